@@ -1,0 +1,32 @@
+"""`python -m airflow_provider_taskq.queue install|verify|uninstall`: the schema from the command line."""
+
+import argparse
+import sys
+
+from airflow_provider_taskq.queue.connection import connect
+from airflow_provider_taskq.queue.errors import TaskQueueError
+from airflow_provider_taskq.queue.schema import install, uninstall, verify
+
+_ACTIONS = {"install": install, "verify": verify, "uninstall": uninstall}
+
+
+def main() -> int:
+    """Does what the first argument says; 1, with one sentence, where it cannot."""
+    parser = argparse.ArgumentParser(
+        prog="python -m airflow_provider_taskq.queue",
+        description="The schema taskq, in the database that TASKQ_DSN, TASKQ_DSN_FILE or PGHOST names.",
+    )
+    parser.add_argument("action", choices=_ACTIONS)
+    action = parser.parse_args().action
+    try:
+        with connect() as conn:
+            _ACTIONS[action](conn)
+    except TaskQueueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{action}: done\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Connections to the queue's database, for programs that bring none of their own."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from airflow_provider_taskq.queue.errors import TaskQueueError
+
+DSN_VARIABLE = "TASKQ_DSN"
+DSN_FILE_VARIABLE = "TASKQ_DSN_FILE"
+
+
+def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
+    """Opens a connection: by `dsn`, or as the environment says.
+
+    That is TASKQ_DSN, else the file that TASKQ_DSN_FILE names, else libpq's own variables (PGHOST, PGSERVICE,
+    ...). `options` are those of `psycopg.connect`. Statements are not prepared, so that a transaction pooler
+    may stand between. TaskQueueError in one sentence, without the password, where no server can be reached.
+    """
+    try:
+        return psycopg.connect(dsn_from_environment(dsn), **{"prepare_threshold": None, **options})
+    except psycopg.OperationalError as error:
+        raise TaskQueueError(f"cannot connect to the queue's database: {_first_line(error)}") from None
+    except psycopg.ProgrammingError as error:
+        raise TaskQueueError(f"the DSN of the queue's database is not well formed: {_hidden(error)}") from None
+
+
+def dsn_from_environment(dsn: str | None = None) -> str:
+    """The connection string to use; empty where libpq's own environment says it all."""
+    if dsn is not None:
+        return dsn
+    if from_variable := os.environ.get(DSN_VARIABLE):
+        return from_variable
+    if file := os.environ.get(DSN_FILE_VARIABLE):
+        return _dsn_in_file(Path(file))
+    if not any(name in os.environ for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")):
+        raise TaskQueueError(
+            f"no database is named: set {DSN_VARIABLE} (postgresql://user@host/database),"
+            f" {DSN_FILE_VARIABLE}, or PGHOST"
+        )
+    return ""
+
+
+def _dsn_in_file(file: Path) -> str:
+    """The connection string that stands in a file, such as a mounted secret."""
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise TaskQueueError(f"cannot read the file that {DSN_FILE_VARIABLE} names: {error.strerror}") from None
+
+
+def _first_line(error: psycopg.Error) -> str:
+    """What libpq says first; its messages name host, port and user, never the password."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _hidden(error: psycopg.Error) -> str:
+    """A parse error without the text that was parsed, which libpq quotes and which may hold the password."""
+    return _first_line(error).split('"')[0].strip(" :")

@@ -1,0 +1,79 @@
+"""What the queue refuses, and how PostgreSQL's codes become these errors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+
+class TaskQueueError(Exception):
+    """Anything that the queue refuses or cannot do."""
+
+
+class UnknownTopic(TaskQueueError):
+    """No topic of that name was created."""
+
+
+class InvalidTask(TaskQueueError):
+    """A task, or something said of one, breaks a rule; the message names its position, counted from 0."""
+
+
+class InvalidState(TaskQueueError):
+    """The task is not in a state in which this can be done to it."""
+
+
+class NotHeld(TaskQueueError):
+    """The owner does not hold these tasks now."""
+
+
+class LeaseLost(NotHeld):
+    """The owner's lease is gone, or too old for what was asked."""
+
+
+class SchemaMismatch(TaskQueueError):
+    """The schema in the database is missing, or not the one that this package was made for."""
+
+
+INSTALL = "python -m airflow_provider_taskq.queue install"
+
+_OWN_CODES: dict[str, type[TaskQueueError]] = {
+    "TQ000": TaskQueueError,
+    "TQ001": UnknownTopic,
+    "TQ002": InvalidTask,
+    "TQ003": InvalidState,
+    "TQ004": NotHeld,
+    "TQ005": LeaseLost,
+    "TQ006": SchemaMismatch,
+    "TQ007": TaskQueueError,
+}
+
+# A verb that meets these speaks to a database without our schema, or with that of another version.
+_SCHEMA_CODES = {"3F000": "is missing", "42883": "is another version", "42P01": "is another version"}
+
+# A rule that a table's own constraint holds, such as the length of a topic's name.
+_RULE_CODES = {"23514", "23502", "22P02", "22P05", "22003", "22007", "22008"}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns what PostgreSQL reports inside the block into the queue's own errors, the original as cause."""
+    try:
+        yield
+    except psycopg.Error as error:
+        own = own_error(error)
+        if own is None:
+            raise
+        raise own from error
+
+
+def own_error(error: psycopg.Error) -> TaskQueueError | None:
+    """The queue's error for one of PostgreSQL's, or None where it has nothing to add."""
+    code = error.sqlstate or ""
+    message = error.diag.message_primary or str(error)
+    if code in _OWN_CODES:
+        return _OWN_CODES[code](message)
+    if code in _SCHEMA_CODES and "taskq" in message:
+        return SchemaMismatch(f"the schema taskq in this database {_SCHEMA_CODES[code]}: run {INSTALL}")
+    if code in _RULE_CODES:
+        return InvalidTask(message)
+    return None

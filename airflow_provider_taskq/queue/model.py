@@ -1,0 +1,193 @@
+"""The queue's few concepts: tasks, owners, decisions, and the words for their states."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum, StrEnum
+from typing import Self, TypeAlias, Union
+
+Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007 - it names itself
+
+
+class State(IntEnum):
+    """Where a task is in its life; EXPIRED to SUCCEEDED are ended, FAILED to SUCCEEDED completed."""
+
+    ACTIVE = 0
+    READY = 1
+    EXPIRED = 2
+    FAILED = 3
+    SUSPENDED = 4
+    FILTERED = 5
+    SUCCEEDED = 6
+    RECREATED = 7
+    REDUNDANT = 8
+
+
+class Result(IntEnum):
+    """How a task ended; the lower wins when two results of one task are merged."""
+
+    FAILURE = 0
+    SUSPENSION = 1
+    FILTER = 2
+    SUCCESS = 3
+
+
+class Insertion(StrEnum):
+    """What a push does to older tasks of the same identifiers."""
+
+    APPEND = "APPEND"
+    SUPERSEDE = "SUPERSEDE"
+    REPLACE = "REPLACE"
+    DELETE = "DELETE"
+
+
+class Order(StrEnum):
+    """The order in which due tasks of one priority go out."""
+
+    FIRST_IN_FIRST_OUT = "FIRST_IN_FIRST_OUT"
+    LAST_IN_FIRST_OUT = "LAST_IN_FIRST_OUT"
+
+
+class Condition(StrEnum):
+    """What else of its identifier keeps a task from going out."""
+
+    NONE = "NONE"
+    SINGULAR_BY_IDENTIFIER = "SINGULAR_BY_IDENTIFIER"
+    SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE = "SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE"
+    SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS = "SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS"
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to push: what it is about, and when and how it may be handed out.
+
+    `identifier` has 1 to 500 characters, `priority` is -100..100 (higher first), and at most one of
+    `available_at` and `delay` says when it is due. While it is younger than `ttl`, failures are not noted.
+    """
+
+    identifier: str
+    payload: Json = None
+    reference: str | None = None
+    suspended: bool = False
+    available_at: datetime | None = None
+    delay: timedelta | None = None
+    ttl: timedelta | None = None
+    priority: int = 0
+    depends_on: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A task as its holder sees it; equal and hashed by topic and sequence.
+
+    `attempt` is 1 at the first poll and 0 for a task just pushed; `redelivered` tells that an owner before
+    lost its lease while it held the task.
+    """
+
+    sequence: int
+    topic: str
+    identifier: str
+    payload: Json
+    reference: str | None
+    attempt: int
+    redelivered: bool
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Task):
+            return NotImplemented
+        return (self.topic, self.sequence) == (other.topic, other.sequence)
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.sequence))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskInfo(Task):
+    """Everything about a task: `status` says in a word what a person wants to know of its state."""
+
+    state: State
+    descent: State | None
+    status: str
+    owner: str | None
+    crashes: int
+    priority: int
+    created: datetime
+    available_at: datetime
+    completed: datetime | None
+    output: Json
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a task ended, with an optional JSON message and, for a failure, its error.
+
+    `continued` tells a composite whether later steps see the task: unless set, for SUCCESS only. `delay`
+    turns a SUSPENSION into a snooze: the task is READY again, due then, and the attempt is not counted.
+    """
+
+    result: Result
+    message: Json = None
+    error: BaseException | str | None = None
+    continued: bool | None = None
+    delay: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.result is not Result.SUSPENSION:
+            raise ValueError(f"a delay goes with SUSPENSION only, not with {Result(self.result).name}")
+        if self.continued is None:
+            object.__setattr__(self, "continued", self.result is Result.SUCCESS)
+
+    def merge(self, other: Self) -> Self:
+        """The decision that stands when both were made: by result, and continued only if both are.
+
+        Of two with the same result this one stands; both errors are kept, one after the other.
+        """
+        first, second = (self, other) if self.result <= other.result else (other, self)
+        return type(self)(
+            result=first.result,
+            message=first.message if first.message is not None else second.message,
+            error=_both(first.error, second.error),
+            continued=bool(self.continued and other.continued),
+            delay=first.delay,
+        )
+
+
+def _both(first: BaseException | str | None, second: BaseException | str | None) -> BaseException | str | None:
+    """Two errors as one: an exception group of exceptions, else their texts."""
+    if first is None or second is None or first is second:
+        return first if first is not None else second
+    if isinstance(first, BaseException) and isinstance(second, BaseException):
+        return BaseExceptionGroup("two decisions failed this task", [first, second])
+    return f"{first}\n{second}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whoever holds tasks: a name with a lease on the server's clock, and a fence that only grows.
+
+    `resumed` tells that the name held tasks when it registered, and holds them still.
+    """
+
+    name: str
+    fence: int
+    lease: timedelta
+    lease_until: datetime
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a streamed push stored: tasks taken from the iterator, lowest and highest sequence stored."""
+
+    count: int
+    first: int | None
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many tasks, and the highest sequence among them."""
+
+    count: int
+    last: int

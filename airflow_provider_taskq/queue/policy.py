@@ -1,0 +1,101 @@
+"""Policies: how a topic retries, and what becomes of tasks whose owner vanished."""
+
+import math
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Self
+
+UNLIMITED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, and after what delays, a failed task is tried again.
+
+    After n noted failures the next try is due after min(base * factor ** (n - 1), max_delay), and no later
+    than `horizon` after the task was created. It is given up after `max_attempts` failures, or once the delays
+    so far add up to `max_elapsed`. `jitter`, 0..1, takes up to that share off each delay. `probe`: while
+    retries of the topic fail, one is tried at a time.
+    """
+
+    max_attempts: int = 1
+    base: timedelta = timedelta(minutes=1)
+    factor: float = 2.0
+    max_delay: timedelta = timedelta(minutes=180)
+    horizon: timedelta | None = None
+    max_elapsed: timedelta | None = None
+    jitter: float = 0.0
+    probe: bool = False
+
+    @classmethod
+    def correlation(
+        cls, *, base: float = 2.0, max_backoff: timedelta = timedelta(minutes=180), max_retries: int = 100
+    ) -> Self:
+        """Minutes by powers of `base`, never due later than `max_backoff` after the task's creation.
+
+        `max_retries` counts noted failures in all. It reproduces the worked example in the guide of
+        camunda-bpm-correlate, "Scheduled Processing", to the second.
+        """
+        return cls(max_attempts=max_retries, factor=base, max_delay=max_backoff, horizon=max_backoff)
+
+    @classmethod
+    def event_handling(
+        cls,
+        *,
+        initial: timedelta = timedelta(seconds=2),
+        multiplier: float = 1.5,
+        max_interval: timedelta = timedelta(seconds=30),
+        max_attempts: int | None = None,
+        max_elapsed: timedelta | None = None,
+    ) -> Self:
+        """Intervals that grow from `initial` by `multiplier` to `max_interval`.
+
+        `max_attempts` counts the retries after the first run, None for no end. The defaults are those of
+        OpenCQRS's event handling.
+        """
+        attempts = UNLIMITED if max_attempts is None else max_attempts + 1
+        return cls(attempts, initial, multiplier, max_interval, max_elapsed=max_elapsed)
+
+    def delay(self, attempts: int) -> timedelta | None:
+        """The delay after so many noted failures (1 or more), jitter and horizon aside; None to give up."""
+        if attempts < 1:
+            raise ValueError(f"a delay follows a failure: attempts is {attempts}, less than 1")
+        if attempts >= self.max_attempts:
+            return None
+        if self.max_elapsed is not None and self._elapsed_before(attempts, self.max_elapsed) >= self.max_elapsed:
+            return None
+        return self._back_off(attempts)
+
+    def _back_off(self, attempts: int) -> timedelta:
+        """min(base * factor ** (attempts - 1), max_delay), compared by logarithms so that no power overflows."""
+        if not self.base:
+            return timedelta(0)
+        growth = (attempts - 1) * math.log(self.factor)
+        if not self.max_delay or growth > math.log(self.max_delay / self.base):
+            return self.max_delay
+        return min(self.base * self.factor ** (attempts - 1), self.max_delay)
+
+    def _elapsed_before(self, attempts: int, bound: timedelta) -> timedelta:
+        """The delays of the failures before this one added up, no further than `bound`."""
+        elapsed = timedelta(0)
+        for earlier in range(1, attempts):
+            elapsed += self._back_off(earlier)
+            if elapsed >= bound:
+                break
+        return elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicy:
+    """How a topic treats its tasks.
+
+    `on_expiry`: tasks of a lapsed owner are handed out again ("redeliver") or wait as EXPIRED ("expire"); the
+    `max_crashes`-th crash of a task makes it FAILED. `max_payload_bytes` counts compact JSON in UTF-8. `ttl` is
+    for tasks that set none.
+    """
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    on_expiry: str = "redeliver"
+    max_crashes: int = 3
+    max_payload_bytes: int = 262_144
+    ttl: timedelta | None = None

@@ -1,0 +1,144 @@
+"""The schema in the database: installed by numbered migrations, under a ledger with checksums."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQueueError
+from airflow_provider_taskq.queue.verbs.call import all_or_nothing
+
+OLDEST_SERVER = 140_000
+_LOCK = 8275717  # one installer at a time
+_FUNCTIONS = 0  # the number in the ledger under which all function files together stand
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry of the ledger: a numbered migration, or all functions together under the number 0."""
+
+    number: int
+    name: str
+    script: str
+
+    @property
+    def checksum(self) -> str:
+        """What tells this text from another."""
+        return hashlib.sha256(self.script.encode()).hexdigest()
+
+
+@cache
+def migrations() -> tuple[Step, ...]:
+    """The numbered migrations of this package, in order: tables, which a later release only adds to."""
+    return tuple(
+        Step(int(file.name[:4]), file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))
+        for file in _sql_files("migrations")
+    )
+
+
+@cache
+def functions() -> Step:
+    """The functions and views of this package as one script: replaced as a whole when any of them changes."""
+    scripts = (file.read_text(encoding="utf-8") for file in _sql_files("functions"))
+    return Step(_FUNCTIONS, "functions", "\n".join(scripts))
+
+
+def _sql_files(folder: str) -> Iterator[Traversable]:
+    found = files("airflow_provider_taskq.queue").joinpath("sql", folder).iterdir()
+    yield from sorted((file for file in found if file.name.endswith(".sql")), key=lambda file: file.name)
+
+
+def install(conn: psycopg.Connection[Any]) -> None:
+    """Creates or upgrades the schema `taskq` in the caller's transaction; safe to run at once from many places.
+
+    SchemaMismatch where the schema in the database is newer than this package, or was changed by hand.
+    """
+    if conn.info.server_version < OLDEST_SERVER:
+        raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
+    with all_or_nothing(conn):
+        conn.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        conn.execute("CREATE SCHEMA IF NOT EXISTS taskq")
+        conn.execute(
+            "CREATE TABLE IF NOT EXISTS taskq.migration (number int PRIMARY KEY, name text NOT NULL,"
+            " checksum text NOT NULL, applied timestamptz NOT NULL DEFAULT clock_timestamp())"
+        )
+        ledger = _ledger(conn)
+        _refuse_foreign(ledger)
+        for step in migrations():
+            if step.number not in ledger:
+                _apply(conn, step)
+        if ledger.get(_FUNCTIONS) != functions().checksum:
+            _drop_functions(conn)
+            conn.execute("SET LOCAL check_function_bodies = off")  # they call each other, across files
+            _apply(conn, functions())
+            conn.execute("RESET check_function_bodies")
+
+
+def uninstall(conn: psycopg.Connection[Any]) -> None:
+    """Drops the schema `taskq` with everything in it, in the caller's transaction."""
+    conn.execute("DROP SCHEMA IF EXISTS taskq CASCADE")
+
+
+def verify(conn: psycopg.Connection[Any]) -> None:
+    """Returns where the schema is the one that this package was made for; else SchemaMismatch, saying what to run."""
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute("SELECT to_regclass('taskq.migration') IS NOT NULL").fetchone()
+    if row is None or not row[0]:
+        raise SchemaMismatch(f"the schema taskq is missing in this database: run {INSTALL}")
+    ledger = _ledger(conn)
+    _refuse_foreign(ledger)
+    missing = [step.name for step in migrations() if step.number not in ledger]
+    if missing or ledger.get(_FUNCTIONS) != functions().checksum:
+        wants = f"lacks {', '.join(missing)}" if missing else "has other functions than this package"
+        raise SchemaMismatch(f"the schema taskq in this database is older: it {wants}; run {INSTALL}")
+
+
+def _ledger(conn: psycopg.Connection[Any]) -> dict[int, str]:
+    """The checksums in the database by number."""
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        return dict(cursor.execute("SELECT number, checksum FROM taskq.migration").fetchall())
+
+
+def _refuse_foreign(ledger: dict[int, str]) -> None:
+    """Refuses a ledger with steps that this package does not know, or knows with another text."""
+    known = {step.number: step for step in migrations()}
+    newest = max(ledger, default=_FUNCTIONS)
+    if newest > max(known):
+        raise SchemaMismatch(
+            f"the schema taskq in this database is newer (step {newest}) than this package (step {max(known)}):"
+            " upgrade airflow-provider-taskq"
+        )
+    changed = [known[n].name for n, checksum in ledger.items() if n in known and known[n].checksum != checksum]
+    if changed:
+        raise SchemaMismatch(
+            f"the schema taskq in this database was made by another text of {', '.join(sorted(changed))}:"
+            " it needs the release of airflow-provider-taskq that installed it"
+        )
+
+
+def _apply(conn: psycopg.Connection[Any], step: Step) -> None:
+    """Runs one step and enters it in the ledger."""
+    conn.execute(step.script.encode())
+    conn.execute(
+        "INSERT INTO taskq.migration (number, name, checksum) VALUES (%s, %s, %s)"
+        " ON CONFLICT (number) DO UPDATE SET checksum = excluded.checksum, applied = excluded.applied",
+        (step.number, step.name, step.checksum),
+    )
+
+
+def _drop_functions(conn: psycopg.Connection[Any]) -> None:
+    """Drops every function and view of the schema, so that the new set is exactly what the files say."""
+    conn.execute(
+        "DO $$ DECLARE thing text; BEGIN"
+        " FOR thing IN SELECT format('VIEW %s', oid::regclass) FROM pg_class"
+        "  WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v'"
+        " UNION ALL SELECT format('FUNCTION %s', oid::regprocedure) FROM pg_proc"
+        "  WHERE pronamespace = 'taskq'::regnamespace"
+        " LOOP EXECUTE format('DROP %s CASCADE', thing); END LOOP; END $$"
+    )

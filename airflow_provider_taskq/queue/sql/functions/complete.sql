@@ -1,0 +1,132 @@
+-- Complete: a decision ends a task, or puts it back to be tried again. All of a call's decisions, or none.
+
+-- Carries out decisions on tasks that the owner holds under this fence, and returns how many they were. Results are
+-- 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS; outputs are JSON texts; a delay snoozes a SUSPENSION.
+-- Refuses a lease that is gone (TQ005) and tasks that the owner does not hold now (TQ004).
+CREATE FUNCTION taskq.complete(
+    p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
+    p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
+    v_done     bigint[] := '{}';
+BEGIN
+    IF EXISTS (SELECT FROM unnest(p_outputs) AS u (o) WHERE strpos(u.o, '\u') > 0 AND NOT taskq.is_storable(u.o)) THEN
+        PERFORM taskq.refuse('TQ002', 'an output holds a NUL or a lone surrogate');
+    END IF;
+    IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
+        v_done := taskq.put_back(v_owner_id, p_sequences, p_results, p_errors, p_delays);
+    END IF;
+    v_done := v_done || taskq.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors);
+    IF cardinality(v_done) <> cardinality(p_sequences) THEN
+        PERFORM taskq.refuse_not_held(p_owner, p_fence, p_sequences, v_done);
+    END IF;
+    RETURN cardinality(v_done);
+END $$;
+
+-- Moves held tasks to their end state, with output and error, and returns their sequences.
+CREATE FUNCTION taskq.end_tasks(
+    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[]
+) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_ended bigint[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) RETURNING *
+    ), moved AS (
+    INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
+                             identifier, output, error)
+    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.topic_id, g.attempt, d.result + 3, g.crashes,
+           g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error)
+    FROM gone g
+    JOIN unnest(p_sequences, p_results, p_outputs, p_errors) AS d (sequence, result, output, error) USING (sequence)
+    RETURNING sequence)
+    SELECT coalesce(array_agg(m.sequence), '{}') INTO v_ended FROM moved m;
+    RETURN v_ended;
+END $$;
+
+-- Puts those tasks back to READY that have a next time, and returns their sequences: a snooze, a failure within
+-- the task's time to live (neither counts), and a noted failure with attempts left.
+CREATE FUNCTION taskq.put_back(
+    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_delays interval[]
+) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_asked  bigint[];
+    v_topics int[];
+    v_back   bigint[];
+BEGIN
+    v_asked := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
+                     WHERE d.result = 0 OR d.result = 1 AND d.delay IS NOT NULL);
+    v_topics := ARRAY(SELECT DISTINCT topic_id FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (v_asked));
+    WITH judged AS MATERIALIZED (
+        SELECT l.sequence, d.result = 0 AND NOT f.young AS noted, d.error,
+               CASE WHEN d.result = 1 THEN v_now + d.delay
+                    WHEN f.young THEN l.available_at
+                    ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon) END AS due
+        FROM (SELECT * FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (v_asked)) l
+        JOIN (SELECT * FROM taskq.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_asked)) t USING (sequence)
+        JOIN unnest(p_sequences, p_results, p_errors, p_delays) AS d (sequence, result, error, delay) USING (sequence)
+        JOIN taskq.topic p ON p.topic_id = l.topic_id
+        CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
+                                   taskq.retry_delay(p, l.attempt) AS delay) f
+        WHERE d.result = 1 OR f.young OR f.delay IS NOT NULL
+    ), back AS (
+        UPDATE taskq.live l SET
+            holder = NULL,
+            available_at = j.due,
+            attempt = CASE WHEN j.noted THEN l.attempt ELSE l.attempt - 1 END,
+            error = CASE WHEN j.noted THEN left(j.error, 10000) ELSE l.error END
+        FROM judged j
+        WHERE l.holder = p_owner_id AND l.sequence = ANY (v_asked) AND l.sequence = j.sequence
+        RETURNING l.sequence)
+    SELECT coalesce(array_agg(b.sequence), '{}') INTO v_back FROM back b;
+    RETURN v_back;
+END $$;
+
+-- The delay after so many noted failures, before jitter: min(base * factor ^ (attempts - 1), max_delay).
+-- NULL to give up: no attempts left, or the delays so far add up to max_elapsed.
+CREATE FUNCTION taskq.retry_delay(p_topic taskq.topic, p_attempts int) RETURNS interval LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_elapsed interval := interval '0';
+    v_earlier int := 1;
+BEGIN
+    IF p_attempts >= p_topic.max_attempts THEN
+        RETURN NULL;
+    END IF;
+    IF p_topic.max_elapsed IS NOT NULL THEN
+        WHILE v_earlier < p_attempts AND v_elapsed < p_topic.max_elapsed LOOP
+            v_elapsed := v_elapsed + taskq.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, v_earlier);
+            v_earlier := v_earlier + 1;
+        END LOOP;
+        IF v_elapsed >= p_topic.max_elapsed THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    RETURN taskq.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
+END $$;
+
+-- min(base * factor ^ (attempts - 1), max_delay), whatever the power: it is compared by logarithms first.
+CREATE FUNCTION taskq.back_off(p_base interval, p_factor double precision, p_max interval, p_attempts int)
+RETURNS interval LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN p_base = interval '0' THEN interval '0'
+        WHEN (p_attempts - 1) * ln(p_factor) > ln(greatest(extract(epoch FROM p_max), 1e-6)::float8 / extract(epoch FROM p_base)::float8)
+            THEN p_max
+        WHEN (p_attempts - 1) * ln(p_factor) < -700 THEN interval '0'
+        ELSE least(make_interval(secs => extract(epoch FROM p_base)::float8 * power(p_factor, p_attempts - 1)), p_max) END
+$$;
+
+-- Refuses tasks that the owner does not hold now (TQ004), naming the first few.
+CREATE FUNCTION taskq.refuse_not_held(p_owner text, p_fence bigint, p_sequences bigint[], p_done bigint[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_missing bigint[];
+BEGIN
+    v_missing := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(p_done) ORDER BY 1);
+    PERFORM taskq.refuse('TQ004', format('owner %L under fence %s does not hold %s of %s tasks: sequence %s%s',
+        p_owner, p_fence, cardinality(v_missing), cardinality(p_sequences), array_to_string(v_missing[:10], ', '),
+        CASE WHEN cardinality(v_missing) > 10 THEN ', ...' ELSE '' END));
+END $$;

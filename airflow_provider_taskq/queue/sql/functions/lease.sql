@@ -1,0 +1,78 @@
+-- The end of a lease: given back by its owner, or taken when it has lapsed.
+
+-- Gives back what the owner has not finished: READY in its old place, the attempt not counted. Ends the lease.
+-- Returns how many tasks, 0 where the lease is gone already.
+CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_owner_id bigint;
+    v_count    bigint;
+BEGIN
+    UPDATE taskq.owner SET fence = NULL, seen = clock_timestamp()
+    WHERE name = p_owner AND fence = p_fence RETURNING owner_id INTO v_owner_id;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, available_at = (
+        SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+    WHERE l.holder = v_owner_id;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Takes every lease that lapsed more than p_grace ago, with its tasks, and returns how many tasks those were.
+-- By the policy of its topic a task becomes READY in its old place, marked redelivered, its attempt not counted;
+-- or FAILED with the reason where this was its last permitted crash; or EXPIRED until somebody revives it.
+-- Skips an owner whose poll, completion or registration is in flight: whoever commits first decides.
+CREATE FUNCTION taskq.expire(p_grace interval) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_lapsed bigint[];
+    v_given  bigint;
+    v_ended  bigint;
+BEGIN
+    v_lapsed := ARRAY(SELECT owner_id FROM taskq.owner
+                      WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - p_grace
+                      FOR UPDATE SKIP LOCKED);
+    UPDATE taskq.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
+    WITH gone AS (
+        DELETE FROM taskq.live l USING taskq.topic p
+        WHERE l.holder = ANY (v_lapsed) AND p.topic_id = l.topic_id
+          AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
+        RETURNING l.*, p.on_expiry)
+    INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
+                             identifier, error)
+    SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
+           g.topic_id, g.attempt - 1, CASE g.on_expiry WHEN 'redeliver' THEN 3 ELSE 2 END, g.crashes + 1, g.redelivered,
+           g.identifier,
+           CASE g.on_expiry WHEN 'redeliver'
+               THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
+               ELSE g.error END
+    FROM gone g;
+    GET DIAGNOSTICS v_ended = ROW_COUNT;
+    UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1, redelivered = true,
+        available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+    WHERE l.holder = ANY (v_lapsed);
+    GET DIAGNOSTICS v_given = ROW_COUNT;
+    RETURN v_given + v_ended;
+END $$;
+
+-- What this owner holds under this fence, in polled order; nothing once the lease is gone.
+CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
+RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int, redelivered boolean)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_owner_id bigint := (SELECT o.owner_id FROM taskq.owner o WHERE o.name = p_owner AND o.fence = p_fence);
+    v_held     bigint[] := ARRAY(SELECT l.sequence FROM taskq.live l WHERE l.holder = v_owner_id);
+    v_topics   int[] := ARRAY(SELECT DISTINCT l.topic_id FROM taskq.live l WHERE l.holder = v_owner_id);
+BEGIN
+    RETURN QUERY
+    SELECT t.sequence, p.name, t.identifier, t.payload, t.reference, l.attempt, l.redelivered
+    FROM (SELECT * FROM taskq.live WHERE holder = v_owner_id) l
+    JOIN (SELECT * FROM taskq.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_held)) t USING (sequence)
+    JOIN taskq.topic p ON p.topic_id = t.topic_id
+    WHERE p_topic IS NULL OR p.name = p_topic
+    ORDER BY l.priority DESC, l.available_at, l.sequence;
+END $$;

@@ -1,0 +1,157 @@
+-- Poll: tasks go out. At most as many as asked for, in order, each to one owner, and nobody waits.
+
+-- Takes up to p_size due tasks of a topic for a holder and returns their sequences in polled order.
+-- Due tasks by priority (higher first), then due time, then sequence; LAST_IN_FIRST_OUT reverses the last two.
+-- One index range a priority, so that tasks scheduled for later at a high priority are never walked.
+-- The rows are locked first and changed by key then, so that the size is a hard bound on any plan.
+CREATE FUNCTION taskq.take(p_topic_id int, p_holder bigint, p_size int, p_order text) RETURNS bigint[]
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_priority smallint := 101;
+    v_found    bigint[];
+    v_taken    bigint[] := '{}';
+BEGIN
+    LOOP
+        EXIT WHEN cardinality(v_taken) >= p_size;
+        SELECT l.priority INTO v_priority FROM taskq.live l
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority < v_priority
+        ORDER BY l.priority DESC LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        IF p_order = 'LAST_IN_FIRST_OUT' THEN
+            v_found := ARRAY(
+                SELECT l.sequence FROM taskq.live l
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority = v_priority AND l.available_at <= v_now
+                ORDER BY l.available_at DESC, l.sequence DESC
+                LIMIT p_size - cardinality(v_taken) FOR UPDATE SKIP LOCKED);
+        ELSE
+            v_found := ARRAY(
+                SELECT l.sequence FROM taskq.live l
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority = v_priority AND l.available_at <= v_now
+                ORDER BY l.available_at, l.sequence
+                LIMIT p_size - cardinality(v_taken) FOR UPDATE SKIP LOCKED);
+        END IF;
+        v_taken := v_taken || v_found;
+    END LOOP;
+    UPDATE taskq.live SET holder = p_holder, attempt = attempt + 1
+    WHERE topic_id = p_topic_id AND sequence = ANY (v_taken);
+    RETURN v_taken;
+END $$;
+
+-- Takes tasks for an owner: the checks around taskq.take. Refuses a lease that has lapsed or is gone (TQ005).
+CREATE FUNCTION taskq.take_for(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic    taskq.topic := taskq.find_topic(p_topic);
+    v_owner_id bigint := taskq.hold_running_lease(p_owner, p_fence);
+BEGIN
+    IF p_condition <> 'NONE' THEN
+        PERFORM taskq.refuse('TQ000', format('condition %L is not offered by this version of the schema', p_condition));
+    END IF;
+    IF v_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
+        RETURN '{}';
+    END IF;
+    RETURN taskq.take(v_topic.topic_id, v_owner_id, p_size, p_order);
+END $$;
+
+-- Polls: takes up to p_size due tasks for the owner and returns them in polled order.
+CREATE FUNCTION taskq.poll(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
+RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_taken    bigint[] := taskq.take_for(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
+BEGIN
+    RETURN QUERY
+    SELECT t.sequence, t.identifier, t.payload, t.reference, l.attempt, l.redelivered
+    FROM unnest(v_taken) WITH ORDINALITY AS u (sequence, place)
+    JOIN (SELECT * FROM taskq.task WHERE topic_id = v_topic_id AND sequence = ANY (v_taken)) t USING (sequence)
+    JOIN (SELECT * FROM taskq.live WHERE topic_id = v_topic_id AND sequence = ANY (v_taken)) l USING (sequence)
+    ORDER BY u.place;
+END $$;
+
+-- Claims: like poll, but moves no task to the client. Returns how many were taken.
+CREATE FUNCTION taskq.claim(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
+RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_chunk int := 50000;  -- bounds the server's memory for a claim of millions
+    v_got   int;
+    v_all   int := 0;
+BEGIN
+    LOOP
+        v_got := cardinality(taskq.take_for(p_topic, p_owner, p_fence, least(v_chunk, p_size - v_all), p_order, p_condition));
+        v_all := v_all + v_got;
+        EXIT WHEN v_got < v_chunk OR v_all >= p_size;
+    END LOOP;
+    RETURN v_all;
+END $$;
+
+-- How many tasks could be polled now, counted to p_limit. Reads only: it takes no locks, and so hides nothing from
+-- a poll beside it. A paused topic has none.
+CREATE FUNCTION taskq.ready(p_topic text, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic taskq.topic := taskq.find_topic(p_topic);
+BEGIN
+    IF p_condition <> 'NONE' THEN
+        PERFORM taskq.refuse('TQ000', format('condition %L is not offered by this version of the schema', p_condition));
+    END IF;
+    RETURN CASE WHEN v_topic.paused THEN 0 ELSE taskq.count_ready(v_topic.topic_id, p_limit) END;
+END $$;
+
+-- The same for many topics in one call, for a watcher: one row a topic; `ready` is NULL where the topic is unknown.
+CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[])
+RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE AS $$
+    SELECT u.place::int, CASE WHEN t.paused THEN 0 WHEN t.topic_id IS NOT NULL THEN taskq.count_ready(t.topic_id, u.bound) END
+    FROM unnest(p_topics, p_limits) WITH ORDINALITY AS u (topic, bound, place)
+    LEFT JOIN taskq.topic t ON t.name = u.topic
+$$;
+
+-- Counts the due READY tasks of a topic up to p_limit, priority by priority as taskq.take walks them, and leaves
+-- out rows that another transaction holds: what SKIP LOCKED would skip, told without taking a lock.
+CREATE FUNCTION taskq.count_ready(p_topic_id int, p_limit int) RETURNS int LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_priority smallint := 101;
+    v_next     bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    v_count    int := 0;
+    v_found    int;
+BEGIN
+    LOOP
+        EXIT WHEN v_count >= p_limit;
+        SELECT l.priority INTO v_priority FROM taskq.live l
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority < v_priority
+        ORDER BY l.priority DESC LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        SELECT count(*) INTO v_found FROM (
+            SELECT FROM taskq.live l
+            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority = v_priority AND l.available_at <= v_now
+              AND NOT taskq.is_held(l.xmax, v_next)
+            ORDER BY l.available_at, l.sequence LIMIT p_limit - v_count) found;
+        v_count := v_count + v_found;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
+-- Whether the transaction that last locked or changed a row (its xmax) is still open. Rows of `live` are only ever
+-- locked FOR UPDATE, so their xmax is one transaction and no multixact. p_next is the next transaction's number:
+-- it tells the epoch of the row's 32 bits. A number from beyond it locked the row after our snapshot: held.
+CREATE FUNCTION taskq.is_held(p_xmax xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_xid bigint := p_xmax::text::bigint;
+BEGIN
+    IF v_xid = 0 THEN
+        RETURN false;
+    END IF;
+    v_xid := v_xid + (p_next >> 32 << 32);
+    IF v_xid >= p_next THEN
+        IF v_xid - p_next < (1::bigint << 31) THEN
+            RETURN true;
+        END IF;
+        v_xid := v_xid - (1::bigint << 32);
+    END IF;
+    RETURN v_xid > 0 AND pg_xact_status(v_xid::text::xid8) IS NOT DISTINCT FROM 'in progress';
+END $$;

@@ -1,0 +1,146 @@
+-- Push: tasks come in, all of them or none, in the order in which they were given.
+
+-- Stores tasks at the end of a topic and returns their sequences in input order, NULL for one not stored.
+-- Each array but the first may be NULL, or holds a value or NULL per task; payloads are JSON texts.
+-- p_offset and p_since are for a push in several calls of one transaction: the number of tasks sent before
+-- (errors name positions counted from 0), and the first sequence of the whole push.
+CREATE FUNCTION taskq.push(
+    p_topic text, p_insertion text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
+    p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL,
+    p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL,
+    p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL,
+    p_offset int DEFAULT 0, p_since bigint DEFAULT NULL
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_now       timestamptz := clock_timestamp();
+    v_topic     taskq.topic := taskq.keep_topic(p_topic);
+    v_sequences bigint[];
+    v_states    smallint[];
+BEGIN
+    IF p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
+        PERFORM taskq.refuse('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
+    END IF;
+    PERFORM taskq.check_tasks(v_topic, p_identifiers, p_payloads, p_references, p_available_at, p_delays,
+                              p_priorities, p_offset);
+    IF p_insertion <> 'APPEND' THEN
+        PERFORM taskq.displace(v_topic.topic_id, p_insertion, p_identifiers, p_since);
+    END IF;
+    IF p_insertion <> 'APPEND' OR p_suspended IS NOT NULL THEN
+        v_states := taskq.states_of_push(p_insertion, p_identifiers, p_suspended);
+    END IF;
+    v_sequences := ARRAY(SELECT nextval('taskq.task_sequence') FROM generate_series(1, cardinality(p_identifiers)));
+    INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
+    SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
+           v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
+    FROM unnest(v_sequences, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, v_states)
+         AS n (sequence, identifier, payload, reference, available_at, delay, ttl, priority, state)
+    WHERE n.state IS DISTINCT FROM 0;
+    INSERT INTO taskq.live (sequence, available_at, topic_id, priority, identifier)
+    SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0), n.identifier
+    FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, p_priorities, v_states)
+         AS n (sequence, identifier, available_at, delay, priority, state)
+    WHERE coalesce(n.state, 1) = 1;
+    IF v_states IS NULL THEN
+        RETURN v_sequences;
+    END IF;
+    INSERT INTO taskq.ended (sequence, available_at, topic_id, state, descent, identifier)
+    SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, n.state,
+           CASE WHEN n.state = 8 THEN CASE WHEN n.suspended THEN 4 ELSE 1 END END, n.identifier
+    FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, v_states, p_suspended)
+         AS n (sequence, identifier, available_at, delay, state, suspended)
+    WHERE n.state IN (4, 8);
+    RETURN ARRAY(SELECT CASE WHEN n.state <> 0 THEN n.sequence END
+                 FROM unnest(v_sequences, v_states) WITH ORDINALITY AS n (sequence, state, place) ORDER BY n.place);
+END $$;
+
+-- Refuses the first task that breaks a rule (TQ002), naming its position.
+CREATE FUNCTION taskq.check_tasks(
+    p_topic taskq.topic, p_identifiers text[], p_payloads text[], p_references text[],
+    p_available_at timestamptz[], p_delays interval[], p_priorities int[], p_offset int
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_place  bigint;
+    v_reason text;
+BEGIN
+    SELECT n.place, n.reason INTO v_place, v_reason FROM (
+        SELECT place, CASE
+            WHEN btrim(coalesce(identifier, ''), E' \t\n\r\f\v') = '' THEN 'its identifier is blank'
+            WHEN length(identifier) > 500 THEN
+                format('its identifier has %s characters, more than 500', length(identifier))
+            WHEN length(reference) > 500 THEN
+                format('its reference has %s characters, more than 500', length(reference))
+            WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
+            WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
+            WHEN NOT isfinite(available_at) THEN 'its available_at is not a moment'
+            WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
+                format('its payload has %s bytes, more than the %s that topic %L takes',
+                       octet_length(payload), p_topic.max_payload_bytes, p_topic.name)
+            WHEN strpos(payload, '\u') > 0 AND NOT taskq.is_storable(payload) THEN
+                'its payload holds a NUL or a lone surrogate'
+            END AS reason
+        FROM unnest(p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_priorities) WITH ORDINALITY
+             AS u (identifier, payload, reference, available_at, delay, priority, place)
+    ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq.refuse('TQ002', format('topic %L, task at position %s: %s',
+                                             p_topic.name, p_offset + v_place - 1, v_reason));
+    END IF;
+END $$;
+
+-- Whether a JSON text can be read back by everybody: \u0000 and lone surrogates pass as json, but not as text.
+CREATE FUNCTION taskq.is_storable(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    PERFORM p_json::jsonb;
+    RETURN true;
+EXCEPTION WHEN untranslatable_character OR invalid_text_representation THEN
+    RETURN false;
+END $$;
+
+-- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT where the same identifier comes
+-- again later in the push, or 0 (not at all) under DELETE.
+CREATE FUNCTION taskq.states_of_push(p_insertion text, p_identifiers text[], p_suspended boolean[])
+RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT ARRAY(
+        SELECT CASE WHEN n.again AND p_insertion = 'DELETE' THEN 0
+                    WHEN n.again AND p_insertion <> 'APPEND' THEN 8
+                    WHEN n.suspended THEN 4
+                    ELSE 1 END
+        FROM (SELECT place, suspended, lead(place) OVER (PARTITION BY identifier ORDER BY place) IS NOT NULL AS again
+              FROM unnest(p_identifiers, p_suspended) WITH ORDINALITY AS u (identifier, suspended, place)) n
+        ORDER BY n.place)::smallint[]
+$$;
+
+-- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another
+-- transaction holds is being polled or ended by it, and counts as ACTIVE.
+CREATE FUNCTION taskq.displace(p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint)
+RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_waiting bigint[];
+    v_ended   bigint[];
+BEGIN
+    v_waiting := ARRAY(SELECT l.sequence FROM taskq.live l
+                       WHERE l.identifier = ANY (p_identifiers) AND l.topic_id = p_topic_id AND l.holder IS NULL
+                       FOR UPDATE SKIP LOCKED);
+    IF p_insertion IN ('REPLACE', 'DELETE') OR p_since IS NOT NULL THEN
+        v_ended := ARRAY(SELECT t.sequence FROM taskq.task t
+                         WHERE t.identifier = ANY (p_identifiers) AND t.topic_id = p_topic_id
+                           AND (p_insertion <> 'SUPERSEDE'
+                                OR t.sequence >= p_since AND t.pushed_in = pg_current_xact_id()));
+        v_ended := ARRAY(SELECT e.sequence FROM taskq.ended e
+                         WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_ended) FOR UPDATE SKIP LOCKED);
+    END IF;
+    IF p_insertion = 'DELETE' THEN
+        DELETE FROM taskq.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting);
+        DELETE FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (v_ended);
+        DELETE FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
+        RETURN;
+    END IF;
+    WITH gone AS (
+        DELETE FROM taskq.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
+    INSERT INTO taskq.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes, redelivered,
+                             identifier, error)
+    SELECT sequence, available_at, holder, topic_id, attempt, 8, 1, crashes, redelivered, identifier, error FROM gone;
+    UPDATE taskq.ended SET descent = state, state = 8
+    WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN 2 AND 6;
+END $$;

@@ -1,0 +1,88 @@
+-- Topics: a name, a policy, and whether it hands anything out.
+
+-- The topic of that name; refuses an unknown one (TQ001).
+CREATE FUNCTION taskq.find_topic(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic taskq.topic;
+BEGIN
+    SELECT * INTO v_topic FROM taskq.topic WHERE name = p_topic;
+    IF NOT FOUND THEN
+        PERFORM taskq.refuse('TQ001', format('topic %L is not known; create it with create_topic', p_topic));
+    END IF;
+    RETURN v_topic;
+END $$;
+
+-- Creates a topic; false, and nothing changed, where it exists.
+CREATE FUNCTION taskq.create_topic(
+    p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,
+    p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean,
+    p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval
+) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO taskq.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
+                             on_expiry, max_crashes, max_payload_bytes, ttl)
+    VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
+            p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl)
+    ON CONFLICT (name) DO NOTHING;
+    RETURN FOUND;
+END $$;
+
+-- Replaces a topic's policy; what is already scheduled keeps its time.
+CREATE FUNCTION taskq.alter_topic(
+    p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,
+    p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean,
+    p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq.find_topic(p_topic);
+    UPDATE taskq.topic SET
+        max_attempts = p_max_attempts, base = p_base, factor = p_factor, max_delay = p_max_delay,
+        horizon = p_horizon, max_elapsed = p_max_elapsed, jitter = p_jitter, probe = p_probe,
+        on_expiry = p_on_expiry, max_crashes = p_max_crashes, max_payload_bytes = p_max_payload_bytes, ttl = p_ttl
+    WHERE name = p_topic;
+END $$;
+
+-- Pauses or resumes a topic; false where it already was so.
+CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq.find_topic(p_topic);
+    UPDATE taskq.topic SET paused = p_paused WHERE name = p_topic AND paused <> p_paused;
+    RETURN FOUND;
+END $$;
+
+-- The topics' names in alphabetical order.
+CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
+    SELECT name FROM taskq.topic ORDER BY name
+$$;
+
+-- Removes a topic with all its tasks, held ones too; false where there is none. Waits for open pushes to it.
+CREATE FUNCTION taskq.drop_topic(p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int;
+BEGIN
+    SELECT topic_id INTO v_topic_id FROM taskq.topic WHERE name = p_topic FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_advisory_xact_lock(taskq.topic_lock_class(), v_topic_id);
+    DELETE FROM taskq.live WHERE topic_id = v_topic_id;
+    DELETE FROM taskq.ended WHERE topic_id = v_topic_id;
+    DELETE FROM taskq.task WHERE topic_id = v_topic_id;
+    DELETE FROM taskq.topic WHERE topic_id = v_topic_id;
+    RETURN true;
+END $$;
+
+-- The class of the advisory locks by which pushes (shared) and drop_topic (exclusive) exclude each other.
+CREATE FUNCTION taskq.topic_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT 8275717  -- 0x7E4705, "taskq" to nobody else
+$$;
+
+-- The topic of that name, which nobody can drop until this transaction ends.
+CREATE FUNCTION taskq.keep_topic(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic taskq.topic;
+BEGIN
+    v_topic := taskq.find_topic(p_topic);
+    PERFORM pg_advisory_xact_lock_shared(taskq.topic_lock_class(), v_topic.topic_id);
+    RETURN taskq.find_topic(p_topic);  -- a new snapshot: it may have been dropped while we waited
+END $$;

@@ -1,0 +1,39 @@
+-- Topics and owners: who may be worked on, and who may work.
+
+-- A topic is a named, ordered queue with a policy. Its number stands for its name in every other table.
+CREATE TABLE taskq.topic (
+    topic_id          int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name              text NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 250),
+    paused            boolean NOT NULL DEFAULT false,
+    -- Retry policy.
+    max_attempts      int NOT NULL CHECK (max_attempts >= 1),
+    base              interval NOT NULL CHECK (base >= interval '0'),
+    factor            double precision NOT NULL CHECK (factor > 0 AND factor < 'Infinity'),
+    max_delay         interval NOT NULL CHECK (max_delay >= interval '0'),
+    horizon           interval,
+    max_elapsed       interval,
+    jitter            double precision NOT NULL CHECK (jitter BETWEEN 0 AND 1),
+    probe             boolean NOT NULL,
+    -- The rest of the policy.
+    on_expiry         text NOT NULL CHECK (on_expiry IN ('redeliver', 'expire')),
+    max_crashes       int NOT NULL CHECK (max_crashes >= 1),
+    max_payload_bytes int NOT NULL CHECK (max_payload_bytes >= 0),
+    ttl               interval
+);
+
+-- Fences only grow: one sequence for all owners, drawn at each registration.
+CREATE SEQUENCE taskq.fence;
+
+-- An owner is a name with a lease and a fence. Without a fence its lease is gone: it was released, expired or purged.
+--
+-- Locks on this row carry the promises of the lease. Whoever polls or completes holds FOR KEY SHARE until its
+-- transaction ends; whoever takes the lease away changes `fence`, which is unique and therefore a key, and so
+-- has to wait for (or skip) them. A heartbeat changes no key and passes both.
+CREATE TABLE taskq.owner (
+    owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name        text NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
+    fence       bigint UNIQUE,
+    lease       interval NOT NULL CHECK (lease > interval '0'),
+    lease_until timestamptz NOT NULL,
+    seen        timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);

@@ -1,0 +1,77 @@
+-- Tasks, in three tables by what happens to their rows (measured in bench/designs.py):
+--
+--   task   what was pushed. Written once, never changed, so its payload and its indexes are never written again.
+--   live   the narrow, hot part: a row while the task waits (holder IS NULL: READY) or is held (ACTIVE).
+--   ended  a row once the task is in any other state.
+--
+-- Every task has a row in `task`, and one in exactly one of the other two. A claim updates a narrow row; an end
+-- moves it. So the hot table is as large as what is unfinished, however much history there is.
+--
+-- All three are partitioned by topic, with one default partition: a busy topic can be given a partition of its own.
+-- Foreign keys to topic are left out: they would lock the topic's row at every push. push and drop_topic
+-- exclude each other by an advisory lock instead.
+--
+-- Indexes begin with topic_id only where that is the one way to use them, or are partial: so that on a table
+-- that was never analysed, or was just emptied, the planner has one choice, and it is the right one.
+
+CREATE SEQUENCE taskq.task_sequence;
+
+CREATE TABLE taskq.task (
+    sequence   bigint NOT NULL,
+    created    timestamptz NOT NULL,
+    due        timestamptz NOT NULL,           -- as pushed: the place that reset, release and redelivery give back
+    pushed_in  xid8 NOT NULL,                  -- the transaction that pushed it: the order of the log
+    topic_id   int NOT NULL,
+    priority   smallint NOT NULL,
+    identifier text NOT NULL,
+    reference  text,
+    ttl        interval,
+    payload    json,
+    PRIMARY KEY (topic_id, sequence)
+) PARTITION BY LIST (topic_id);
+CREATE INDEX task_identifier ON taskq.task (identifier, topic_id, sequence);
+
+CREATE TABLE taskq.live (
+    sequence     bigint NOT NULL,
+    available_at timestamptz NOT NULL,
+    holder       bigint,                       -- owner_id; NULL while READY
+    topic_id     int NOT NULL,
+    attempt      int NOT NULL DEFAULT 0,
+    priority     smallint NOT NULL,
+    crashes      smallint NOT NULL DEFAULT 0,
+    redelivered  boolean NOT NULL DEFAULT false,
+    identifier   text NOT NULL,
+    error        text,                         -- of the last noted failure
+    PRIMARY KEY (topic_id, sequence)
+) PARTITION BY LIST (topic_id);
+CREATE INDEX live_ready ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL;
+CREATE INDEX live_held ON taskq.live (holder, sequence) WHERE holder IS NOT NULL;
+-- One lane per identifier: its ACTIVE tasks first (holder is not null), then the waiting ones as they are polled.
+CREATE INDEX live_lane ON taskq.live (identifier, topic_id, holder, priority DESC, available_at, sequence);
+
+CREATE TABLE taskq.ended (
+    sequence     bigint NOT NULL,
+    completed    timestamptz,
+    available_at timestamptz NOT NULL,
+    holder       bigint,                       -- owner_id of whoever held it last
+    topic_id     int NOT NULL,
+    attempt      int NOT NULL DEFAULT 0,
+    state        smallint NOT NULL CHECK (state BETWEEN 2 AND 8),
+    descent      smallint,                     -- the state that a RECREATED or REDUNDANT task had before
+    crashes      smallint NOT NULL DEFAULT 0,
+    redelivered  boolean NOT NULL DEFAULT false,
+    identifier   text NOT NULL,
+    output       json,
+    error        text,
+    PRIMARY KEY (topic_id, sequence)
+) PARTITION BY LIST (topic_id);
+-- What blocks an identifier, and what an operator looks for: few rows in a healthy queue.
+CREATE INDEX ended_troubled ON taskq.ended (identifier, topic_id, state, sequence) WHERE state IN (2, 3, 4);
+
+CREATE TABLE taskq.task_default PARTITION OF taskq.task DEFAULT;
+CREATE TABLE taskq.ended_default PARTITION OF taskq.ended DEFAULT;
+-- The hot table is small and all change: vacuum it early, at full speed, and by count rather than by share.
+CREATE TABLE taskq.live_default PARTITION OF taskq.live DEFAULT WITH (
+    autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.1
+);

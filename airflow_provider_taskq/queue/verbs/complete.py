@@ -1,0 +1,48 @@
+"""Complete (sql/functions/complete.sql)."""
+
+from collections.abc import Mapping
+
+from airflow_provider_taskq.queue.errors import InvalidTask
+from airflow_provider_taskq.queue.model import Decision, Owner, Result, Task
+from airflow_provider_taskq.queue.verbs.call import Caller
+from airflow_provider_taskq.queue.wire import interval_text, message_text, trace_text
+
+
+class CompleteVerbs(Caller):
+    """How tasks end."""
+
+    def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result]) -> None:
+        """Carries out decisions on tasks that the owner holds; keys are tasks or their sequences.
+
+        All or nothing. It works until the lease is gone, lapsed or not; then LeaseLost. NotHeld, naming the
+        sequences, for a task that the owner does not hold now.
+        """
+        made = _by_sequence(decisions)
+        if not made:
+            return
+        values = list(made.values())
+        delays = [interval_text(decision.delay) for decision in values]
+        self._rows(
+            "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
+            " %b::text[]::interval[])",
+            (
+                owner.name,
+                owner.fence,
+                list(made),
+                [int(decision.result) for decision in values],
+                [message_text(decision.message) for decision in values],
+                [trace_text(decision.error) for decision in values],
+                delays if any(delays) else None,
+            ),
+        )
+
+
+def _by_sequence(decisions: Mapping[Task | int, Decision | Result]) -> dict[int, Decision]:
+    """The decisions by sequence; InvalidTask where one task is named twice."""
+    made: dict[int, Decision] = {}
+    for key, value in decisions.items():
+        sequence = key.sequence if isinstance(key, Task) else key
+        if sequence in made:
+            raise InvalidTask(f"the task of sequence {sequence} is decided twice in one call")
+        made[sequence] = value if isinstance(value, Decision) else Decision(Result(value))
+    return made

@@ -1,0 +1,60 @@
+"""Owners and their leases (sql/functions/owner.sql and lease.sql)."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from airflow_provider_taskq.queue.model import Owner, Task
+from airflow_provider_taskq.queue.verbs.call import Caller
+from airflow_provider_taskq.queue.wire import interval_text, owner_of, task_of
+
+FIVE_MINUTES = timedelta(minutes=5)
+NO_GRACE = timedelta(0)
+
+
+class OwnerVerbs(Caller):
+    """What owners do with their leases, and what is done to leases that lapse."""
+
+    def register(self, owner: str, lease: timedelta = FIVE_MINUTES) -> Owner:
+        """Registers a name under a new, greater fence, which locks out whoever used the name before.
+
+        Tasks that the name still holds are taken over (`resumed`): they stay ACTIVE under the new fence.
+        """
+        return owner_of(
+            self._rows("SELECT * FROM taskq.register(%s::text, %s::interval)", (owner, interval_text(lease)))[0]
+        )
+
+    def heartbeat(self, owner: Owner) -> Owner:
+        """Extends a lease by its length, a lapsed one too; LeaseLost once it is gone."""
+        until = self._value("SELECT taskq.heartbeat(%s::text, %s::bigint)", (owner.name, owner.fence))
+        return replace(owner, lease_until=until)
+
+    def owner(self, name: str) -> Owner | None:
+        """The owner of that name whose lease is not gone, lapsed or not: how another program finds its fence."""
+        rows = self._rows("SELECT * FROM taskq.owner_named(%s::text)", (name,))
+        return owner_of(rows[0]) if rows else None
+
+    def owners(self, within: timedelta | None = None) -> list[Owner]:
+        """The owners whose lease has not lapsed; `within`: only those that gave a sign of life so recently."""
+        return [
+            owner_of(row) for row in self._rows("SELECT * FROM taskq.owners(%s::interval)", (interval_text(within),))
+        ]
+
+    def release(self, owner: Owner) -> int:
+        """Gives back unfinished tasks as READY in their old place, the attempt not counted, and ends the lease.
+
+        Returns how many tasks, 0 where the lease is gone already.
+        """
+        return int(self._value("SELECT taskq.release(%s::text, %s::bigint)", (owner.name, owner.fence)))
+
+    def expire(self, grace: timedelta = NO_GRACE) -> int:
+        """Takes every lease that lapsed more than `grace` ago; returns how many tasks were held under them."""
+        return int(self._value("SELECT taskq.expire(%s::interval)", (interval_text(grace),)))
+
+    def held(self, owner: Owner, topic: str | None = None) -> list[Task]:
+        """What this owner holds now, in polled order; nothing once its lease is gone."""
+        rows = self._rows(
+            "SELECT topic, sequence, identifier, payload, reference, attempt, redelivered"
+            " FROM taskq.held(%s::text, %s::bigint, %s::text)",
+            (owner.name, owner.fence, topic),
+        )
+        return [task_of(row[0], row[1:]) for row in rows]

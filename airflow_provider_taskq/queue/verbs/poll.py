@@ -1,0 +1,54 @@
+"""Poll, claim, ready (sql/functions/poll.sql)."""
+
+from airflow_provider_taskq.queue.model import Condition, Order, Owner, Task
+from airflow_provider_taskq.queue.verbs.call import Caller
+from airflow_provider_taskq.queue.wire import task_of
+
+LARGEST = 2**31 - 1
+
+
+class PollVerbs(Caller):
+    """How tasks go out."""
+
+    def poll(
+        self,
+        topic: str,
+        owner: Owner,
+        size: int = 1,
+        order: Order = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition = Condition.NONE,
+    ) -> list[Task]:
+        """Takes up to `size` tasks that are READY and due for the owner, and returns them in order.
+
+        Never waits for another's transaction. UnknownTopic; LeaseLost if the lease has lapsed or is gone.
+        """
+        rows = self._rows(
+            "SELECT * FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
+            (topic, owner.name, owner.fence, min(size, LARGEST), order, condition),
+        )
+        return [task_of(topic, row) for row in rows]
+
+    def claim(
+        self,
+        topic: str,
+        owner: Owner,
+        size: int,
+        order: Order = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition = Condition.NONE,
+    ) -> int:
+        """Takes tasks as `poll` does, but returns only how many: for an engine that reads them elsewhere."""
+        return int(
+            self._value(
+                "SELECT taskq.claim(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
+                (topic, owner.name, owner.fence, min(size, LARGEST), order, condition),
+            )
+        )
+
+    def ready(self, topic: str, limit: int = 1, condition: Condition = Condition.NONE) -> int:
+        """How many tasks could be polled now, counted to `limit`, those that another transaction holds left out.
+
+        Takes nothing and locks nothing. A paused topic has none.
+        """
+        return int(
+            self._value("SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, min(limit, LARGEST), condition))
+        )

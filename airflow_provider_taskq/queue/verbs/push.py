@@ -1,0 +1,62 @@
+"""Push (sql/functions/push.sql)."""
+
+from collections.abc import Iterable
+
+from airflow_provider_taskq.queue.model import Insertion, NewTask, Pushed, Task
+from airflow_provider_taskq.queue.pushing import Chunk, chunks
+from airflow_provider_taskq.queue.verbs.call import Caller, all_or_nothing
+
+
+class PushVerbs(Caller):
+    """How tasks come in."""
+
+    def push(self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND) -> list[Task]:
+        """Stores tasks at the end of a topic, all or none, and returns them in input order.
+
+        Strings are identifiers. Under DELETE a task whose identifier comes again later in the push is not
+        stored, and not returned. UnknownTopic; InvalidTask, naming the position of the task, counted from 0.
+        """
+        given = [NewTask(task) if isinstance(task, str) else task for task in tasks]
+        cut = list(chunks(topic, given))
+        sequences: list[int | None] = []
+        if len(cut) == 1:
+            sequences = self._push_chunk(topic, cut[0], insertion, None)
+        elif cut:
+            with all_or_nothing(self.conn):
+                for chunk in cut:
+                    sequences += self._push_chunk(topic, chunk, insertion, _first(sequences))
+        return [
+            Task(sequence, topic, task.identifier, task.payload, task.reference, 0, False)
+            for task, sequence in zip(given, sequences, strict=True)
+            if sequence is not None
+        ]
+
+    def push_stream(
+        self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND
+    ) -> Pushed:
+        """The same as `push` for an iterator of any length, in bounded memory."""
+        count, first, last = 0, None, None
+        with all_or_nothing(self.conn):
+            for chunk in chunks(topic, tasks):
+                stored = [n for n in self._push_chunk(topic, chunk, insertion, first) if n is not None]
+                count += len(chunk.identifiers)
+                first = first if first is not None else min(stored, default=None)
+                last = max(stored, default=last)
+        return Pushed(count, first, last)
+
+    def _push_chunk(self, topic: str, chunk: Chunk, insertion: Insertion, since: int | None) -> list[int | None]:
+        """The sequences of one chunk's tasks, None for one not stored; `since`: the first of the whole push.
+
+        Arrays travel in binary: psycopg's text format for them costs fifty times as much a value.
+        """
+        stored: list[int | None] = self._value(
+            "SELECT taskq.push(%s::text, %s::text, %b::text[], %b::text[], %b::text[], %b::boolean[],"
+            " %b::timestamptz[], %b::text[]::interval[], %b::text[]::interval[], %b::int[], %s::int, %s::bigint)",
+            (topic, insertion, *chunk.columns(), chunk.offset, since),
+        )
+        return stored
+
+
+def _first(sequences: list[int | None]) -> int | None:
+    """The lowest sequence stored so far."""
+    return next((sequence for sequence in sequences if sequence is not None), None)

@@ -1,0 +1,66 @@
+"""Between Python values and what crosses the wire: intervals, JSON texts, traces, rows."""
+
+import json
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_taskq.queue.errors import InvalidTask
+from airflow_provider_taskq.queue.model import Json, Owner, State, Task, TaskInfo
+
+MAX_TRACE = 10_000
+
+
+def interval_text(duration: timedelta | None) -> str | None:
+    """A duration for PostgreSQL, in microseconds: a "day" there would be 23 or 25 hours twice a year."""
+    return None if duration is None else f"{duration // timedelta(microseconds=1)} microseconds"
+
+
+def json_text(value: Json) -> str | None:
+    """A value as compact JSON, None as none; ValueError with the reason for what is not JSON."""
+    if value is None:
+        return None
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds a lone surrogate") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    return text
+
+
+def message_text(message: Json) -> str | None:
+    """A decision's message as compact JSON; InvalidTask where it cannot be stored."""
+    try:
+        return json_text(message)
+    except ValueError as error:
+        raise InvalidTask(f"a decision's message {error}") from None
+
+
+def trace_text(error: BaseException | str | None) -> str | None:
+    """An error as a bounded trace: its end, where the cause stands, at most 10,000 characters."""
+    if error is None:
+        return None
+    text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
+    text = text.replace("\x00", "\\0").encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MAX_TRACE else "... " + text[4 - MAX_TRACE :]
+
+
+def task_of(topic: str, row: Sequence[Any]) -> Task:
+    """A task from (sequence, identifier, payload, reference, attempt, redelivered)."""
+    return Task(row[0], topic, *row[1:6])
+
+
+def task_info_of(row: Sequence[Any]) -> TaskInfo:
+    """A task with everything about it from a row of the view taskq.task_info."""
+    values = list(row[:18])
+    values[7] = State(values[7])
+    values[8] = None if values[8] is None else State(values[8])
+    return TaskInfo(*values)
+
+
+def owner_of(row: Sequence[Any]) -> Owner:
+    """An owner from (name, fence, lease, lease_until, resumed)."""
+    return Owner(*row)
