@@ -1,0 +1,175 @@
+"""Make `.venv` from the pinned constraints, once; the second run finds its stamp and does nothing.
+
+Only the standard library, and only syntax that an old Python reads too: it has to say that it is too old.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+OLDEST = (3, 11)
+OLDEST_JAVA = 17
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+MARK = VENV / "made-by-taskq-setup"  # first file of ours: this venv may be removed and made anew
+STAMP = VENV / "taskq-setup-complete"  # last file: everything before it went well
+CANDIDATES = ("python3.13", "python3.12", "python3.11", "python3")
+
+
+class SetupError(Exception):
+    """One sentence that says what to do."""
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal, at once even when piped."""
+    print("setup: " + text, flush=True)
+
+
+def usable(python: str) -> bool:
+    """Whether that program runs, is new enough and can make virtual environments."""
+    probe = "import sys, venv, ensurepip; raise SystemExit(sys.version_info < %r)" % (OLDEST,)
+    try:
+        done = subprocess.run([python, "-c", probe], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def ensure_python() -> None:
+    """Go on under a Python that will do: this one, or the first of the usual names that does."""
+    if usable(sys.executable):
+        return
+    for name in CANDIDATES:
+        path = shutil.which(name)
+        if path and usable(path):
+            os.execv(path, [path, *sys.argv])  # noqa: S606 -- the same script under another interpreter
+    raise SetupError(
+        "TaskQ needs Python {}.{} or newer with its venv module; {} is {}.{}. Install one (on Debian and Ubuntu: "
+        "apt-get install python3 python3-venv), or name one: make PYTHON=/path/to/python3".format(
+            *OLDEST, sys.executable, *sys.version_info[:2]
+        )
+    )
+
+
+def java_version() -> int | None:
+    """The major version of the Java that Spark would start, or None without one."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    return int(found.group(1)) if done.returncode == 0 and found else None
+
+
+def ensure_java() -> None:
+    """Stop with a clear sentence where Spark could not start."""
+    version = java_version()
+    if version is None or version < OLDEST_JAVA:
+        where = "JAVA_HOME (%s)" % os.environ["JAVA_HOME"] if os.environ.get("JAVA_HOME") else "the PATH"
+        found = "there is none that runs on" if version is None else "Java %d is on" % version
+        raise SetupError(
+            "Spark needs Java %d or newer, and %s %s. Install one (on Debian and Ubuntu: "
+            "apt-get install openjdk-17-jre-headless) or set JAVA_HOME." % (OLDEST_JAVA, found, where)
+        )
+
+
+def constraints() -> Path:
+    """The constraints of this Python, or of the newest Python that we test."""
+    own = ROOT / ".ci" / "constraints-{}.{}.txt".format(*sys.version_info[:2])
+    if own.exists():
+        return own
+    known = sorted(ROOT.glob(".ci/constraints-*.txt"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
+    say("Python {}.{} is newer than those we test; trying {}".format(*sys.version_info[:2], known[-1].name))
+    return known[-1]
+
+
+def fingerprint(pins: Path) -> str:
+    """Everything that decides what is installed, and nothing that doesn't (a linter's settings, say)."""
+    import tomllib  # not in the Pythons that ensure_python() turns away
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    parts = [project["project"], project["build-system"], pins.read_text(encoding="utf-8"), sys.version, str(ROOT)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def run(command: list[str], doing: str) -> None:
+    """Run one step quietly; show what it printed only when it fails."""
+    say(doing)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise SetupError("%s failed:\n%s" % (doing, done.stdout[-8000:].rstrip()))
+
+
+def clear_old() -> None:
+    """Remove what an earlier run made; never a virtual environment that somebody else put there."""
+    if not VENV.exists() and not VENV.is_symlink():
+        return
+    if not MARK.exists():
+        raise SetupError("%s exists and was not made by `make setup`: move it away, then try again." % VENV)
+    shutil.rmtree(VENV)
+
+
+def check_spark(python: str) -> None:
+    """Fail if pyspark's modules and jars come from two releases, as pyspark-client can bring about."""
+    probe = (
+        "import pathlib, pyspark, sys; jars = pathlib.Path(pyspark.__file__).parent / 'jars'; "
+        "sys.exit(not list(jars.glob('spark-core_*-%s.jar' % pyspark.__version__)))"
+    )
+    run([python, "-c", probe], "checking that pyspark's modules and jars are of one version")
+
+
+def build(pins: Path, stamp: str) -> None:
+    """Make the virtual environment; the stamp is written last, so a broken run is never trusted."""
+    began = time.monotonic()
+    # With .venv activated we run from what is about to be removed; behind its links is the Python that it came from.
+    base = os.path.realpath(sys.executable) if Path(sys.prefix) == VENV else sys.executable
+    clear_old()
+    VENV.mkdir()
+    MARK.touch()
+    python = str(VENV / "bin" / "python")
+    quiet = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input"]
+    run([base, "-m", "venv", str(VENV)], "making .venv with Python {}.{}".format(*sys.version_info[:2]))
+    run(
+        [python, *quiet, "-c", str(pins), "-e", ".[spark,demo,dev]"],
+        "installing Airflow, Spark and the rest as in %s (a few minutes)" % pins.name,
+    )
+    check_spark(python)
+    STAMP.write_text(stamp, encoding="utf-8")
+    say("ready after %d s" % (time.monotonic() - began))
+
+
+def main() -> None:
+    """Check what cannot be installed from here, then make the virtual environment if it isn't there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--java", action="store_true", help="also check that Spark will find a Java")
+    wants = parser.parse_args()
+    if sys.version_info < OLDEST or not STAMP.exists():
+        ensure_python()
+    if wants.java:
+        ensure_java()
+    folder = os.open(ROOT / ".ci", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds the stamp
+    pins = constraints()
+    stamp = fingerprint(pins)
+    if not (STAMP.exists() and STAMP.read_text(encoding="utf-8") == stamp):
+        ensure_python()
+        build(pins, stamp)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (SetupError, OSError) as error:
+        sys.exit("setup: %s" % error)

@@ -1,0 +1,56 @@
+# `make` alone lists the targets. Everything runs in .venv, which the first target that needs it makes.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-spark demo test check format bench constraints clean
+MAKEFLAGS += --no-print-directory
+PYTHON ?= python3
+FLIGHTS ?=
+KEEP ?=
+ARGS ?=
+BIN := .venv/bin
+# Spark starts its workers with the `python3` of the PATH, and the jars of SPARK_HOME: both have to be ours.
+RUN = env -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON PATH="$(CURDIR)/.venv/bin:$$PATH" python
+SETUP = command -v "$(PYTHON)" >/dev/null || { \
+	echo 'setup: TaskQ needs Python 3.11 or newer, and there is no "$(PYTHON)" on the PATH.' >&2; exit 1; }; \
+	"$(PYTHON)" .ci/setup.py
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup:  ## make .venv from the pinned constraints (nothing to do when it is up to date)
+	@$(SETUP)
+
+setup-spark:
+	@$(SETUP) --java
+
+demo: setup-spark  ## real flights from push to Spark to done; FLIGHTS=20000 takes a slice, KEEP=1 leaves it up
+	@$(RUN) -m airflow_provider_taskq.demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
+
+test: setup-spark check  ## check, then every test, the slow ones too; ARGS='-k lease' goes to pytest
+	@$(RUN) -m pytest $(ARGS)
+
+check: setup  ## format, lint, types, layers
+	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python -m mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
+	@echo 'check: format, lint, types and layers are in order'
+
+format: setup  ## put the sources into ruff's format
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+
+bench: setup  ## measure push, claim and drain beside the raw-SQL limit; ARGS go to the benchmark
+	@$(RUN) -m bench $(ARGS)
+
+constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml and .ci/pins.txt
+	@for version in 3.11 3.12 3.13; do \
+		echo "constraints: Python $$version"; \
+		$(BIN)/uv pip compile --quiet --upgrade --all-extras --python-version $$version --constraint .ci/pins.txt \
+			--no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+			-o .ci/constraints-$$version.txt pyproject.toml || exit 1; \
+	done
+
+clean:  ## remove .venv, caches and build products
+	@test ! -e .venv || test -e .venv/made-by-taskq-setup || { echo 'clean: .venv is not ours' >&2; exit 1; }
+	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
