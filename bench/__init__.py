@@ -1,0 +1,1 @@
+"""Benchmarks: every figure beside the limit of raw SQL, measured in the same run on the same server."""

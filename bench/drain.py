@@ -1,0 +1,100 @@
+"""Drain: poll and complete until a topic is empty, one at a time and in batches, by one consumer and by four."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from airflow_provider_taskq.queue import Result, TaskQueue, connect
+from bench.rig import Rig, in_turn, rates, tasks, texts
+
+RAW = (Path(__file__).parent / "raw.sql").read_bytes()
+SHAPES = {1: 3_000, 100: 60_000, 1_000: 100_000}  # batch size: tasks
+
+CLAIM = (
+    "WITH found AS MATERIALIZED (SELECT sequence FROM raw.wide WHERE topic_id = 1 AND state = 1 AND priority = 0"
+    " AND available_at <= now() ORDER BY available_at, sequence LIMIT %s FOR UPDATE SKIP LOCKED)"
+    " UPDATE raw.wide SET state = 0, holder = 1, attempt = attempt + 1"
+    " WHERE topic_id = 1 AND sequence = ANY (ARRAY(SELECT sequence FROM found)) RETURNING sequence, identifier, payload"
+)
+FINISH = (
+    "UPDATE raw.wide SET state = 6, completed = now()"
+    " WHERE topic_id = 1 AND state = 0 AND holder = 1 AND sequence = ANY (%b::bigint[])"
+)
+
+
+def run(rig: Rig) -> None:
+    """Measures draining."""
+    for consumers in (1, 4):
+        for size, count in SHAPES.items():
+            figures = in_turn(
+                {
+                    "bare updates": partial(_measure, rig, bare, size, count, consumers),
+                    "poll and complete": partial(_measure, rig, ours, size, count, consumers),
+                }
+            )
+            rates(f"Drain of {count:,} tasks by {size:,}, {consumers} consumer(s)", figures, "bare updates")
+
+
+def _measure(rig: Rig, drain: Callable[[str, int], int], size: int, count: int, consumers: int) -> float:
+    """Tasks a second: from the first poll of any consumer to the last completion of all."""
+    with rig.database() as dsn:
+        _fill(dsn, count)
+        if consumers == 1:
+            start = time.perf_counter()
+            done = [drain(dsn, size)]
+        else:
+            with ProcessPoolExecutor(consumers, mp_context=get_context("spawn")) as pool:
+                list(pool.map(_warm, range(consumers)))
+                start = time.perf_counter()
+                done = list(pool.map(drain, [dsn] * consumers, [size] * consumers))
+        elapsed = time.perf_counter() - start
+    if sum(done) != count:
+        raise RuntimeError(f"{sum(done)} of {count} tasks were drained")
+    return count / elapsed
+
+
+def _fill(dsn: str, count: int) -> None:
+    """The same tasks for both, and fresh statistics."""
+    with connect(dsn, autocommit=True) as conn:
+        conn.execute(RAW)
+        queue = TaskQueue(conn)
+        queue.create_topic("bench")
+        queue.push_stream("bench", iter(tasks(count)))
+        for start in range(0, count, 10_000):
+            conn.execute(
+                "INSERT INTO raw.wide (identifier, payload)"
+                " SELECT i, p::json FROM unnest(%b::text[], %b::text[]) AS u (i, p)",
+                tuple(column[start : start + 10_000] for column in texts(count)),
+            )
+        conn.execute("VACUUM ANALYZE")
+
+
+def bare(dsn: str, size: int) -> int:
+    """The limit: claim and finish as two updates of one table, fetching what was claimed."""
+    done = 0
+    with connect(dsn, autocommit=True) as conn:
+        while found := conn.execute(CLAIM, (size,)).fetchall():
+            conn.execute(FINISH, ([row[0] for row in found],))
+            done += len(found)
+    return done
+
+
+def ours(dsn: str, size: int) -> int:
+    """The queue: the same, fenced, ordered, and as objects."""
+    done = 0
+    with connect(dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        owner = queue.register(f"bench/{conn.info.backend_pid}")
+        while found := queue.poll("bench", owner, size):
+            queue.complete(owner, dict.fromkeys(found, Result.SUCCESS))
+            done += len(found)
+    return done
+
+
+def _warm(number: int) -> int:
+    """Makes a process of the pool import what it needs before the clock runs."""
+    time.sleep(0.2)  # long enough for each process to take one of these
+    return number

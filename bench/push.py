@@ -1,0 +1,98 @@
+"""Push: one call of 100,000 tasks, a stream of them, and one at a time."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+
+from airflow_provider_taskq.queue import TaskQueue, connect
+from bench.rig import Rig, in_turn, rates, tasks, texts
+
+BATCH = 100_000
+SINGLES = 2_000
+CHUNK = 10_000
+RAW = (Path(__file__).parent / "raw.sql").read_bytes()
+
+TASK = (
+    "INSERT INTO raw.task (sequence, created, due, pushed_in, topic_id, priority, identifier, payload)"
+    " SELECT n, now(), now(), pg_current_xact_id(), 1, 0, i, p::json"
+    " FROM unnest(%b::bigint[], %b::text[], %b::text[]) AS u (n, i, p)"
+)
+LIVE = (
+    "INSERT INTO raw.live (sequence, available_at, topic_id, priority, identifier)"
+    " SELECT n, now(), 1, 0, i FROM unnest(%b::bigint[], %b::text[]) AS u (n, i)"
+)
+
+
+def run(rig: Rig) -> None:
+    """Measures push."""
+    with rig.database() as dsn, connect(dsn) as conn:
+        conn.execute(RAW)
+        queue = TaskQueue(conn)
+        queue.create_topic("bench")
+        conn.commit()
+        rates(
+            f"Push of {BATCH:,} tasks in one transaction",
+            in_turn(
+                {
+                    "COPY into one table": _rate(conn, BATCH, lambda: _copy(conn)),
+                    "INSERT ... unnest": _rate(conn, BATCH, lambda: _unnest(conn, BATCH)),
+                    "push, one call": _rate(conn, BATCH, lambda: queue.push("bench", tasks(BATCH))),
+                    "push_stream": _rate(conn, BATCH, lambda: queue.push_stream("bench", iter(tasks(BATCH)))),
+                }
+            ),
+            "INSERT ... unnest",
+        )
+        rates(
+            "Push of single tasks, each committed",
+            in_turn(
+                {
+                    "INSERT ... unnest": _rate(conn, SINGLES, lambda: _singles(conn, lambda n: _unnest(conn, 1, n))),
+                    "push": _rate(
+                        conn, SINGLES, lambda: _singles(conn, lambda n: queue.push("bench", [tasks(BATCH)[n]]))
+                    ),
+                }
+            ),
+            "INSERT ... unnest",
+        )
+
+
+def _rate(conn: psycopg.Connection, count: int, work: Callable[[], object]) -> Callable[[], float]:
+    """Tasks a second of a work and its commit, on emptied tables."""
+
+    def measured() -> float:
+        conn.execute("TRUNCATE raw.task, raw.live, taskq.task, taskq.live, taskq.ended")
+        conn.commit()
+        texts(BATCH)
+        start = time.perf_counter()
+        work()
+        conn.commit()
+        return count / (time.perf_counter() - start)
+
+    return measured
+
+
+def _singles(conn: psycopg.Connection, one: Callable[[int], object]) -> None:
+    for number in range(SINGLES):
+        one(number)
+        conn.commit()
+
+
+def _unnest(conn: psycopg.Connection, count: int, first: int = 0) -> None:
+    """The limit: the same rows into the same tables, with the same indexes, in the same chunks."""
+    identifiers, payloads = texts(BATCH)
+    for start in range(first, first + count, CHUNK):
+        stop = min(start + CHUNK, first + count)
+        numbers = list(range(start, stop))
+        conn.execute(TASK, (numbers, identifiers[start:stop], payloads[start:stop]))
+        conn.execute(LIVE, (numbers, identifiers[start:stop]))
+
+
+def _copy(conn: psycopg.Connection) -> None:
+    """Below the limit: only the wide rows, without the hot ones."""
+    with conn.cursor().copy(
+        "COPY raw.task (sequence, created, due, pushed_in, topic_id, priority, identifier, payload) FROM STDIN"
+    ) as copy:
+        for number, (identifier, payload) in enumerate(zip(*texts(BATCH), strict=True)):
+            copy.write_row((number, "now", "now", "3", 1, 0, identifier, payload))

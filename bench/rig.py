@@ -1,0 +1,79 @@
+"""What all benchmarks share: a database each, real payloads, rounds in turn, medians and ratios."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle, islice
+from statistics import median
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.demo.flights import flights
+from airflow_provider_taskq.queue import NewTask, connect, install
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A server to measure on."""
+
+    server_dsn: str
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The DSN of a fresh database with the schema."""
+        name = f"bench_{uuid4().hex[:8]}"
+        with psycopg.connect(self.server_dsn, autocommit=True) as admin:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            try:
+                dsn = make_conninfo(self.server_dsn, dbname=name)
+                with connect(dsn) as conn:
+                    install(conn)
+                yield dsn
+            finally:
+                admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@cache
+def tasks(count: int) -> list[NewTask]:
+    """So many tasks with the flights of 2013 as payloads, about 320 bytes each; from the first again where they end."""
+    return list(islice(cycle(flights(min(count, 100_000))), count))
+
+
+@cache
+def texts(count: int) -> tuple[list[str], list[str]]:
+    """The same as identifiers and JSON texts, for raw SQL that is not to pay for their making."""
+    given = tasks(count)
+    return [task.identifier for task in given], [json.dumps(task.payload, separators=(",", ":")) for task in given]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes once."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def in_turn(works: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """The figures of each work over some rounds: A B C, then C B A, so that a drift of the machine hits all alike."""
+    figures: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds):
+        for name in list(works) if number % 2 == 0 else list(works)[::-1]:
+            figures[name].append(works[name]())
+    return figures
+
+
+def rates(title: str, figures: Mapping[str, list[float]], limit: str) -> None:
+    """Prints rates a second, each with its range and its share of the limit's median."""
+    print(f"\n{title}")
+    for name, values in figures.items():
+        share = median(values) / median(figures[limit])
+        spread = f"[{min(values):,.0f}-{max(values):,.0f}]"
+        print(f"  {name:<46} {median(values):>10,.0f}/s {spread:>20} {share:>6.0%} of {limit}")
