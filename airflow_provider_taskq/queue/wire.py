@@ -11,6 +11,8 @@ from airflow_provider_taskq.queue.model import Json, Owner, State, Task, TaskInf
 
 MAX_TRACE = 10_000
 
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 
 def interval_text(duration: timedelta | None) -> str | None:
     """A duration for PostgreSQL, in microseconds: a "day" there would be 23 or 25 hours twice a year."""
@@ -22,7 +24,7 @@ def json_text(value: Json) -> str | None:
     if value is None:
         return None
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _COMPACT.encode(value)
         text.encode()
     except UnicodeEncodeError:
         raise ValueError("holds a lone surrogate") from None

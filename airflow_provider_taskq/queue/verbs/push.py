@@ -25,6 +25,9 @@ class PushVerbs(Caller):
             with all_or_nothing(self.conn):
                 for chunk in cut:
                     sequences += self._push_chunk(topic, chunk, insertion, _first(sequences))
+        if insertion is Insertion.DELETE:  # a later chunk deletes what an earlier one stored
+            last = {task.identifier: place for place, task in enumerate(given)}
+            sequences = [n if last[given[place].identifier] == place else None for place, n in enumerate(sequences)]
         return [
             Task(sequence, topic, task.identifier, task.payload, task.reference, 0, False)
             for task, sequence in zip(given, sequences, strict=True)
@@ -39,7 +42,7 @@ class PushVerbs(Caller):
         with all_or_nothing(self.conn):
             for chunk in chunks(topic, tasks):
                 stored = [n for n in self._push_chunk(topic, chunk, insertion, first) if n is not None]
-                count += len(chunk.identifiers)
+                count += len(chunk.tasks)
                 first = first if first is not None else min(stored, default=None)
                 last = max(stored, default=last)
         return Pushed(count, first, last)
