@@ -1,0 +1,124 @@
+"""The queue behind an Airflow connection, for tasks and for triggers."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import psycopg
+from airflow.providers.common.compat.connection import get_async_connection
+from airflow.providers.common.compat.sdk import AirflowException
+from airflow.providers.postgres.hooks.postgres import PostgresHook
+from psycopg.rows import TupleRow, tuple_row
+
+from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
+
+# Read by DbApiHook from a connection's extra; to libpq they are unknown words, and it refuses those.
+_OPTIONS_OF_SQL_HOOKS = {
+    "dialect",
+    "escape_column_names",
+    "escape_word_format",
+    "insert_statement_format",
+    "placeholder",
+    "replace_statement_format",
+}
+
+_DEFAULTS: dict[str, Any] = {
+    "application_name": "airflow-taskq",
+    "connect_timeout": 10,
+    "prepare_threshold": None,  # a transaction pooler may stand between
+}
+
+
+class TaskQConnectionError(AirflowException):
+    """The database behind an Airflow connection cannot be reached as the connection says."""
+
+
+class TaskQHook(PostgresHook):
+    """Gives the queue in the PostgreSQL database that an Airflow connection names.
+
+    The connection's type is `taskq` or `postgres`. Host, port, login, password and database, everything libpq knows
+    in its extra (`sslmode`, `options`, ...) and cloud tokens (`iam`, `azure_conn_id`) work as in PostgresHook. The
+    connection is always psycopg 3's, whatever PostgresHook uses itself. SQL is not logged: it carries payloads.
+
+    :param taskq_conn_id: the Airflow connection.
+    :param database: another database than the connection's.
+    """
+
+    conn_name_attr = "taskq_conn_id"
+    default_conn_name = "taskq_default"
+    conn_type = "taskq"
+    hook_name = "TaskQ"
+    ignored_extra_options = PostgresHook.ignored_extra_options | _OPTIONS_OF_SQL_HOOKS
+
+    _connect: Callable[..., Any] = staticmethod(psycopg.connect)
+
+    def __init__(self, *args: Any, log_sql: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, log_sql=log_sql, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(taskq_conn_id={self.get_conn_id()!r})"
+
+    def get_conn(self) -> psycopg.Connection[TupleRow]:
+        """A new connection; TaskQConnectionError, in one sentence without the password, where there is none."""
+        with self._explained():
+            return cast(psycopg.Connection[TupleRow], super().get_conn())
+
+    @contextmanager
+    def transaction(self) -> Iterator[TaskQueue]:
+        """The queue in a transaction of its own: committed at the end, rolled back by an exception, always closed."""
+        with self.get_conn() as connection:
+            yield TaskQueue(connection)
+
+    def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the stub says None, the hook does this
+        """Whether the server answers and has the schema of this release; else what to do, in one sentence."""
+        try:
+            with self.get_conn() as connection:
+                verify(connection)
+                database = connection.info.dbname
+        except (AirflowException, TaskQueueError) as error:
+            return False, str(error)
+        except psycopg.Error as error:
+            return False, _first_line(error)
+        return True, f"The queue in database {database!r} is ready."
+
+    def _create_connection(self, conn_args: dict[str, Any]) -> Any:
+        """Connects with what PostgresHook has put together, leaving out what a form left empty."""
+        given = {name: value for name, value in conn_args.items() if value is not None and value != ""}
+        return self._connect(**{**_DEFAULTS, **given})
+
+    def _get_cursor_config(self, raw_cursor: str) -> tuple[str, Any]:  # noqa: ARG002  PostgresHook's signature
+        """Plain tuples, also on a connection that asks for other rows on behalf of other hooks."""
+        return "row_factory", tuple_row
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says which Airflow connection failed and why; libpq's reasons name host and user, never the password."""
+        try:
+            yield
+        except psycopg.Error as error:
+            raise TaskQConnectionError(
+                f"Airflow connection {self.get_conn_id()!r} does not reach its database: {_first_line(error)}"
+            ) from None
+
+
+class TaskQAsyncHook(TaskQHook):
+    """The same for an event loop: finds the Airflow connection and connects without ever blocking it."""
+
+    _connect: Callable[..., Any] = staticmethod(psycopg.AsyncConnection.connect)
+
+    async def get_async_conn(self) -> psycopg.AsyncConnection[TupleRow]:
+        """A new connection in autocommit mode; errors as of `get_conn`."""
+        self._connection = await get_async_connection(self.get_conn_id(), hook=type(self))
+        with self._explained():
+            # In a thread, as a cloud's token may have to be asked for. What comes back is still to be awaited.
+            opening: Any = await asyncio.to_thread(PostgresHook.get_conn, self)
+            connection: psycopg.AsyncConnection[TupleRow] = await opening
+            await connection.set_autocommit(True)
+            return connection
+
+
+def _first_line(error: psycopg.Error) -> str:
+    """What libpq says first."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,97 @@
+"""Completes, from a DAG, what an owner holds."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_provider_taskq.operators.holding import given_owner, held_sequences
+from airflow_provider_taskq.queue import Decision, Json, LeaseLost, Result, TaskQueue
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_taskq.hooks.taskq import TaskQHook
+
+
+class TaskQCompleteOperator(BaseOperator):
+    """Completes the tasks of a topic that an owner holds, all in one transaction.
+
+    The owner is whoever claimed them. After a gate that claims, take it from the gate's result:
+
+        gate = TaskQSensor(task_id="gate", topic="flights", claim=100)
+        TaskQCompleteOperator(task_id="done", topic="flights", owner=gate.output["owner"])
+
+    or, in a template, `owner="{{ ti.xcom_pull('gate')['owner'] }}"`. A lease that has lapsed still completes; one that
+    is gone raises LeaseLost, as then the tasks are somebody else's. Running it again completes what is held
+    by then, which after a success is nothing.
+
+    Returns `{"topic", "owner", "result", "completed"}`, the last being the number of tasks.
+
+    :param topic: the topic's name (templated).
+    :param owner: the owner's name in the queue (templated, in the field `task_owner`).
+    :param result: SUCCESS, FILTER, SUSPENSION or FAILURE, for all of them (templated).
+    :param sequences: the tasks to complete, if not all that are held (templated).
+    :param message: their output; with FAILURE, their error too (templated).
+    :param taskq_conn_id: the Airflow connection (templated).
+    """
+
+    template_fields: Sequence[str] = ("topic", "task_owner", "result", "sequences", "message", "taskq_conn_id")
+    ui_color = "#d9ead3"
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        owner: str,
+        result: Result | str = "SUCCESS",
+        sequences: Sequence[int] | None = None,
+        message: Json = None,
+        taskq_conn_id: str = "taskq_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.topic = topic
+        self.task_owner = given_owner(owner, kwargs.get("default_args"))
+        self.result = result.name if isinstance(result, Result) else result
+        self.sequences = sequences
+        self.message = message
+        self.taskq_conn_id = taskq_conn_id
+        if not self.task_owner:
+            raise ValueError("owner is missing: name whoever claimed the tasks, such as gate.output['owner']")
+
+    @cached_property
+    def hook(self) -> "TaskQHook":
+        """The hook; imported here, as what it builds on takes seconds that a DAG processor need not spend."""
+        from airflow_provider_taskq.hooks.taskq import TaskQHook
+
+        return TaskQHook(taskq_conn_id=self.taskq_conn_id)
+
+    def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
+        """Completes, and says how many."""
+        decision = self._decision()
+        with self.hook.get_conn() as connection:
+            queue = TaskQueue(connection)
+            owner = queue.owner(str(self.task_owner))
+            if owner is None:
+                raise LeaseLost(
+                    f"owner {self.task_owner!r} has no lease: it was never registered, was released, or expired, "
+                    "and its tasks were given back"
+                )
+            sequences = self.sequences
+            if sequences is None:
+                sequences = held_sequences(connection, owner, self.topic)
+            queue.complete(owner, dict.fromkeys(map(int, sequences), decision))
+        self.log.info("Completed %d tasks of %s in topic %s.", len(sequences), owner.name, self.topic)
+        return {"topic": self.topic, "owner": owner.name, "result": self.result, "completed": len(sequences)}
+
+    def _decision(self) -> Decision:
+        """The decision for each of the tasks."""
+        try:
+            result = Result[self.result]
+        except KeyError:
+            names = ", ".join(known.name for known in Result)
+            raise ValueError(f"result {self.result!r} is not one of {names}") from None
+        failed = result is Result.FAILURE and self.message is not None
+        return Decision(result, message=self.message, error=str(self.message) if failed else None)

@@ -1,0 +1,96 @@
+"""What an operator is to push, kept so that Airflow can render and store it without ever seeing a payload."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from airflow.providers.common.compat.sdk import XComArg, determine_kwargs
+
+from airflow_provider_taskq.queue import InvalidTask, NewTask
+
+_SHOWN = 10
+_FIELDS = {field.name for field in fields(NewTask)}
+
+
+class TaskSource:
+    """Tasks as a DAG's author gives them: an iterable, an XComArg, or a function that returns one.
+
+    Airflow stores an operator's template fields twice, in the serialized DAG and as rendered fields: as JSON where
+    the value has `serialize()`, else by `str()`. Both show here how many tasks there are and the first identifiers.
+    """
+
+    def __init__(self, given: Any) -> None:
+        if isinstance(given, Iterator):
+            raise TypeError(
+                "tasks is an iterator, which one try would use up; give the function that makes it, uncalled"
+            )
+        self.given = given
+
+    def serialize(self) -> Any:
+        """What the web interface and the metadata database get to see."""
+        if isinstance(self.given, XComArg):
+            return str(self.given)
+        if callable(self.given):
+            return f"<tasks from {getattr(self.given, '__qualname__', type(self.given).__qualname__)}>"
+        if isinstance(self.given, list | tuple | set | frozenset):
+            shown = [_identifier(task) for task in islice(self.given, _SHOWN)]
+            return {"count": len(self.given), "identifiers": shown}
+        return f"<tasks in a {type(self.given).__name__}>"
+
+    def __str__(self) -> str:
+        return json.dumps(self.serialize())
+
+    __repr__ = __str__
+
+    def map(self, change: Callable[[Any], Any]) -> "TaskSource":
+        """The same with what was given changed; a function is left as it is, its tasks are not templates."""
+        if callable(self.given) and not isinstance(self.given, XComArg):
+            return self
+        return TaskSource(change(self.given))
+
+    def tasks(self, context: Mapping[str, Any]) -> Iterator[NewTask | str]:
+        """The tasks one by one; a function is called with those of the context's names that it takes."""
+        given = self.given(**determine_kwargs(self.given, (), context)) if callable(self.given) else self.given
+        if isinstance(given, str | bytes | Mapping | NewTask) or not isinstance(given, Iterable):
+            raise InvalidTask(
+                f"tasks must be a list of tasks, not one {type(given).__name__}; pass another task's result as "
+                "`upstream.output`, or set render_template_as_native_obj=True on the DAG"
+            )
+        for position, task in enumerate(given):
+            yield _new_task(task, position)
+
+
+def _identifier(task: Any) -> str:
+    """The identifier of a task in any form; nothing else of it."""
+    found = task.get("identifier") if isinstance(task, Mapping) else getattr(task, "identifier", task)
+    return found if isinstance(found, str) else "?"
+
+
+def _new_task(task: Any, position: int) -> NewTask | str:
+    """A task to push from any of its forms: an identifier, a NewTask, or a dict of its fields."""
+    if isinstance(task, str | NewTask):
+        return task
+    if not isinstance(task, Mapping):
+        raise InvalidTask(f"task {position} is a {type(task).__name__}; give an identifier, a dict or a NewTask")
+    if unknown := sorted(map(str, set(task) - _FIELDS)):
+        raise InvalidTask(f"task {position} has the unknown field {unknown[0]!r}; NewTask has {sorted(_FIELDS)}")
+    if "identifier" not in task:
+        raise InvalidTask(f"task {position} has no identifier")
+    try:
+        return NewTask(**{str(name): _value(str(name), value) for name, value in task.items()})
+    except (TypeError, ValueError) as error:
+        raise InvalidTask(f"task {position}: {error}") from None
+
+
+def _value(name: str, value: Any) -> Any:
+    """A field's value from what JSON and templates can say: moments as ISO 8601 texts, spans as seconds."""
+    if name == "available_at" and isinstance(value, str):
+        return datetime.fromisoformat(value)
+    if name in ("delay", "ttl") and isinstance(value, int | float):
+        return timedelta(seconds=value)
+    if name == "depends_on":
+        return tuple((topic, identifier) for topic, identifier in value)
+    return value

@@ -1,0 +1,60 @@
+"""What Airflow reads about this provider; imported by every Airflow process, so it imports nothing."""
+
+from typing import Any
+
+_PACKAGE = "airflow_provider_taskq"
+_INTEGRATION = "TaskQ"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The provider's name, its connection type, and where its parts are."""
+    return {
+        "package-name": "airflow-provider-taskq",
+        "name": _INTEGRATION,
+        "description": "A durable work queue in PostgreSQL: push, gate, claim and complete tasks from DAGs and Spark.",
+        "connection-types": [_connection_type()],
+        "hooks": _modules("hooks.taskq"),
+        "operators": _modules("operators.push", "operators.complete"),
+        "sensors": _modules("sensors.topic"),
+        "triggers": _modules("triggers.topic"),
+    }
+
+
+def _modules(*names: str) -> list[dict[str, Any]]:
+    """One section's entry: the modules that hold its classes."""
+    modules = [f"{_PACKAGE}.{name}" for name in names]
+    return [{"integration-name": _INTEGRATION, "python-modules": modules}]
+
+
+def _connection_type() -> dict[str, Any]:
+    """The form in which a connection of type `taskq` is entered; a `postgres` connection serves as well."""
+    return {
+        "connection-type": "taskq",
+        "hook-class-name": f"{_PACKAGE}.hooks.taskq.TaskQHook",
+        "hook-name": "TaskQ",
+        "conn-fields": {
+            "sslmode": {
+                "label": "SSL mode",
+                "description": "How the server's certificate is asked for and checked",
+                "schema": {
+                    "type": ["string", "null"],
+                    "enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full", None],
+                },
+            },
+            "connect_timeout": {
+                "label": "Connect timeout",
+                "description": "Seconds to wait for the server (10 unless set)",
+                "schema": {"type": ["integer", "null"], "minimum": 1},
+            },
+            "application_name": {
+                "label": "Application name",
+                "description": "What pg_stat_activity shows (airflow-taskq unless set)",
+                "schema": {"type": ["string", "null"]},
+            },
+        },
+        "ui-field-behaviour": {
+            "hidden-fields": [],
+            "relabeling": {"schema": "Database"},
+            "placeholders": {"host": "localhost", "port": "5432", "schema": "taskq"},
+        },
+    }

@@ -1,0 +1,5 @@
+"""Sensors: gates that open when a topic is ready."""
+
+from airflow_provider_taskq.sensors.topic import TaskQSensor
+
+__all__ = ["TaskQSensor"]

@@ -1,0 +1,50 @@
+"""TaskQ on Apache Spark: the data source `taskq`, and `drain`, which works a topic off on a cluster.
+
+Importing this package needs no PySpark; using a name of it does.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_provider_taskq.spark.draining import DrainResult, drain
+    from airflow_provider_taskq.spark.source import TaskQDataSource
+
+__all__ = ["DrainResult", "TaskQDataSource", "application_path", "drain"]
+
+_HOMES = {"DrainResult": "draining", "TaskQDataSource": "source", "drain": "draining"}
+
+
+def application_path() -> str:
+    """The file to give to spark-submit, or to SparkSubmitOperator as its `application`: the drain as a program."""
+    return str(Path(__file__).with_name("drain_app.py"))
+
+
+def __getattr__(name: str) -> Any:
+    """Finds a public name in the module that defines it, which is where PySpark is needed."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _found(_HOMES[name], name)
+
+
+def run() -> int:
+    """Runs the drain as a program, and returns its exit code."""
+    try:
+        return int(_found("application", "main")())
+    except ImportError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _found(module: str, name: str) -> Any:
+    """A name of a module that needs PySpark."""
+    try:
+        return getattr(import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("pyspark", "py4j", "pyarrow"):
+            raise
+        raise ImportError(
+            f"airflow_provider_taskq.spark needs {error.name}: pip install 'airflow-provider-taskq[spark]'"
+        ) from None

@@ -1,0 +1,72 @@
+"""Airflow in this process: a home of its own, and connections from the environment."""
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+# Airflow reads its configuration as soon as it is imported, and makes its home if there is none.
+_home = tempfile.mkdtemp(prefix="taskq-airflow-")
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
+os.environ.update(
+    AIRFLOW_HOME=_home,
+    AIRFLOW__CORE__LOAD_EXAMPLES="False",
+    AIRFLOW__CORE__UNIT_TEST_MODE="True",
+    AIRFLOW__CORE__DAGS_FOLDER=str(Path(__file__).parent / "dags"),
+)
+
+Connect = Callable[..., str]
+
+
+def connection_json(dsn: str, conn_type: str = "taskq", **extra: Any) -> str:
+    """An Airflow connection to the database of a DSN, as Airflow reads it from the environment."""
+    parts = conninfo_to_dict(dsn)
+    return json.dumps(
+        {
+            "conn_type": conn_type,
+            "host": parts.get("host"),
+            "port": int(str(parts.get("port", 5432))),
+            "login": parts.get("user"),
+            "password": parts.get("password"),
+            "schema": parts.get("dbname"),
+            "extra": extra,
+        }
+    )
+
+
+@pytest.fixture
+def connect_airflow(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Makes an Airflow connection to the test's database, and returns its id."""
+
+    def connected(conn_id: str = "taskq_default", dsn: str = dsn, conn_type: str = "taskq", **extra: Any) -> str:
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", connection_json(dsn, conn_type, **extra))
+        return conn_id
+
+    return connected
+
+
+@pytest.fixture
+def airflow_connection(connect_airflow: Connect) -> str:
+    """The Airflow connection `taskq_default`, to the test's database."""
+    return connect_airflow()
+
+
+def context_of(task_id: str = "gate", run_id: str = "run", map_index: int = -1) -> Any:
+    """What a task of DAG `dag` is called with."""
+    ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id=task_id, map_index=map_index)
+    ti.get_first_reschedule_date = lambda _: None
+    ti.pushed = {}
+    ti.xcom_push = ti.pushed.__setitem__
+    return {
+        "ti": ti,
+        "ds": "2013-01-01",
+        "params": {},
+    }

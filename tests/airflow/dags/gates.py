@@ -1,0 +1,73 @@
+"""DAGs for the tests with real Airflow processes; TASKQ_TEST_MARK is a payload that must not be seen anywhere."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from airflow.sdk import DAG, Context, task
+
+from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQPushOperator
+from airflow_provider_taskq.queue import NewTask
+from airflow_provider_taskq.sensors import TaskQSensor
+
+
+def marked(params: dict[str, Any]) -> Iterator[NewTask]:
+    mark = os.environ["TASKQ_TEST_MARK"]
+    return (NewTask(f"function-{number}", payload={"mark": mark}) for number in range(params["count"]))
+
+
+class FailsAfterItsFirstClaim(TaskQSensor):
+    """Takes tasks and then dies: what a try leaves behind that never reported."""
+
+    def execute(self, context: Context) -> Any:
+        return self.broken(context, super().execute(context))
+
+    def execute_complete(self, context: Context, event: dict[str, Any], deadline: str) -> Any:
+        return self.broken(context, super().execute_complete(context, event, deadline))
+
+    def broken(self, context: Context, result: Any) -> Any:
+        if context["ti"].try_number == 1:
+            raise RuntimeError(f"after {result['claimed']} tasks were claimed")
+        return result
+
+
+with DAG("push", schedule=None, params={"topic": "work", "count": 3}):
+    TaskQPushOperator(task_id="function", topic="{{ params.topic }}", tasks=marked, create_topic=True)
+
+with DAG("push_all_ways", schedule=None):
+
+    @task
+    def identifiers() -> list[list[str]]:
+        return [["xcom-0", "xcom-1"], ["xcom-2"]]
+
+    TaskQPushOperator(
+        task_id="list",
+        topic="ways",
+        tasks=[
+            {"identifier": "dict-{{ run_id }}", "payload": os.environ.get("TASKQ_TEST_MARK")},
+            NewTask("object", payload=os.environ.get("TASKQ_TEST_MARK")),
+        ],
+        create_topic=True,
+    ) >> TaskQPushOperator.partial(task_id="mapped", topic="ways").expand(tasks=identifiers())
+
+with DAG("gate_only", schedule=None, params={"topic": "work"}):
+    TaskQSensor(task_id="gate", topic="{{ params.topic }}", deferrable=True, timeout=300) >> TaskQSensor(
+        task_id="again", topic="{{ ti.xcom_pull('gate')['topic'] }}", deferrable=True, timeout=300
+    )
+
+with DAG("claim", schedule=None, params={"topic": "work"}, default_args={"owner": "data-team"}):
+    gate = FailsAfterItsFirstClaim(
+        task_id="gate", topic="{{ params.topic }}", claim=2, deferrable=True, timeout=300, retries=1, retry_delay=1
+    )
+    gate >> TaskQCompleteOperator(
+        task_id="complete", topic="{{ params.topic }}", owner="{{ ti.xcom_pull('gate')['owner'] }}", message="done"
+    )
+
+with DAG("many", schedule=None):
+    TaskQSensor.partial(task_id="gate", deferrable=True, timeout=300).expand(topic=[f"many-{n}" for n in range(8)])
+
+with DAG("timeouts", schedule=None):
+    TaskQSensor(task_id="skipped", topic="never", deferrable=True, timeout=5, soft_fail=True)
+    TaskQSensor(task_id="unknown", topic="nowhere", deferrable=True, timeout=300)
+    TaskQSensor(task_id="dropped", topic="dropped", deferrable=True, timeout=300)
+    TaskQSensor(task_id="rescheduled", topic="many-0", mode="reschedule", poke_interval=2, timeout=300)

@@ -1,0 +1,229 @@
+"""With Airflow's own processes: scheduler, workers, triggerer, api-server."""
+
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_provider_taskq.demo.airflow_site import AirflowSite
+from airflow_provider_taskq.queue import State, TaskQueue, connect
+from tests.airflow.conftest import connection_json
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+MARK = f"marked-payload-{secrets.token_hex(8)}"
+PASSWORD = f"marked-password-{secrets.token_hex(8)}"
+ROLE = f"taskq_e2e_{secrets.token_hex(4)}"
+
+
+class Arguments(threading.Thread):
+    """Collects the arguments of all processes of this machine while a test goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: set[str] = set()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.5):
+            for process in psutil.process_iter(["cmdline"]):
+                self.seen.add(" ".join(process.info["cmdline"] or ()))
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+@pytest.fixture(scope="module")
+def databases(server_dsn: str, template: str) -> Iterator[tuple[str, str]]:
+    """The DSNs of a queue's database, by a role with a marked password, and of one for Airflow's metadata."""
+    queue, metadata = f"{ROLE}_queue", f"{ROLE}_metadata"
+    role, name, other = sql.Identifier(ROLE), sql.Identifier(queue), sql.Identifier(metadata)
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}").format(role, PASSWORD))
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(template)))
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(other))
+    yield (
+        make_conninfo(server_dsn, dbname=queue, user=ROLE, password=PASSWORD),
+        make_conninfo(server_dsn, dbname=metadata),
+    )
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        for database in (name, other):
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(database))
+        admin.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+@pytest.fixture(scope="module")
+def arguments() -> Iterator[Arguments]:
+    collecting = Arguments()
+    collecting.start()
+    yield collecting
+    collecting.end()
+
+
+@pytest.fixture(scope="module")
+def site(
+    databases: tuple[str, str],
+    arguments: Arguments,  # noqa: ARG001  collected from the beginning
+    repository: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[AirflowSite]:
+    queue, metadata = (conninfo_to_dict(dsn) for dsn in databases)
+    env = {
+        "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(databases[0]),
+        "TASKQ_TEST_MARK": MARK,
+        "PYTHONPATH": str(repository),
+        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "5",  # Airflow's default, under which fast triggers are dangerous
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",
+    }
+    metadata_dsn = "postgresql://{user}:{password}@{host}:{port}/{dbname}".format(**metadata)
+    home = tmp_path_factory.mktemp("airflow")
+    assert queue["password"] == PASSWORD
+    with AirflowSite(home, Path(__file__).parent / "dags", env=env, metadata_dsn=metadata_dsn) as site:
+        site.wait_dags("push", "push_all_ways", "gate_only", "claim", "many", "timeouts")
+        yield site
+
+
+@pytest.fixture
+def queue(databases: tuple[str, str]) -> Iterator[TaskQueue]:
+    with connect(databases[0], autocommit=True) as connection:
+        yield TaskQueue(connection)
+
+
+def instance(site: AirflowSite, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = site.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")
+    return found
+
+
+def returned(site: AirflowSite, dag_id: str, run_id: str, task_id: str) -> Any:
+    """What a task returned."""
+    path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
+    return site.get(path, stringify="false")["value"]
+
+
+def test_a_deferred_gate_is_opened_by_a_push(site: AirflowSite, queue: TaskQueue) -> None:
+    queue.create_topic("work")
+    gate = site.trigger("gate_only", conf={"topic": "work"})
+    site.wait_task("gate_only", gate, "gate", {"deferred"}, 60)
+    push = site.trigger("push", conf={"topic": "work", "count": 3})
+    assert site.wait_run("push", push, {"success"}, 60) == "success"
+    site.wait_run("gate_only", gate, {"success"}, 60)
+    assert returned(site, "gate_only", gate, "gate") == {"topic": "work", "ready": 1}
+    pushed = queue.page("work")
+    assert returned(site, "push", push, "function") == {
+        "topic": "work",
+        "pushed": 3,
+        "first": pushed[0].sequence,
+        "last": pushed[-1].sequence,
+    }
+    assert {json.dumps(task.payload) for task in pushed} == {json.dumps({"mark": MARK})}
+
+
+def test_a_retry_after_the_claim_goes_on_with_the_same_tasks(site: AirflowSite, queue: TaskQueue) -> None:
+    queue.create_topic("claimed")
+    run = site.trigger("claim", conf={"topic": "claimed"})
+    site.wait_task("claim", run, "gate", {"deferred"}, 60)
+    queue.push("claimed", ["a", "b", "c"])
+    site.wait_task("claim", run, "gate", {"up_for_retry"}, 90)
+    owner = f"claim/{run}/gate/-1"
+    assert [task.owner for task in queue.page("claimed")] == [owner, owner, None]
+    site.wait_run("claim", run, {"success"}, 90)
+    assert returned(site, "claim", run, "gate") == {"topic": "claimed", "owner": owner, "claimed": 2}
+    assert returned(site, "claim", run, "complete")["completed"] == 2
+    page = queue.page("claimed")
+    assert [task.state for task in page] == [State.SUCCEEDED, State.SUCCEEDED, State.READY]
+    assert [task.attempt for task in page] == [1, 1, 0]
+    assert instance(site, "claim", run, "gate")["try_number"] == 2
+
+
+def test_gates_that_open_right_after_they_deferred_all_succeed(site: AirflowSite, queue: TaskQueue) -> None:
+    """Airflow fails tasks that are resumed so soon (docs/decisions.md); these are not resumed."""
+    topics = [f"many-{number}" for number in range(8)]
+    for topic in topics:
+        queue.create_topic(topic)
+    run = site.trigger("many")
+    for number, topic in enumerate(topics):
+        site.wait_task("many", run, f"gate[{number}]", {"deferred"}, 90)
+        queue.push(topic, ["a"])
+    assert site.wait_run("many", run, {"success"}, 60) == "success"
+
+
+def test_a_gate_outlives_its_triggerer(site: AirflowSite, queue: TaskQueue, databases: tuple[str, str]) -> None:
+    queue.create_topic("outlived")
+    run = site.trigger("gate_only", conf={"topic": "outlived"})
+    site.wait_task("gate_only", run, "gate", {"deferred"}, 60)
+    for stored in stored_triggers(databases[1]):
+        assert MARK not in stored
+        assert PASSWORD not in stored
+        assert "taskq_default" in stored
+    site.kill("triggerer")
+    queue.push("outlived", ["a"])
+    site.restart("triggerer")
+    assert site.wait_run("gate_only", run, {"success"}, 90) == "success"
+
+
+def stored_triggers(metadata_dsn: str) -> list[str]:
+    """The arguments of the triggers that wait now; there is one at least."""
+    with psycopg.connect(metadata_dsn) as metadata:
+        rows = metadata.execute("SELECT kwargs FROM trigger").fetchall()
+    assert rows
+    return [str(kwargs) for (kwargs,) in rows]
+
+
+def test_timeouts_and_topics_that_go_away(site: AirflowSite, queue: TaskQueue) -> None:
+    queue.create_topic("never")
+    queue.create_topic("dropped")
+    run = site.trigger("timeouts")
+    site.wait_task("timeouts", run, "dropped", {"deferred"}, 60)
+    queue.drop_topic("dropped")
+    assert site.wait_run("timeouts", run, {"failed"}, 90) == "failed"
+    states = site.task_states("timeouts", run)
+    assert states == {"skipped": "skipped", "unknown": "failed", "dropped": "failed", "rescheduled": "success"}
+    log = site.log_text()
+    assert "topic 'nowhere' is not known; create it with create_topic" in log
+    assert "topic 'dropped' is not known, it was dropped" in log
+
+
+def test_pushes_in_all_ways_without_showing_a_payload(site: AirflowSite, queue: TaskQueue) -> None:
+    run = site.trigger("push_all_ways")
+    site.wait_run("push_all_ways", run, {"success"}, 90)
+    pushed = sorted(task.identifier for task in queue.page("ways"))
+    assert pushed == [f"dict-{run}", "object", "xcom-0", "xcom-1", "xcom-2"]
+    shown = instance(site, "push_all_ways", run, "list")["rendered_fields"]["tasks"]
+    assert shown == {"count": 2, "identifiers": [f"dict-{run}", "object"]}
+
+
+def test_no_payload_and_no_password_is_anywhere_after_all_this(
+    site: AirflowSite, arguments: Arguments, databases: tuple[str, str]
+) -> None:
+    logs, metadata = site.log_text(), dump(databases[1])
+    assert "Pushed 3 tasks to topic work" in logs
+    assert "function-0" not in metadata  # not even identifiers, where a function gave them
+    assert "dict-{{ run_id }}" in metadata  # the list in the DAG's file, by its identifiers
+    assert any("triggerer" in line for line in arguments.seen)
+    for place in (logs, metadata, *arguments.seen):
+        assert MARK not in place
+        assert PASSWORD not in place
+
+
+def dump(dsn: str) -> str:
+    """Every row of every table, as text."""
+    with psycopg.connect(dsn) as metadata:
+        tables = metadata.execute(
+            "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+        )
+        rows = [
+            str(row[0])
+            for (table,) in tables.fetchall()
+            for row in metadata.execute(sql.SQL("SELECT to_json(t)::text FROM {} t").format(sql.Identifier(table)))
+        ]
+    return "\n".join(rows)

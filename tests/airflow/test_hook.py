@@ -1,0 +1,134 @@
+import logging
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.providers.postgres.hooks import postgres as airflow_postgres
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.hooks import TaskQConnectionError, TaskQHook
+from airflow_provider_taskq.queue import TaskQueue, UnknownTopic
+from tests.airflow.conftest import Connect
+
+
+def test_gives_a_psycopg_3_connection_that_a_pooler_can_serve(airflow_connection: str) -> None:
+    with TaskQHook(airflow_connection).get_conn() as connection:
+        assert isinstance(connection, psycopg.Connection)
+        assert connection.prepare_threshold is None
+        assert connection.info.parameter_status("application_name") == "airflow-taskq"
+
+
+@pytest.mark.usefixtures("airflow_connection")
+def test_gives_psycopg_3_where_postgres_hook_would_give_psycopg2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(airflow_postgres, "USE_PSYCOPG3", False)  # as on Airflow 3.1, with SQLAlchemy 1.4
+    with TaskQHook().transaction() as queue:
+        queue.create_topic("work")
+    with TaskQHook().get_conn() as connection:
+        assert isinstance(connection, psycopg.Connection)
+        assert TaskQueue(connection).topics() == ["work"]
+
+
+@pytest.mark.parametrize("psycopg3", [True, False])
+def test_takes_a_postgres_connection_made_for_other_hooks(
+    connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch, psycopg3: bool
+) -> None:
+    monkeypatch.setattr(airflow_postgres, "USE_PSYCOPG3", psycopg3)
+    extra = {"cursor": "realdictcursor", "placeholder": "%s", "sslmode": "", "application_name": "etl", "dialect": None}
+    conn_id = connect_airflow("warehouse", conn_type="postgres", **extra)
+    with TaskQHook(taskq_conn_id=conn_id).get_conn() as connection:
+        assert connection.info.parameter_status("application_name") == "etl"
+        assert connection.execute("SELECT 1, 2").fetchone() == (1, 2)
+
+
+def test_asks_postgres_hook_for_cloud_tokens(connect_airflow: Connect, dsn: str) -> None:
+    class CloudHook(TaskQHook):
+        def get_iam_token(self, conn: Any) -> tuple[str, str, int]:
+            parts = psycopg.conninfo.conninfo_to_dict(dsn)
+            return conn.login, str(parts["password"]), conn.port
+
+    conn_id = connect_airflow("cloud", dsn=make_conninfo(dsn, password="stale"), iam=True)
+    with CloudHook(conn_id).get_conn() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_connects_to_another_database_of_the_server(airflow_connection: str) -> None:
+    with TaskQHook(airflow_connection, database="postgres").get_conn() as connection:
+        assert connection.info.dbname == "postgres"
+
+
+def _create_and_fail(hook: TaskQHook) -> None:
+    with hook.transaction() as queue:
+        queue.create_topic("undone")
+        queue.ready("nowhere")
+
+
+def test_a_transaction_commits_or_is_rolled_back_and_always_closes(
+    airflow_connection: str, conn: psycopg.Connection
+) -> None:
+    hook = TaskQHook(airflow_connection)
+    with hook.transaction() as queue:
+        queue.create_topic("kept")
+    with pytest.raises(UnknownTopic):
+        _create_and_fail(hook)
+    assert TaskQueue(conn).topics() == ["kept"]
+    row = conn.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'airflow-taskq'").fetchone()
+    assert row == (0,)
+
+
+def test_sql_is_not_logged(airflow_connection: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        TaskQHook(airflow_connection).run("SELECT %s", parameters=("marked payload",))
+    assert "marked payload" not in caplog.text
+
+
+def test_shows_its_connection_id_only(airflow_connection: str) -> None:
+    assert repr(TaskQHook(airflow_connection)) == "TaskQHook(taskq_conn_id='taskq_default')"
+
+
+def test_the_connection_test_passes_where_the_schema_is(airflow_connection: str, dsn: str) -> None:
+    database = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    assert TaskQHook(airflow_connection).test_connection() == (True, f"The queue in database '{database}' is ready.")
+
+
+def test_the_connection_test_says_what_to_run_where_the_schema_is_not(connect_airflow: Connect, empty_dsn: str) -> None:
+    passed, sentence = TaskQHook(connect_airflow(dsn=empty_dsn)).test_connection()
+    assert not passed
+    assert "airflow_provider_taskq.queue install" in sentence
+
+
+def test_the_connection_test_says_that_the_schema_is_newer(airflow_connection: str, conn: psycopg.Connection) -> None:
+    conn.execute("INSERT INTO taskq.migration (number, name, checksum) VALUES (9999, '9999_later', '')")
+    passed, sentence = TaskQHook(airflow_connection).test_connection()
+    assert not passed
+    assert "new" in sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"port": "1"}, "refused"),
+        ({"password": "marked-password"}, "password authentication failed"),
+        ({"dbname": "nowhere"}, "does not exist"),
+    ],
+)
+def test_a_failed_connection_is_one_sentence_without_the_password(
+    connect_airflow: Connect, dsn: str, changes: dict[str, str], said: str
+) -> None:
+    hook = TaskQHook(
+        connect_airflow(dsn=make_conninfo(dsn, **{"password": "marked-password"} | changes, host="127.0.0.1"))
+    )
+    if "dbname" in changes:
+        hook = TaskQHook(connect_airflow(dsn=make_conninfo(dsn, **changes)))
+    with pytest.raises(TaskQConnectionError) as raised:
+        hook.get_conn()
+    sentence = str(raised.value)
+    assert sentence.startswith("Airflow connection 'taskq_default' does not reach its database: ")
+    assert said in sentence
+    assert "\n" not in sentence
+    assert "marked-password" not in sentence
+    assert hook.test_connection() == (False, sentence)
+
+
+def test_an_option_that_is_none_is_named(connect_airflow: Connect) -> None:
+    with pytest.raises(TaskQConnectionError, match='invalid connection option "colour"'):
+        TaskQHook(connect_airflow(colour="blue")).get_conn()

@@ -1,0 +1,152 @@
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_provider_taskq.operators import TaskQPushOperator
+from airflow_provider_taskq.queue import InvalidTask, NewTask, State, TaskQueue, UnknownTopic
+from tests.airflow.conftest import context_of
+
+pytestmark = pytest.mark.usefixtures("airflow_connection")
+
+MARK = "marked-payload"
+
+
+def rendered(operator: TaskQPushOperator) -> dict[str, Any]:
+    """What Airflow stores as rendered fields, after it has rendered them."""
+    operator.render_template_fields(context_of())
+    return dict(_serialize_rendered_fields(operator))
+
+
+def test_pushes_identifiers_dicts_and_new_tasks(queue: TaskQueue) -> None:
+    tasks: list[Any] = [
+        "plain",
+        {"identifier": "dict", "payload": {"a": 1}, "reference": "r", "delay": 60, "available_at": None},
+        NewTask("object", payload=[1]),
+        {"identifier": "moment", "available_at": "2013-01-01T05:15:00+00:00", "ttl": 5, "priority": 7},
+    ]
+    result = TaskQPushOperator(task_id="push", topic="work", tasks=tasks).execute(context_of())
+    plain, one, two, moment = queue.page("work")
+    assert result == {"topic": "work", "pushed": 4, "first": plain.sequence, "last": moment.sequence}
+    assert [task.identifier for task in (plain, one, two, moment)] == ["plain", "dict", "object", "moment"]
+    assert (one.payload, one.reference, two.payload) == ({"a": 1}, "r", [1])
+    assert one.available_at > one.created + timedelta(seconds=59)
+    assert (moment.available_at, moment.priority) == (datetime(2013, 1, 1, 5, 15, tzinfo=UTC), 7)
+
+
+def test_streams_a_generator_function_that_takes_the_context(queue: TaskQueue) -> None:
+    def flights(ds: str) -> Iterator[NewTask]:
+        return (NewTask(f"{ds}-{number}") for number in range(25_000))
+
+    result = TaskQPushOperator(task_id="push", topic="work", tasks=flights).execute(context_of())
+    assert result["pushed"] == 25_000
+    assert queue.page("work", size=1)[0].identifier == "2013-01-01-0"
+
+
+def test_inserts_as_told_and_creates_the_topic(queue: TaskQueue) -> None:
+    for _ in range(2):
+        operator = TaskQPushOperator(task_id="push", topic="new", tasks=["a"], insertion="SUPERSEDE", create_topic=True)
+        operator.execute(context_of())
+    assert [task.state for task in queue.page("new")] == [State.REDUNDANT, State.READY]
+
+
+def test_an_unknown_topic_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        TaskQPushOperator(task_id="push", topic="nowhere", tasks=["a"]).execute(context_of())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        (["a", 5], "task 1 is a int"),
+        (["a", {"payload": 1}], "task 1 has no identifier"),
+        ([{"identifier": "a", "colour": 1}], "task 0 has the unknown field 'colour'"),
+        ([{"identifier": "a", "available_at": "noon"}], "task 0: "),
+        ("one", "must be a list of tasks, not one str"),
+        ({"identifier": "a"}, "must be a list of tasks, not one dict"),
+        (lambda: None, "must be a list of tasks, not one NoneType"),
+    ],
+)
+def test_tasks_that_cannot_be_pushed_are_named_and_nothing_is_stored(queue: TaskQueue, tasks: Any, said: str) -> None:
+    with pytest.raises(InvalidTask, match=said):
+        TaskQPushOperator(task_id="push", topic="work", tasks=tasks).execute(context_of())
+    assert queue.page("work") == []
+
+
+def test_an_iterator_is_refused_as_a_second_try_would_find_it_empty() -> None:
+    with pytest.raises(TypeError, match="function"):
+        TaskQPushOperator(task_id="push", topic="work", tasks=iter(["a"]))
+
+
+def test_identifiers_and_dicts_in_a_list_are_templates(queue: TaskQueue) -> None:
+    operator = TaskQPushOperator(
+        task_id="push",
+        topic="{{ 'work' }}",
+        tasks=["{{ ds }}", {"identifier": "x", "payload": {"day": "{{ ds }}"}}],
+    )
+    operator.render_template_fields(context_of())
+    operator.execute(context_of())
+    first, second = queue.page("work")
+    assert (first.identifier, second.payload) == ("2013-01-01", {"day": "2013-01-01"})
+
+
+def test_what_a_function_gives_is_no_template(queue: TaskQueue) -> None:
+    operator = TaskQPushOperator(task_id="push", topic="work", tasks=lambda: ["{{ ds }}"])
+    operator.render_template_fields(context_of())
+    operator.execute(context_of())
+    assert queue.page("work")[0].identifier == "{{ ds }}"
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        [{"identifier": "N14228", "payload": {"secret": MARK}}, NewTask("N24211", payload=MARK, reference=MARK)],
+        lambda: [NewTask("N14228", payload=MARK)],
+        [{"payload": MARK}],
+    ],
+)
+def test_payloads_are_not_in_what_airflow_stores(tasks: Any) -> None:
+    with DAG("dag", schedule=None) as dag:
+        operator = TaskQPushOperator(task_id="push", topic="work", tasks=tasks)
+    assert MARK not in json.dumps(DagSerialization.to_dict(dag))
+    assert MARK not in json.dumps(rendered(operator))
+    assert MARK not in repr(operator.tasks)
+
+
+def test_rendered_fields_show_counts_and_identifiers() -> None:
+    operator = TaskQPushOperator(
+        task_id="push", topic="work", tasks=[NewTask(f"N{n}", payload=MARK) for n in range(99)]
+    )
+    shown = rendered(operator)["tasks"]
+    assert shown == {"count": 99, "identifiers": [f"N{n}" for n in range(10)]}
+
+
+def test_an_error_in_a_template_does_not_log_payloads(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [{"identifier": "{{ nobody.knows }}", "payload": MARK}]
+    operator = TaskQPushOperator(task_id="push", topic="work", tasks=tasks)
+    with caplog.at_level(logging.DEBUG), pytest.raises(Exception, match="nobody"):
+        operator.render_template_fields(context_of())
+    output = capsys.readouterr()
+    assert MARK not in caplog.text + output.out + output.err
+
+
+def test_the_output_of_another_task_is_waited_for() -> None:
+    with DAG("dag", schedule=None):
+
+        @task
+        def tails() -> list[str]:
+            return ["N14228"]
+
+        output = tails()
+        push = TaskQPushOperator(task_id="push", topic="work", tasks=output)
+        mapped = TaskQPushOperator.partial(task_id="mapped", topic="work").expand(tasks=output)
+        deep = TaskQPushOperator(task_id="deep", topic="work", tasks=[{"identifier": output}])
+    assert push.upstream_task_ids == mapped.upstream_task_ids == deep.upstream_task_ids == {"tails"}

@@ -1,0 +1,221 @@
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowRescheduleException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    TaskDeferred,
+)
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_provider_taskq.hooks import TaskQHook
+from airflow_provider_taskq.queue import LeaseLost, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.sensors import TaskQSensor
+from airflow_provider_taskq.triggers import TaskQTrigger
+from tests.airflow.conftest import Connect, context_of
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+NAME = "dag/run/gate/-1"
+
+
+def gate(**arguments: Any) -> TaskQSensor:
+    return TaskQSensor(**{"task_id": "gate", "topic": "work", "poke_interval": 0.05, "timeout": 5, **arguments})
+
+
+def deferred(sensor: TaskQSensor, context: Any = None) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as raised:
+        sensor.execute(context or context_of())
+    return raised.value
+
+
+def resume(sensor: TaskQSensor, event: dict[str, Any], **kwargs: Any) -> Any:
+    """Resumes a deferred sensor as Airflow does."""
+    kwargs = {"deadline": "2999-01-01T00:00:00+00:00", "event": event} | kwargs
+    return sensor.resume_execution("execute_complete", kwargs, context_of())
+
+
+READY = {"status": "ready", "topic": "work", "ready": 1}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"mode": "reschedule"}, {"deferrable": True}])
+class TestEveryMode:
+    def test_a_topic_that_is_ready_opens_the_gate_at_once(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
+        queue.push("work", ["a", "b", "c"])
+        sensor = gate(min_tasks=2, **arguments)
+        assert sensor.execute(context_of()) == {"topic": "work", "ready": 2}
+        assert {task.state for task in queue.page("work")} == {State.READY}
+
+    def test_a_claim_takes_tasks_under_the_logical_task(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
+        queue.push("work", ["a", "b", "c"])
+        assert gate(claim=2, **arguments).execute(context_of()) == {"topic": "work", "owner": NAME, "claimed": 2}
+        assert [task.owner for task in queue.page("work")] == [NAME, NAME, None]
+
+    def test_a_retry_finds_the_same_tasks_and_takes_no_more(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
+        queue.push("work", ["a", "b", "c"])
+        first = gate(claim=2, **arguments).execute(context_of())
+        owner = queue.owner(NAME)
+        assert gate(claim=2, **arguments).execute(context_of()) == first
+        assert [task.owner for task in queue.page("work")] == [NAME, NAME, None]
+        assert owner is not None
+        with pytest.raises(LeaseLost):
+            queue.heartbeat(owner)  # the first try is locked out
+
+    def test_a_retry_finds_its_tasks_though_its_lease_has_lapsed(
+        self, queue: TaskQueue, arguments: dict[str, Any]
+    ) -> None:
+        queue.push("work", ["a"])
+        first = gate(claim=1, lease=0.01, **arguments).execute(context_of())
+        while queue.owners():
+            pass
+        assert gate(claim=1, **arguments).execute(context_of()) == first
+
+    def test_an_unknown_topic_is_an_error_at_once(self, arguments: dict[str, Any]) -> None:
+        with pytest.raises(UnknownTopic, match="nowhere"):
+            gate(topic="nowhere", **arguments).execute(context_of())
+
+
+def test_waits_by_poking() -> None:
+    with pytest.raises(AirflowSensorTimeout):
+        gate(timeout=0.1).execute(context_of())
+    with pytest.raises(AirflowSkipException):
+        gate(timeout=0.1, soft_fail=True).execute(context_of())
+
+
+def test_each_mapped_task_owns_its_own(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    owners = [gate(claim=1).execute(context_of(map_index=index))["owner"] for index in range(2)]
+    assert owners == ["dag/run/gate/0", "dag/run/gate/1"]
+
+
+def test_a_named_owner_is_used(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    sensor = gate(claim=1, owner="loader-{{ ds }}", lease=timedelta(minutes=2))
+    sensor.render_template_fields(context_of())
+    assert sensor.execute(context_of())["owner"] == "loader-2013-01-01"
+    (owner,) = queue.owners()
+    assert owner.lease == timedelta(minutes=2)
+
+
+def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    deferred(gate(claim=5, min_tasks=2, deferrable=True))
+    assert queue.owners() == []
+    assert queue.page("work")[0].state is State.READY
+
+
+def test_a_claim_that_finds_too_few_takes_none(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another poller takes tasks between the look and the claim."""
+    queue.push("work", ["a", "b"])
+    ready = TaskQueue.ready
+
+    def others_are_quicker(self: TaskQueue, *arguments: Any) -> int:
+        found = ready(self, *arguments)
+        with TaskQHook().transaction() as other:
+            other.poll("work", other.register("other"), 1)
+        return found
+
+    monkeypatch.setattr(TaskQueue, "ready", others_are_quicker)
+    deferred(gate(claim=2, min_tasks=2, deferrable=True))
+    assert sorted(str(task.owner) for task in queue.page("work")) == ["None", "other"]
+
+
+class TestDeferred:
+    def test_a_gate_that_looks_is_ended_by_its_trigger(self) -> None:
+        context = context_of()
+        trigger = deferred(gate(deferrable=True, min_tasks=3), context).trigger
+        assert context["ti"].pushed == {"return_value": {"topic": "work", "ready": 3}}
+        assert isinstance(trigger, TaskQTrigger)
+        assert trigger.serialize()[1] == {
+            "topic": "work",
+            "min_tasks": 3,
+            "condition": "NONE",
+            "taskq_conn_id": "taskq_default",
+            "poll_interval": 1.0,
+            "ends_task": True,
+            "first_look": 0,
+        }
+
+    def test_pushes_no_result_if_told_so(self) -> None:
+        context = context_of()
+        deferred(gate(deferrable=True, do_xcom_push=False), context)
+        assert context["ti"].pushed == {}
+
+    @pytest.mark.parametrize("arguments", [{"claim": 1}, {"outlets": [Asset("flights")]}], ids=["claim", "outlets"])
+    def test_a_gate_with_more_to_do_is_resumed_after_a_while(self, arguments: dict[str, Any]) -> None:
+        kwargs = deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]
+        assert (kwargs["ends_task"], kwargs["first_look"]) == (False, 10.0)
+
+    def test_resumes_and_claims(self, queue: TaskQueue) -> None:
+        queue.push("work", ["a"])
+        assert resume(gate(deferrable=True, claim=5), READY) == {"topic": "work", "owner": NAME, "claimed": 1}
+
+    def test_defers_again_within_its_first_deadline_when_others_were_quicker(self) -> None:
+        first = deferred(gate(deferrable=True, claim=1, timeout=100))
+        assert first.timeout is not None
+        assert first.kwargs is not None
+        with pytest.raises(TaskDeferred) as again:
+            resume(gate(deferrable=True, claim=1, timeout=100), READY, **first.kwargs)
+        assert again.value.kwargs == first.kwargs
+        assert again.value.timeout < first.timeout <= timedelta(seconds=100)
+
+    def test_does_not_defer_again_after_its_deadline(self) -> None:
+        late = {"deadline": "2013-01-01T00:00:00+00:00"}
+        with pytest.raises(AirflowSensorTimeout):
+            resume(gate(deferrable=True, claim=1), READY, **late)
+        with pytest.raises(AirflowSkipException):
+            resume(gate(deferrable=True, claim=1, soft_fail=True), READY, **late)
+
+    def test_fails_or_skips_with_the_triggers_sentence(self) -> None:
+        event = {"status": "error", "message": "topic 'work' is not known"}
+        with pytest.raises(AirflowException, match="topic 'work' is not known"):
+            resume(gate(deferrable=True), event)
+        with pytest.raises(AirflowSkipException):
+            resume(gate(deferrable=True, soft_fail=True), event)
+
+    def test_never_fails_if_told_so(self, connect_airflow: Connect, empty_dsn: str) -> None:
+        connect_airflow(dsn=empty_dsn)
+        with pytest.raises(AirflowSkipException):
+            gate(deferrable=True, never_fail=True).execute(context_of())
+
+
+def test_airflows_own_owner_is_not_taken_for_the_queues() -> None:
+    """Else all gates of a DAG, or of an installation, would register one name and take each other's tasks over."""
+    with DAG("dag", schedule=None, default_args={"owner": "data-team"}):
+        plain = TaskQSensor(task_id="plain", topic="work", claim=1)
+        named = TaskQSensor(task_id="named", topic="work", claim=1, owner="loader")
+        mapped = TaskQSensor.partial(task_id="mapped", claim=1).expand(topic=["work"])
+    assert [(sensor.task_owner, sensor.owner) for sensor in (plain, named)] == [
+        (None, "data-team"),
+        ("loader", "data-team"),
+    ]
+    with DAG("other", schedule=None):
+        bare = TaskQSensor.partial(task_id="bare", claim=1).expand(topic=["work"])
+    for sensor in (mapped.unmap({"topic": "work"}), bare.unmap({"topic": "work"})):
+        assert isinstance(sensor, TaskQSensor)
+        assert sensor.task_owner is None
+
+
+def test_a_mapped_gate_can_be_stored() -> None:
+    with DAG("dag", schedule=None) as dag:
+        TaskQSensor.partial(task_id="plain").expand(topic=["a", "b"])
+        TaskQSensor.partial(task_id="named", owner="loader").expand(topic=["a", "b"])
+    assert isinstance(dag.owner, str)
+    restored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
+    assert isinstance(restored.owner, str)
+
+
+@pytest.mark.parametrize("arguments", [{"min_tasks": 0}, {"claim": 0}])
+def test_bounds_below_one_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        gate(**arguments)
+
+
+def test_reschedules_itself() -> None:
+    with pytest.raises(AirflowRescheduleException):
+        gate(mode="reschedule").execute(context_of())

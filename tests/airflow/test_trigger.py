@@ -1,0 +1,273 @@
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from airflow_provider_taskq.queue import TaskQueue, connect, install
+from airflow_provider_taskq.triggers import TaskQTrigger
+from airflow_provider_taskq.triggers import watcher as watching
+from airflow_provider_taskq.triggers.watcher import Watcher
+from tests.airflow.conftest import Connect
+
+pytestmark = pytest.mark.usefixtures("airflow_connection")
+
+LINES = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND pid <> pg_backend_pid()"
+
+
+async def first_event(trigger: TaskQTrigger) -> TriggerEvent:
+    async for event in trigger.run():
+        return event
+    raise AssertionError("the trigger ended without an event")
+
+
+def waiting(topic: str = "work", **arguments: Any) -> "asyncio.Task[TriggerEvent]":
+    """A trigger that runs beside the test, as many do in one triggerer."""
+    return asyncio.create_task(first_event(TaskQTrigger(**{"topic": topic, "poll_interval": 0.05, **arguments})))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  what happens, happens in the server
+            await asyncio.sleep(0.02)
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a test in an event loop of its own, for a minute at most."""
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+@pytest.fixture
+def lines(conn: psycopg.Connection) -> Callable[[], int]:
+    """Counts the connections that triggers have to the test's server now."""
+    return lambda: len(conn.execute(LINES).fetchall())
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of waits at each look, as they are made."""
+    made: list[int] = []
+    look = Watcher._look
+
+    async def counted(self: Watcher, connection: Any) -> None:
+        made.append(len(self._waits))
+        await look(self, connection)
+
+    monkeypatch.setattr(Watcher, "_look", counted)
+    return made
+
+
+def test_can_be_stored_and_made_again() -> None:
+    trigger = TaskQTrigger(topic="work", min_tasks=3, poll_interval=2, ends_task=True, first_look=10)
+    path, arguments = trigger.serialize()
+    assert path == "airflow_provider_taskq.triggers.topic.TaskQTrigger"
+    assert TaskQTrigger(**arguments).serialize() == (path, arguments)
+
+
+def test_fires_when_there_are_enough(queue: TaskQueue, looks: list[int]) -> None:
+    async def test() -> None:
+        queue.push("work", ["a"])
+        wait = waiting(min_tasks=2)
+        await until(lambda: len(looks) > 3)
+        assert not wait.done()
+        queue.push("work", ["b", "c"])
+        assert (await wait).payload == {"status": "ready", "topic": "work", "ready": 2}
+
+    in_loop(test)
+
+
+def test_ends_the_task_with_success(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+
+    async def test() -> None:
+        event = await waiting(ends_task=True)
+        assert isinstance(event, TaskSuccessEvent)
+
+    in_loop(test)
+
+
+def test_takes_nothing(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+
+    async def test() -> None:
+        await waiting()
+
+    in_loop(test)
+    assert queue.ready("work") == 1
+    assert queue.owners() == []
+
+
+def test_does_not_look_before_its_first_look(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+
+    async def test() -> None:
+        began = asyncio.get_running_loop().time()
+        await waiting(first_look=0.5)
+        assert asyncio.get_running_loop().time() - began >= 0.5
+
+    in_loop(test)
+
+
+def test_200_waits_share_one_connection_and_one_query(
+    queue: TaskQueue, lines: Callable[[], int], looks: list[int]
+) -> None:
+    topics = [f"topic-{number}" for number in range(50)]
+    for topic in topics:
+        queue.create_topic(topic)
+
+    async def test() -> None:
+        waits = [waiting(topics[number % 50], min_tasks=1 + number // 50) for number in range(200)]
+        await until(lambda: looks[-3:] == [200] * 3)
+        assert lines() == 1
+        began, before = asyncio.get_running_loop().time(), len(looks)
+        await until(lambda: len(looks) > before + 10)
+        assert asyncio.get_running_loop().time() - began > 10 * 0.05 * 0.8  # whatever their number
+        queue.push(topics[7], ["a", "b"])
+        await asyncio.gather(waits[7], waits[57])
+        assert [number for number, wait in enumerate(waits) if wait.done()] == [7, 57]
+        for topic in topics:
+            queue.push(topic, list("abcd"))
+        await asyncio.gather(*waits)
+        await until(lambda: lines() == 0)
+
+    in_loop(test)
+
+
+def test_the_event_loop_is_not_blocked(queue: TaskQueue) -> None:
+    async def test() -> None:
+        loop, worst = asyncio.get_running_loop(), 0.0
+        waits = [waiting() for _ in range(500)]
+        for _ in range(100):
+            began = loop.time()
+            await asyncio.sleep(0.01)
+            worst = max(worst, loop.time() - began - 0.01)
+        queue.push("work", ["a"])
+        await asyncio.gather(*waits)
+        assert worst < 0.25
+
+    in_loop(test)
+
+
+def test_a_cancelled_wait_is_forgotten(queue: TaskQueue, lines: Callable[[], int], looks: list[int]) -> None:
+    async def test() -> None:
+        one, other = waiting(), waiting()
+        await until(lambda: looks[-1:] == [2])
+        one.cancel()
+        await until(lambda: looks[-1:] == [1])
+        other.cancel()
+        await until(lambda: lines() == 0)
+        queue.push("work", ["a"])
+        assert (await waiting()).payload["status"] == "ready"  # and the next one finds the watcher at work again
+
+    in_loop(test)
+
+
+def test_an_unknown_topic_ends_its_wait_only(queue: TaskQueue) -> None:
+    async def test() -> None:
+        other = waiting()
+        event = await waiting("nowhere")
+        assert event.payload["status"] == "error"
+        assert "nowhere" in event.payload["message"]
+        queue.push("work", ["a"])
+        assert (await other).payload["status"] == "ready"
+
+    in_loop(test)
+
+
+def test_a_topic_that_is_dropped_ends_its_wait(queue: TaskQueue, looks: list[int]) -> None:
+    async def test() -> None:
+        wait = waiting()
+        await until(lambda: looks != [])
+        queue.drop_topic("work")
+        assert (await wait).payload == {"status": "error", "message": "topic 'work' is not known, it was dropped"}
+
+    in_loop(test)
+
+
+def test_a_missing_schema_ends_the_wait_and_says_what_to_run(connect_airflow: Connect, empty_dsn: str) -> None:
+    connect_airflow(dsn=empty_dsn)
+
+    async def test() -> None:
+        event = await waiting()
+        assert event.payload["status"] == "error"
+        assert "airflow_provider_taskq.queue install" in event.payload["message"]
+
+    in_loop(test)
+
+
+def test_a_missing_airflow_connection_ends_the_wait() -> None:
+    async def test() -> None:
+        event = await waiting(taskq_conn_id="nobody_made_it")
+        assert event.payload["status"] == "error"
+        assert "nobody_made_it" in event.payload["message"]
+
+    in_loop(test)
+
+
+def test_survives_a_killed_connection(queue: TaskQueue, conn: psycopg.Connection, looks: list[int]) -> None:
+    async def test() -> None:
+        wait = waiting()
+        await until(lambda: looks != [])
+        conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({LINES}) lines")
+        queue.push("work", ["a"])
+        assert (await wait).payload["status"] == "ready"
+
+    in_loop(test)
+
+
+def test_leaves_a_server_process_that_stands_still(
+    queue: TaskQueue,
+    conn: psycopg.Connection,
+    looks: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "_PATIENCE", 0.5)
+
+    async def test() -> None:
+        wait = waiting()
+        await until(lambda: looks != [])
+        ((still,),) = conn.execute(LINES).fetchall()
+        os.kill(still, signal.SIGSTOP)
+        try:
+            queue.push("work", ["a"])
+            assert (await wait).payload["status"] == "ready"
+        finally:
+            os.kill(still, signal.SIGCONT)
+        await until(lambda: conn.execute(LINES).fetchall() == [])
+
+    in_loop(test)
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedPostgres]:
+    """A server that a test may stop."""
+    with EmbeddedPostgres(settings={"fsync": "off"}) as server:
+        with connect(server.dsn) as connection:
+            install(connection)
+            TaskQueue(connection).create_topic("work")
+        yield server
+
+
+def test_survives_a_restart_of_the_server(
+    own_server: EmbeddedPostgres, connect_airflow: Connect, looks: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    connect_airflow(dsn=own_server.dsn)
+    password = str(psycopg.conninfo.conninfo_to_dict(own_server.dsn)["password"])
+
+    async def test() -> None:
+        waits = [waiting() for _ in range(20)]
+        await until(lambda: looks != [])
+        await asyncio.to_thread(own_server.stop, "immediate")
+        await until(lambda: "cannot be looked after now" in caplog.text)
+        await asyncio.to_thread(own_server.start)
+        with connect(own_server.dsn) as connection:
+            TaskQueue(connection).push("work", ["a"])
+        assert [(await wait).payload["status"] for wait in waits] == ["ready"] * 20
+
+    in_loop(test)
+    assert password not in caplog.text

@@ -1,0 +1,314 @@
+"""Complete: a decision ends a task; all of a call's decisions or none; only what is held under this fence."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import product
+from typing import Any, cast
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    InvalidTask,
+    LeaseLost,
+    NewTask,
+    NotHeld,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+)
+from tests.queue.conftest import (
+    RESULTS,
+    InBackground,
+    await_lock_wait,
+    image,
+    known,
+    lapse,
+    pass_time,
+    states,
+    task_in,
+)
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize("state", RESULTS)
+def test_a_result_ends_a_task_in_its_state(queue: TaskQueue, owner: Owner, state: State) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: RESULTS[state]})
+    info = known(queue, task)
+    assert (info.state, info.descent, info.owner, info.attempt) == (state, None, owner.name, 1)
+    assert info.completed is not None
+    assert info.completed >= info.created
+    assert queue.held(owner) == []
+    assert queue.poll("work", owner) == []
+
+
+def test_decisions_are_keyed_by_task_or_sequence(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b", "c"])
+    first, second, third = queue.poll("work", owner, 3)
+    queue.complete(owner, {first: Decision(Result.SUCCESS), second.sequence: Result.FILTER, third: Result.SUSPENSION})
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.FILTERED), ("c", State.SUSPENDED)]
+
+
+def test_decisions_may_span_topics(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other", TopicPolicy(RetryPolicy(max_attempts=5)))
+    queue.push("work", ["a"])
+    queue.push("other", ["x", "y"])
+    tasks = queue.poll("work", owner) + queue.poll("other", owner, 2)
+    queue.complete(owner, {tasks[0]: Result.FAILURE, tasks[1]: Result.FAILURE, tasks[2]: Result.SUCCESS})
+    assert states(queue) == [("a", State.FAILED)]
+    assert states(queue, "other") == [("x", State.READY), ("y", State.SUCCEEDED)]
+
+
+def test_no_decisions_change_nothing(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {})
+    assert states(queue) == [("a", State.ACTIVE)]
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE])
+@pytest.mark.parametrize("result", [Result.FAILURE, Result.SUCCESS])
+def test_what_is_not_active_cannot_be_completed(
+    queue: TaskQueue, owner: Owner, state: State, result: Result
+) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=9)))
+    held = task_in(queue, owner, State.ACTIVE, "held")
+    queue.alter_topic("work", TopicPolicy())
+    task = task_in(queue, owner, state)
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=9)))
+    before = image(queue)
+    with pytest.raises(NotHeld, match=rf"{task.sequence}\b") as refusal:
+        queue.complete(owner, {held: result, task: result})
+    assert not isinstance(refusal.value, LeaseLost)
+    assert owner.name in str(refusal.value)
+    assert image(queue) == before
+
+
+@pytest.mark.parametrize("result", list(Result))
+def test_what_another_owner_holds_cannot_be_completed(queue: TaskQueue, owner: Owner, result: Result) -> None:
+    other = queue.register("other")
+    theirs = task_in(queue, other, State.ACTIVE)
+    with pytest.raises(NotHeld, match=rf"{theirs.sequence}\b"):
+        queue.complete(owner, {theirs: result})
+    assert queue.held(other) == [theirs]
+
+
+def test_a_sequence_that_does_not_exist_is_not_held(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    with pytest.raises(NotHeld):
+        queue.complete(owner, {task: Result.SUCCESS, 2**60: Result.SUCCESS})
+    assert queue.held(owner) == [task]
+
+
+def test_a_task_and_its_sequence_are_not_two_tasks(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    with pytest.raises(TaskQueueError, match=rf"{task.sequence}\b"):
+        queue.complete(owner, {task: Result.SUCCESS, task.sequence: Result.FAILURE})
+    assert queue.held(owner) == [task]
+
+
+def test_a_lapsed_lease_still_completes(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    lapse(queue, owner)
+    queue.complete(owner, {task: Result.SUCCESS})
+    assert known(queue, task).state is State.SUCCEEDED
+
+
+def test_a_task_polled_again_cannot_be_completed_by_the_one_who_had_it_before(queue: TaskQueue, owner: Owner) -> None:
+    """The same owner's name, another fence; and another owner: a late worker never overwrites its successor."""
+    task = task_in(queue, owner, State.ACTIVE)
+    lapse(queue, owner)
+    queue.expire()
+    successor = queue.register("successor")
+    assert queue.poll("work", successor) == [task]
+    renewed = queue.register(owner.name)
+    for late in (owner, renewed):
+        with pytest.raises(NotHeld):
+            queue.complete(late, {task: Result.FAILURE})
+    queue.complete(successor, {task: Result.SUCCESS})
+    assert known(queue, task).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    "message", [None, "text", 17, False, {"a": [1, None, "é \N{GRINNING FACE}"]}, [], "", "x" * 1_000_000]
+)
+def test_a_message_is_the_tasks_output(queue: TaskQueue, owner: Owner, message: Any) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: Decision(Result.SUCCESS, message)})
+    assert known(queue, task).output == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [float("nan"), {1, 2}, "a\x00b", {"k\x00": 1}, "a\ud800", b"bytes"],
+    ids=["NaN", "set", "NUL", "NUL key", "lone surrogate", "bytes"],
+)
+def test_a_message_that_is_not_json_is_refused_by_its_sequence(queue: TaskQueue, owner: Owner, message: Any) -> None:
+    queue.push("work", ["a", "b"])
+    good, bad = queue.poll("work", owner, 2)
+    with pytest.raises(InvalidTask) as refusal:
+        queue.complete(owner, {good: Result.SUCCESS, bad: Decision(Result.SUCCESS, message)})
+    assert queue.held(owner) == [good, bad]
+    assert str(bad.sequence) in str(refusal.value), "errors say the sequences: which of a thousand decisions was it?"
+
+
+def test_an_exception_is_kept_as_its_trace(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    try:
+        cast("list[int]", [])[3]
+    except IndexError as error:
+        queue.complete(owner, {task: Decision(Result.FAILURE, {"row": 3}, error)})
+    info = known(queue, task)
+    assert info.error is not None
+    assert "IndexError: list index out of range" in info.error
+    assert "test_an_exception_is_kept_as_its_trace" in info.error
+    assert info.output == {"row": 3}
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["x" * 5_000_000, ValueError("é" * 5_000_000), ValueError("a\x00b\ud800"), "a\x00b\ud800"],
+    ids=["long text", "long exception", "odd exception", "odd text"],
+)
+@pytest.mark.parametrize("attempts", [1, 2], ids=["ended", "retried"])
+def test_a_trace_is_bounded_and_always_storable(
+    queue: TaskQueue, owner: Owner, error: BaseException | str, attempts: int
+) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=attempts)))
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=error)})
+    kept = known(queue, task).error
+    assert kept
+    assert len(kept) <= 20_000
+
+
+def test_the_end_of_a_long_trace_is_kept(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=f"{'x' * 100_000} the cause")})
+    assert (known(queue, task).error or "").endswith("the cause")
+
+
+def test_a_snooze_puts_the_task_back_for_later_with_no_attempt_counted(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=HOUR)})
+    info = known(queue, task)
+    row = queue.conn.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    assert (info.state, info.status, info.attempt, info.owner) == (State.READY, "scheduled", 0, None)
+    assert timedelta(0) < row[0] + HOUR - info.available_at < timedelta(minutes=1)
+    assert queue.poll("work", owner) == []
+    pass_time(queue, HOUR)
+    [again] = queue.poll("work", owner)
+    assert again.attempt == 1
+
+
+def test_a_snooze_of_no_length_is_due_at_once(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(0))})
+    assert queue.poll("work", owner) == [task]
+
+
+def test_snoozes_and_ends_mix_in_one_call(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b", "c", "d"])
+    a, b, c, d = queue.poll("work", owner, 4)
+    queue.complete(
+        owner,
+        {
+            a: Decision(Result.SUSPENSION, delay=HOUR),
+            b: Result.SUSPENSION,
+            c: Result.FAILURE,
+            d: Decision(Result.SUSPENSION, delay=2 * HOUR),
+        },
+    )
+    assert states(queue) == [
+        ("a", State.READY),
+        ("b", State.SUSPENDED),
+        ("c", State.FAILED),
+        ("d", State.READY),
+    ]
+    assert known(queue, d).available_at - known(queue, a).available_at == HOUR
+
+
+@pytest.mark.parametrize("result", [Result.FAILURE, Result.FILTER, Result.SUCCESS])
+def test_only_a_suspension_snoozes(result: Result) -> None:
+    with pytest.raises(ValueError, match="SUSPENSION"):
+        Decision(result, delay=HOUR)
+
+
+def test_a_completion_is_undone_with_its_transaction(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    first, second = queue.poll("work", owner, 2)
+    before = image(queue)
+    session.complete(owner, {first: Result.SUCCESS, second: Decision(Result.SUSPENSION, delay=HOUR)})
+    session.conn.rollback()
+    assert image(queue) == before
+    queue.complete(owner, {first: Result.FAILURE})
+
+
+def test_of_two_completions_at_once_the_first_to_commit_decides(
+    queue: TaskQueue,
+    owner: Owner,
+    session: TaskQueue,
+    open_queue: Callable[[], TaskQueue],
+    background: InBackground[None],
+) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    second = open_queue()
+    session.complete(owner, {task: Result.SUCCESS})
+    late = background(lambda: second.complete(owner, {task: Result.FAILURE}))
+    await_lock_wait(queue.conn, second)
+    session.conn.commit()
+    with pytest.raises(NotHeld):
+        late.result()
+    assert known(queue, task).state is State.SUCCEEDED
+
+
+def test_a_completion_waits_out_a_takeover_and_then_is_refused(
+    queue: TaskQueue,
+    owner: Owner,
+    session: TaskQueue,
+    open_queue: Callable[[], TaskQueue],
+    background: InBackground[None],
+) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    old = open_queue()
+    successor = session.register(owner.name)
+    late = background(lambda: old.complete(owner, {task: Result.FAILURE}))
+    await_lock_wait(queue.conn, old)
+    session.conn.commit()
+    with pytest.raises(LeaseLost):
+        late.result()
+    assert queue.held(successor) == [task]
+
+
+def test_a_thousand_decisions_take_one_call(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask(f"{number}", {"n": number}) for number in range(1000)])
+    tasks = queue.poll("work", owner, 1000)
+    queue.complete(owner, {task: Decision(Result(number % 4), number) for number, task in enumerate(tasks)})
+    counts = queue.count("work")["work"]
+    assert {state: count.count for state, count in counts.items()} == dict.fromkeys(RESULTS, 250)
+    assert known(queue, tasks[7]).output == 7
+
+
+@pytest.mark.parametrize(("first", "second"), list(product(Result, Result)))
+def test_two_results_merge_to_the_one_that_stands_first(first: Result, second: Result) -> None:
+    merged = Decision(first, "one").merge(Decision(second, "two"))
+    assert merged.result is min(first, second)
+    assert merged.continued is (first is second is Result.SUCCESS)
+
+
+def test_merging_keeps_both_errors() -> None:
+    merged = Decision(Result.FAILURE, error=ValueError("one")).merge(Decision(Result.FAILURE, error=OSError("two")))
+    assert isinstance(merged.error, BaseExceptionGroup)
+    assert [str(error) for error in merged.error.exceptions] == ["one", "two"]
+
+
+def test_a_decision_is_continued_for_success_only_unless_set() -> None:
+    assert [Decision(result).continued for result in Result] == [False, False, False, True]
+    assert Decision(Result.SUCCESS, continued=False).continued is False
+    assert Decision(Result.FILTER, continued=True).continued is True

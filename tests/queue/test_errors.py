@@ -1,0 +1,203 @@
+"""Errors: one clear sentence that says what to do, and nothing changed."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_provider_taskq.queue import (
+    LeaseLost,
+    NotHeld,
+    Owner,
+    Result,
+    SchemaMismatch,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    connect,
+)
+from tests.queue.conftest import image, lapse, task_in
+
+SECRET = "hunter2"
+VARIABLES = ("TASKQ_DSN", "TASKQ_DSN_FILE", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+
+
+@pytest.fixture
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def sentence(error: BaseException) -> str:
+    """The message of an error, which has to be one line."""
+    text = str(error)
+    assert text
+    assert len(text.splitlines()) == 1, text
+    return text
+
+
+def test_a_server_that_is_down_is_told_in_one_sentence() -> None:
+    with pytest.raises(TaskQueueError) as error:
+        connect(f"postgresql://me:{SECRET}@127.0.0.1:1/nowhere", connect_timeout=3)
+    assert "127.0.0.1" in sentence(error.value)
+    assert SECRET not in sentence(error.value)
+
+
+def test_a_database_that_does_not_exist_is_told_in_one_sentence(server_dsn: str) -> None:
+    with pytest.raises(TaskQueueError, match="no_such_database") as error:
+        connect(make_conninfo(server_dsn, dbname="no_such_database"))
+    sentence(error.value)
+
+
+def test_no_dsn_at_all_says_what_to_set(no_environment: None) -> None:  # noqa: ARG001 - it acts
+    with pytest.raises(TaskQueueError, match="TASKQ_DSN") as error:
+        connect()
+    sentence(error.value)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://me:{SECRET}@host:not-a-port/db",
+        f"postgresql://me:pass/{SECRET}@127.0.0.1/db",
+        f"postgresql://me:{SECRET}/word@127.0.0.1/db",
+        f"postgresql://me:pa@{SECRET}@127.0.0.1:1/db",
+        f"postgresql://me:{SECRET}?x@127.0.0.1:1/db",
+        f"postgresql://me:{SECRET}#x@127.0.0.1:1/db",
+        f"postgresql://me:%zz{SECRET}@127.0.0.1:1/db",
+        f"postgresql://me:[{SECRET}@127.0.0.1:1/db",
+        f"postgres:/me:{SECRET}@127.0.0.1/db",
+        f"host=127.0.0.1 password=two {SECRET}",
+        f"host=127.0.0.1 password='{SECRET}",
+        f"host=127.0.0.1 pasword={SECRET}",
+        f"host=127.0.0.1 port=1 password={SECRET} sslmode={SECRET}",
+        f"mysql://me:{SECRET}@127.0.0.1/db",
+    ],
+    ids=[
+        *("bad port", "slash before", "slash after", "at sign", "question mark", "hash", "percent", "bracket"),
+        *("one slash", "blank", "open quote", "misspelt", "bad option", "another scheme"),
+    ],
+)
+def test_a_malformed_dsn_never_shows_its_password(dsn: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TaskQueueError) as error:
+        connect(dsn, connect_timeout=2)
+    assert SECRET not in sentence(error.value)
+    assert SECRET not in "".join(capfd.readouterr())
+
+
+def test_the_dsn_comes_from_its_variable(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    with connect() as conn:
+        assert conn.info.dbname == conninfo_to_dict(dsn)["dbname"]
+
+
+def test_the_dsn_comes_from_a_file(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TASKQ_DSN", raising=False)
+    (tmp_path / "dsn").write_text(f"{dsn}\n", encoding="utf-8")
+    monkeypatch.setenv("TASKQ_DSN_FILE", str(tmp_path / "dsn"))
+    with connect() as conn:
+        assert conn.info.dbname == conninfo_to_dict(dsn)["dbname"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"], ids=["missing", "empty", "binary"])
+def test_a_dsn_file_that_says_nothing_is_told_by_its_variable(
+    content: bytes | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    no_environment: None,  # noqa: ARG001 - it acts
+) -> None:
+    file = tmp_path / "dsn"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("TASKQ_DSN_FILE", str(file))
+    with pytest.raises(TaskQueueError, match="TASKQ_DSN_FILE") as error:
+        connect(connect_timeout=2)
+    sentence(error.value)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda queue, owner: queue.create_topic("t"),
+        lambda queue, owner: queue.topics(),
+        lambda queue, owner: queue.push("t", ["a"]),
+        lambda queue, owner: queue.push_stream("t", ["a"]),
+        lambda queue, owner: queue.register("me"),
+        lambda queue, owner: queue.poll("t", owner),
+        lambda queue, owner: queue.ready("t"),
+        lambda queue, owner: queue.complete(owner, {1: Result.SUCCESS}),
+        lambda queue, owner: queue.expire(),
+        lambda queue, owner: queue.held(owner),
+        lambda queue, owner: queue.count(),
+        lambda queue, owner: queue.page("t"),
+    ],
+    ids="create_topic topics push push_stream register poll ready complete expire held count page".split(),
+)
+def test_a_missing_schema_says_what_to_run(
+    empty_dsn: str, owner: Owner, verb: Callable[[TaskQueue, Owner], object]
+) -> None:
+    with connect(empty_dsn, autocommit=True) as conn, pytest.raises(SchemaMismatch, match="install") as error:
+        verb(TaskQueue(conn), owner)
+    assert "missing" in sentence(error.value)
+
+
+def test_a_lost_lease_names_the_owner(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.register(owner.name)
+    before = image(queue)
+    for verb in (
+        lambda: queue.heartbeat(owner),
+        lambda: queue.poll("work", owner),
+        lambda: queue.complete(owner, {task: Result.SUCCESS}),
+    ):
+        with pytest.raises(LeaseLost, match=rf"'{owner.name}'.*{owner.fence}") as error:
+            verb()
+        sentence(error.value)
+    assert image(queue) == before
+
+
+def test_a_lapsed_lease_says_that_a_heartbeat_renews_it(queue: TaskQueue, owner: Owner) -> None:
+    lapse(queue, owner)
+    with pytest.raises(LeaseLost, match="heartbeat") as error:
+        queue.poll("work", owner)
+    sentence(error.value)
+
+
+def test_tasks_not_held_are_named_but_not_by_the_thousand(queue: TaskQueue, owner: Owner) -> None:
+    with pytest.raises(NotHeld, match=r"5000") as error:
+        queue.complete(owner, dict.fromkeys(range(10**9, 10**9 + 5000), Result.SUCCESS))
+    assert "1000000000" in sentence(error.value)
+    assert len(sentence(error.value)) < 1000
+
+
+def test_an_error_keeps_what_postgresql_said_as_its_cause(queue: TaskQueue) -> None:
+    with pytest.raises(TaskQueueError) as error:
+        queue.push("nowhere", ["a"])
+    assert isinstance(error.value.__cause__, psycopg.Error)
+
+
+def test_a_connection_that_died_is_no_error_of_the_queue(queue: TaskQueue, session: TaskQueue) -> None:
+    """It belongs to the caller, and so does its error: psycopg's own, by which callers tell that they may try again."""
+    session.conn.execute("SELECT")
+    queue.conn.execute("SELECT pg_terminate_backend(%s)", (session.conn.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError):
+        session.push("work", ["a"])
+    session.conn.close()
+
+
+@pytest.mark.parametrize("action", ["install", "verify", "uninstall"])
+def test_the_command_line_says_it_in_one_sentence(action: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow_provider_taskq.queue", action],
+        env={"TASKQ_DSN": f"postgresql://me:{SECRET}@127.0.0.1:1/db", "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert SECRET not in done.stderr + done.stdout

@@ -1,0 +1,321 @@
+"""Expire: lapsed leases are taken with their tasks, never one that has not lapsed, and whoever commits first decides."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    LeaseLost,
+    NewTask,
+    Owner,
+    Result,
+    State,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+)
+from tests.queue.conftest import (
+    InBackground,
+    await_lock_wait,
+    hurry,
+    identifiers,
+    keeps_expired,
+    known,
+    lapse,
+    states,
+    task_in,
+)
+
+
+def crash(queue: TaskQueue, owner: Owner) -> int:
+    lapse(queue, owner)
+    return queue.expire()
+
+
+def test_a_lease_that_has_not_lapsed_is_never_touched(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    assert queue.expire() == 0
+    assert queue.held(owner) == [task]
+    queue.complete(owner, {task: Result.SUCCESS})
+
+
+@pytest.mark.parametrize("grace", [timedelta(seconds=-1), -timedelta(days=1)])
+def test_no_grace_below_zero_takes_a_lease_that_has_not_lapsed(queue: TaskQueue, grace: timedelta) -> None:
+    owner = queue.register("short", timedelta(milliseconds=900))
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.heartbeat(owner)
+    try:
+        queue.expire(grace)
+    except (TaskQueueError, ValueError):
+        return
+    assert queue.held(owner) == [task]
+
+
+def test_grace_spares_leases_that_lapsed_a_moment_ago(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.ACTIVE)
+    lapse(queue, owner, timedelta(seconds=30))
+    assert queue.expire(timedelta(minutes=1)) == 0
+    assert len(queue.held(owner)) == 1
+    assert queue.expire(timedelta(seconds=29)) == 1
+
+
+def test_expired_tasks_are_redelivered_in_their_old_place(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b", "c"])
+    queue.poll("work", owner, 2)
+    assert crash(queue, owner) == 2
+    tasks = queue.poll("work", queue.register("next"), 3)
+    assert [(task.identifier, task.attempt, task.redelivered) for task in tasks] == [
+        ("a", 1, True),
+        ("b", 1, True),
+        ("c", 1, False),
+    ]
+
+
+def test_a_redelivered_task_reads_as_ready_again(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    crash(queue, owner)
+    info = known(queue, task)
+    assert (info.state, info.status, info.attempt, info.crashes, info.owner, info.redelivered) == (
+        *(State.READY, "ready", 0, 1, None, True),
+    )
+
+
+def test_the_last_permitted_crash_ends_the_task_with_the_reason(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    for crashes in (1, 2):
+        crash(queue, owner)
+        assert known(queue, task).crashes == crashes
+        owner = queue.register("next")
+        assert queue.poll("work", owner) == [task]
+    assert crash(queue, owner) == 1
+    info = known(queue, task)
+    assert (info.state, info.crashes, info.attempt, info.owner) == (State.FAILED, 3, 0, "next")
+    assert info.error
+    assert "3" in info.error
+    assert info.completed is not None
+    assert queue.ready("work") == 0
+
+
+def test_the_number_of_crashes_is_the_topics(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(max_crashes=1))
+    task = task_in(queue, owner, State.ACTIVE)
+    crash(queue, owner)
+    assert known(queue, task).state is State.FAILED
+
+
+def test_tasks_of_a_topic_that_expires_wait_as_expired(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", keeps_expired())
+    task = task_in(queue, owner, State.ACTIVE)
+    assert crash(queue, owner) == 1
+    info = known(queue, task)
+    assert (info.state, info.status, info.owner, info.completed) == (State.EXPIRED, "expired", owner.name, None)
+    assert queue.poll("work", queue.register("next")) == []
+    assert queue.held(owner) == []
+
+
+def test_one_lease_covers_topics_of_both_kinds(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("kept", keeps_expired(max_crashes=1))
+    queue.create_topic("brittle", TopicPolicy(max_crashes=1))
+    for topic in ("work", "kept", "brittle"):
+        queue.push(topic, ["a"])
+        queue.poll(topic, owner)
+    assert crash(queue, owner) == 3
+    assert [states(queue, topic)[0][1] for topic in ("work", "kept", "brittle")] == [
+        State.READY,
+        State.EXPIRED,
+        State.FAILED,
+    ]
+
+
+def test_expire_takes_every_lapsed_lease_and_no_other(queue: TaskQueue) -> None:
+    queue.push("work", [f"{number}" for number in range(6)])
+    owners = [queue.register(f"owner {number}") for number in range(6)]
+    for owner in owners:
+        queue.poll("work", owner)
+    for owner in owners[::2]:
+        lapse(queue, owner)
+    assert queue.expire() == 3
+    assert [len(queue.held(owner)) for owner in owners] == [0, 1, 0, 1, 0, 1]
+    assert [owner.name for owner in queue.owners()] == ["owner 1", "owner 3", "owner 5"]
+
+
+def test_expire_also_ends_lapsed_leases_that_hold_nothing(queue: TaskQueue, owner: Owner) -> None:
+    assert crash(queue, owner) == 0
+    with pytest.raises(LeaseLost):
+        queue.heartbeat(owner)
+
+
+def test_expire_twice_takes_once(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.ACTIVE)
+    assert crash(queue, owner) == 1
+    assert queue.expire() == 0
+    assert states(queue) == [("a", State.READY)]
+
+
+def test_a_released_or_finished_task_is_not_counted_as_a_crash(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    first, _ = queue.poll("work", owner, 2)
+    queue.complete(owner, {first: Result.SUCCESS})
+    queue.release(owner)
+    assert crash(queue, owner) == 0
+    assert [info.crashes for info in queue.page("work")] == [0, 0]
+
+
+def test_redelivery_keeps_a_scheduled_place(queue: TaskQueue, owner: Owner) -> None:
+    moment = datetime(2020, 5, 5, tzinfo=UTC)
+    queue.push("work", ["a", NewTask("b", available_at=moment, priority=0)])
+    [task] = queue.poll("work", owner)
+    crash(queue, owner)
+    assert known(queue, task).available_at == moment
+    assert identifiers(queue.poll("work", queue.register("next"), 2)) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda session, owner, task: session.poll("work", owner),
+        lambda session, owner, task: session.complete(owner, {task: Result.SUCCESS}),
+        lambda session, owner, task: session.heartbeat(owner),
+        lambda session, owner, task: session.register(owner.name),
+        lambda session, owner, task: session.release(owner),
+        lambda session, owner, task: session.expire(),
+    ],
+    ids=["poll", "complete", "heartbeat", "register", "release", "expire"],
+)
+def test_expire_skips_an_owner_whose_work_is_in_flight(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, work: Callable[[TaskQueue, Owner, Task], object]
+) -> None:
+    queue.push("work", ["b"])
+    [task] = queue.poll("work", owner)
+    queue.push("work", ["c"])
+    bystander = queue.register("bystander")
+    [other] = queue.poll("work", bystander)
+    queue.release(bystander)
+    bystander = queue.register("bystander")
+    assert queue.poll("work", bystander) == [other]
+    work(session, owner, task)
+    lapse_others = "UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 s' WHERE name = 'bystander'"
+    queue.conn.execute(lapse_others.encode())
+    assert hurry(queue).expire() == 1, "the bystander's, without waiting for the other"
+    assert known(queue, task).state is State.ACTIVE
+
+
+@pytest.mark.parametrize("first", ["register", "expire"])
+def test_registration_against_expiry_takes_over_all_tasks_or_none(
+    queue: TaskQueue,
+    owner: Owner,
+    session: TaskQueue,
+    open_queue: Callable[[], TaskQueue],
+    background: InBackground[object],
+    first: str,
+) -> None:
+    queue.push("work", ["a", "b", "c"])
+    queue.poll("work", owner, 3)
+    lapse(queue, owner)
+    if first == "register":
+        successor = session.register(owner.name)
+        assert queue.expire() == 0
+        session.conn.commit()
+        assert len(queue.held(successor)) == 3
+        return
+    registering = open_queue()
+    assert session.expire() == 3
+    registered = background(lambda: registering.register(owner.name))
+    await_lock_wait(queue.conn, registering)
+    session.conn.commit()
+    successor_after = registered.result()
+    assert isinstance(successor_after, Owner)
+    registering.conn.commit()
+    assert successor_after.resumed is False
+    assert queue.held(successor_after) == []
+    assert queue.ready("work", 5) == 3
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
+def test_a_completion_that_meets_an_expiry_is_decided_by_whether_it_commits(
+    queue: TaskQueue,
+    owner: Owner,
+    session: TaskQueue,
+    open_queue: Callable[[], TaskQueue],
+    background: InBackground[None],
+    commits: bool,
+) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    lapse(queue, owner)
+    completing = open_queue()
+    session.expire()
+    completed = background(lambda: completing.complete(owner, {task: Result.SUCCESS}))
+    await_lock_wait(queue.conn, completing)
+    if commits:
+        session.conn.commit()
+        with pytest.raises(LeaseLost):
+            completed.result()
+        assert known(queue, task).state is State.READY
+    else:
+        session.conn.rollback()
+        completed.result()
+        completing.conn.commit()
+        assert known(queue, task).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
+def test_an_expiry_that_meets_a_completion_leaves_it_alone(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, commits: bool
+) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    lapse(queue, owner)
+    session.complete(owner, {task: Result.SUCCESS})
+    assert hurry(queue).expire() == 0
+    if commits:
+        session.conn.commit()
+        assert queue.expire() == 0
+        assert known(queue, task).state is State.SUCCEEDED
+    else:
+        session.conn.rollback()
+        assert queue.expire() == 1
+        assert known(queue, task).state is State.READY
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
+def test_a_heartbeat_that_meets_an_expiry_learns_what_became_of_it(
+    queue: TaskQueue,
+    owner: Owner,
+    session: TaskQueue,
+    open_queue: Callable[[], TaskQueue],
+    background: InBackground[Owner],
+    commits: bool,
+) -> None:
+    lapse(queue, owner)
+    beating = open_queue()
+    session.expire()
+    renewed = background(lambda: beating.heartbeat(owner))
+    await_lock_wait(queue.conn, beating)
+    if commits:
+        session.conn.commit()
+        with pytest.raises(LeaseLost):
+            renewed.result()
+    else:
+        session.conn.rollback()
+        assert renewed.result().fence == owner.fence
+
+
+def test_many_expire_at_once_and_each_task_crashes_once(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[int]
+) -> None:
+    queue.push("work", [f"{number}" for number in range(40)])
+    for number in range(20):
+        owner = queue.register(f"owner {number}")
+        queue.poll("work", owner, 2)
+        lapse(queue, owner)
+
+    def expiring(session: TaskQueue) -> int:
+        taken = session.expire()
+        session.conn.commit()
+        return taken
+
+    runs = [background(lambda session=session: expiring(session)) for session in [open_queue() for _ in range(6)]]  # type: ignore[misc]
+    assert sum(run.result() for run in runs) == 40
+    assert {info.crashes for info in queue.page("work")} == {1}
+    assert queue.ready("work", 100) == 40

@@ -1,0 +1,275 @@
+"""Owners: a name with a lease and a fence that only grows; takeover, heartbeat, release."""
+
+from collections.abc import Callable
+from concurrent.futures import wait
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import LeaseLost, Owner, Result, State, TaskQueue, TaskQueueError, connect
+from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, known, lapse, states
+
+MINUTE = timedelta(minutes=1)
+
+
+def test_a_registered_owner_has_the_lease_it_asked_for(queue: TaskQueue) -> None:
+    owner = queue.register("me", timedelta(days=3, seconds=1, microseconds=5))
+    row = queue.conn.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    assert owner.name == "me"
+    assert owner.lease == timedelta(days=3, seconds=1, microseconds=5)
+    assert timedelta(0) <= row[0] + owner.lease - owner.lease_until < MINUTE
+    assert owner.resumed is False
+
+
+def test_a_lease_is_five_minutes_unless_said_otherwise(queue: TaskQueue) -> None:
+    assert queue.register("me").lease == timedelta(minutes=5)
+
+
+def test_every_registration_gets_a_greater_fence(queue: TaskQueue) -> None:
+    fences = [queue.register(name).fence for name in ("a", "b", "a", "c", "b", "a")]
+    assert fences == sorted(set(fences))
+
+
+def test_fences_grow_in_the_order_of_commits_whoever_registers(dsn: str, background: InBackground[list[int]]) -> None:
+    def registering() -> list[int]:
+        with connect(dsn, autocommit=True) as conn:
+            return [TaskQueue(conn).register("contended").fence for _ in range(25)]
+
+    runs = [background(registering) for _ in range(6)]
+    wait(runs)
+    fences = [fence for run in runs for fence in run.result()]
+    assert len(set(fences)) == 150
+    assert all(run.result() == sorted(run.result()) for run in runs)
+    with connect(dsn, autocommit=True) as conn:
+        [owner] = TaskQueue(conn).owners()
+    assert owner.fence == max(fences)
+
+
+def test_a_registration_that_waited_for_another_gets_the_greater_fence(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Owner]
+) -> None:
+    queue.register("me")
+    first = session.register("me")
+    waiting = open_queue()
+    second = background(lambda: waiting.register("me"))
+    await_lock_wait(queue.conn, waiting)
+    third = session.register("me")
+    session.conn.commit()
+    assert second.result().fence > third.fence > first.fence
+
+
+@pytest.mark.parametrize("name", ["", "  ", "\n"], ids=["empty", "blanks", "newline"])
+def test_a_blank_owner_is_refused(queue: TaskQueue, name: str) -> None:
+    with pytest.raises(TaskQueueError):
+        queue.register(name)
+
+
+@pytest.mark.parametrize("lease", [timedelta(0), timedelta(seconds=-1)], ids=["none", "negative"])
+def test_a_lease_has_to_have_a_length(queue: TaskQueue, lease: timedelta) -> None:
+    with pytest.raises(TaskQueueError):
+        queue.register("me", lease)
+    assert queue.owners() == []
+
+
+def test_a_name_that_holds_tasks_takes_them_over(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    first = queue.register("me")
+    tasks = queue.poll("work", first, 2)
+    second = queue.register("me")
+    assert second.resumed is True
+    assert queue.held(second) == tasks
+    assert queue.held(first) == []
+    assert [known(queue, task).attempt for task in tasks] == [1, 1]
+    queue.complete(second, dict.fromkeys(tasks, Result.SUCCESS))
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)]
+
+
+def test_a_name_that_holds_nothing_resumes_nothing(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    first = queue.register("me")
+    queue.complete(first, {queue.poll("work", first)[0]: Result.SUCCESS})
+    assert queue.register("me").resumed is False
+
+
+def test_a_lapsed_name_still_takes_its_tasks_over(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    first = queue.register("me")
+    tasks = queue.poll("work", first)
+    lapse(queue, first)
+    second = queue.register("me")
+    assert second.resumed is True
+    assert queue.expire() == 0
+    assert queue.held(second) == tasks
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda queue, owner, task: queue.heartbeat(owner),
+        lambda queue, owner, task: queue.poll("work", owner),
+        lambda queue, owner, task: queue.complete(owner, {task: Result.SUCCESS}),
+    ],
+    ids=["heartbeat", "poll", "complete"],
+)
+@pytest.mark.parametrize("ended", ["registered anew", "released", "expired"])
+def test_an_owner_whose_lease_is_gone_is_locked_out(
+    queue: TaskQueue, owner: Owner, ended: str, verb: Callable[[TaskQueue, Owner, object], object]
+) -> None:
+    queue.push("work", ["a", "b"])
+    [task] = queue.poll("work", owner)
+    if ended == "registered anew":
+        queue.register(owner.name)
+    elif ended == "released":
+        queue.release(owner)
+    else:
+        lapse(queue, owner)
+        queue.expire()
+    before = states(queue)
+    with pytest.raises(LeaseLost, match=owner.name):
+        verb(queue, owner, task)
+    assert queue.held(owner) == []
+    assert queue.release(owner) == 0
+    assert states(queue) == before
+
+
+def test_a_late_completion_is_refused_after_a_takeover(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    [task] = queue.poll("work", owner)
+    successor = queue.register(owner.name)
+    queue.complete(successor, {task: Result.FILTER})
+    with pytest.raises(LeaseLost):
+        queue.complete(owner, {task: Result.SUCCESS})
+    assert known(queue, task).state is State.FILTERED
+
+
+def test_a_heartbeat_extends_the_lease_by_its_length(queue: TaskQueue) -> None:
+    owner = queue.register("me", MINUTE)
+    lapse(queue, owner, -timedelta(seconds=10))
+    renewed = queue.heartbeat(owner)
+    assert renewed.fence == owner.fence
+    assert renewed.lease == MINUTE
+    assert renewed.lease_until >= owner.lease_until
+
+
+def test_a_heartbeat_renews_a_lapsed_lease(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    tasks = queue.poll("work", owner)
+    lapse(queue, owner)
+    queue.heartbeat(owner)
+    assert queue.expire() == 0
+    assert queue.held(owner) == tasks
+    assert identifiers(queue.poll("work", owner)) == ["b"]
+
+
+def test_an_owner_can_be_rebuilt_from_its_name_and_fence(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    rebuilt = Owner(owner.name, owner.fence, timedelta(0), owner.lease_until, False)
+    [task] = queue.poll("work", rebuilt)
+    queue.complete(rebuilt, {task: Result.SUCCESS})
+    assert queue.heartbeat(rebuilt).lease_until >= owner.lease_until
+
+
+def test_an_owner_nobody_registered_has_no_lease(queue: TaskQueue, owner: Owner) -> None:
+    stranger = Owner("stranger", owner.fence, owner.lease, owner.lease_until, False)
+    with pytest.raises(LeaseLost, match="stranger"):
+        queue.poll("work", stranger)
+    assert queue.held(stranger) == []
+    assert queue.release(stranger) == 0
+
+
+def test_released_tasks_are_back_in_their_old_place_with_no_attempt_counted(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b", "c"])
+    queue.poll("work", owner, 2)
+    assert queue.release(owner) == 2
+    assert states(queue) == [("a", State.READY), ("b", State.READY), ("c", State.READY)]
+    tasks = queue.poll("work", queue.register("next"), 3)
+    assert identifiers(tasks) == ["a", "b", "c"]
+    assert [task.attempt for task in tasks] == [1, 1, 1]
+    assert [task.redelivered for task in tasks] == [False, False, False]
+
+
+def test_released_tasks_have_no_owner_and_read_as_ready(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    [task] = queue.poll("work", owner)
+    queue.release(owner)
+    info = known(queue, task)
+    assert (info.status, info.owner, info.attempt, info.crashes) == ("ready", None, 0, 0)
+
+
+def test_release_gives_back_unfinished_tasks_only(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    first, _ = queue.poll("work", owner, 2)
+    queue.complete(owner, {first: Result.SUCCESS})
+    assert queue.release(owner) == 1
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
+
+
+def test_a_released_name_can_register_again(queue: TaskQueue, owner: Owner) -> None:
+    queue.release(owner)
+    again = queue.register(owner.name)
+    assert again.fence > owner.fence
+    assert again.resumed is False
+    assert queue.owners()[0].fence == again.fence
+
+
+def test_owners_are_those_whose_lease_has_not_lapsed(queue: TaskQueue) -> None:
+    alive, lapsed, released = (queue.register(name) for name in ("alive", "lapsed", "released"))
+    lapse(queue, lapsed)
+    queue.release(released)
+    assert [owner.name for owner in queue.owners()] == ["alive"]
+    assert queue.owners()[0].fence == alive.fence
+
+
+def test_owners_within_are_those_who_gave_a_sign_of_life_so_recently(queue: TaskQueue) -> None:
+    silent, talking = queue.register("silent"), queue.register("talking")
+    queue.conn.execute("UPDATE taskq.owner SET seen = seen - interval '1 minute'")
+    queue.heartbeat(talking)
+    assert [owner.name for owner in queue.owners(timedelta(seconds=30))] == ["talking"]
+    assert [owner.name for owner in queue.owners(timedelta(seconds=90))] == ["silent", "talking"]
+    queue.register(silent.name)
+    assert len(queue.owners(timedelta(seconds=30))) == 2
+
+
+def test_held_tells_the_tasks_in_polled_order_by_topic(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("work", ["a", "b"])
+    queue.push("other", ["x"])
+    queue.poll("work", owner)
+    [other] = queue.poll("other", owner)
+    queue.poll("work", owner)
+    assert identifiers(queue.held(owner, "work")) == ["a", "b"]
+    assert queue.held(owner, "other") == [other]
+    assert set(identifiers(queue.held(owner))) == {"a", "b", "x"}
+    assert all(task.attempt == 1 for task in queue.held(owner))
+
+
+def test_held_is_what_this_owner_holds_and_nobody_else(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    other = queue.register("other")
+    mine, theirs = queue.poll("work", owner), queue.poll("work", other)
+    assert queue.held(owner) == mine
+    assert queue.held(other) == theirs
+
+
+def test_a_heartbeat_does_not_wait_for_the_owners_own_open_completion(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    queue.push("work", ["a", "b"])
+    [task] = queue.poll("work", owner)
+    session.complete(owner, {task: Result.SUCCESS})
+    session.poll("work", owner)
+    assert hurry(queue).heartbeat(owner).lease_until >= owner.lease_until
+
+
+def test_polls_and_completions_of_one_owner_go_on_beside_each_other(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    queue.push("work", ["a", "b", "c"])
+    first, second = queue.poll("work", owner, 2)
+    session.heartbeat(owner)
+    session.complete(owner, {first: Result.SUCCESS})
+    hurry(queue).complete(owner, {second: Result.SUCCESS})
+    assert identifiers(queue.poll("work", owner)) == ["c"]
+    session.conn.commit()
+    assert identifiers(queue.held(owner)) == ["c"]

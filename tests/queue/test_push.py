@@ -1,0 +1,289 @@
+"""Push: tasks come in, all or none, in the order given, and do to older ones what the insertion says."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Insertion,
+    NewTask,
+    Owner,
+    Pushed,
+    Result,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    connect,
+)
+from tests.queue.conftest import everything, hurry, identifiers, known, numbered, states, task_in
+
+DISPLACING = [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE]
+A, R, X = State.ACTIVE, State.READY, State.REDUNDANT
+ENDED = [State.EXPIRED, State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED]
+OBSOLETE = [State.RECREATED, State.REDUNDANT]
+
+# Section 4 of the contract: what becomes of an older task, None where it is deleted.
+BECOMES: dict[tuple[State, Insertion], State | None] = {
+    **{(state, Insertion.APPEND): state for state in State},
+    **{(A, insertion): A for insertion in Insertion},
+    **{(R, Insertion.SUPERSEDE): X, (R, Insertion.REPLACE): X, (R, Insertion.DELETE): None},
+    **{(state, Insertion.SUPERSEDE): state for state in ENDED + OBSOLETE},
+    **{(state, Insertion.REPLACE): X for state in ENDED},
+    **{(state, Insertion.REPLACE): state for state in OBSOLETE},
+    **{(state, Insertion.DELETE): None for state in ENDED + OBSOLETE},
+}
+
+
+@pytest.mark.parametrize("insertion", list(Insertion))
+@pytest.mark.parametrize("state", list(State))
+def test_a_push_does_to_an_older_task_what_the_table_says(
+    queue: TaskQueue, owner: Owner, state: State, insertion: Insertion
+) -> None:
+    older = task_in(queue, owner, state)
+    before = known(queue, older)
+    [newer] = queue.push("work", ["a"], insertion)
+    expected = BECOMES[state, insertion]
+    after = queue.task("work", older.sequence)
+    assert (after.state if after else None) is expected
+    if after is not None:
+        displaced = expected is not state
+        assert after.descent is (state if displaced else before.descent)
+        assert (after.owner, after.completed, after.attempt) == (before.owner, before.completed, before.attempt)
+    assert known(queue, newer).state is State.READY
+    assert len(everything(queue)) == (1 if expected is None else 2)
+
+
+@pytest.mark.parametrize("insertion", list(Insertion))
+def test_a_push_leaves_other_identifiers_and_other_topics_alone(queue: TaskQueue, insertion: Insertion) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["a"])
+    queue.push("work", ["b"])
+    queue.push("work", ["a"], insertion)
+    assert states(queue, "other") == [("a", R)]
+    assert states(queue) == [("b", R), ("a", R)]
+
+
+@pytest.mark.parametrize(
+    ("insertion", "expected"),
+    [
+        (Insertion.APPEND, [("a", R), ("b", R), ("a", R), ("a", R)]),
+        (Insertion.SUPERSEDE, [("a", X), ("b", R), ("a", X), ("a", R)]),
+        (Insertion.REPLACE, [("a", X), ("b", R), ("a", X), ("a", R)]),
+        (Insertion.DELETE, [("b", R), ("a", R)]),
+    ],
+)
+def test_the_last_of_an_identifier_in_one_push_stands(
+    queue: TaskQueue, insertion: Insertion, expected: list[tuple[str, State]]
+) -> None:
+    tasks = queue.push("work", ["a", "b", "a", "a"], insertion)
+    assert states(queue) == expected
+    assert identifiers(tasks) == [identifier for identifier, _ in expected]
+    assert [task.sequence for task in tasks] == [info.sequence for info in everything(queue)]
+
+
+@pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE])
+def test_descent_tells_what_a_duplicate_of_one_push_would_have_been(queue: TaskQueue, insertion: Insertion) -> None:
+    queue.push("work", [NewTask("a", suspended=True), "a", NewTask("a", suspended=True)], insertion)
+    assert [(info.state, info.descent) for info in everything(queue)] == [
+        (X, State.SUSPENDED),
+        (X, State.READY),
+        (State.SUSPENDED, None),
+    ]
+
+
+def test_suspended_duplicates_of_an_append_stay(queue: TaskQueue) -> None:
+    queue.push("work", [NewTask("a", suspended=True), "a", NewTask("a", suspended=True)])
+    assert states(queue) == [("a", State.SUSPENDED), ("a", R), ("a", State.SUSPENDED)]
+
+
+def test_suspended_duplicates_of_a_delete_are_not_stored(queue: TaskQueue) -> None:
+    tasks = queue.push("work", [NewTask("a", suspended=True), NewTask("a", suspended=True)], Insertion.DELETE)
+    assert len(tasks) == 1
+    assert states(queue) == [("a", State.SUSPENDED)]
+
+
+def test_a_suspended_task_is_not_handed_out(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask("a", suspended=True)])
+    assert queue.poll("work", owner) == []
+    assert queue.ready("work") == 0
+
+
+def test_a_push_returns_its_tasks_in_the_order_given(queue: TaskQueue) -> None:
+    given = [NewTask(f"{number * 7 % 50}", {"n": number}, f"ref {number}", priority=number % 3) for number in range(50)]
+    tasks = queue.push("work", given)
+    assert [(task.identifier, task.payload, task.reference) for task in tasks] == [
+        (new.identifier, new.payload, new.reference) for new in given
+    ]
+    sequences = [task.sequence for task in tasks]
+    assert sequences == sorted(set(sequences))
+    assert {(task.attempt, task.redelivered, task.topic) for task in tasks} == {(0, False, "work")}
+
+
+def test_sequences_are_global_and_ascend(queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    sequences = [queue.push(topic, ["a"])[0].sequence for topic in ("work", "other", "work", "other")]
+    assert sequences == sorted(set(sequences))
+
+
+def test_a_push_takes_any_iterable(queue: TaskQueue) -> None:
+    assert identifiers(queue.push("work", (name for name in "abc"))) == ["a", "b", "c"]
+    assert identifiers(queue.push("work", {"d": 1})) == ["d"]
+
+
+def test_an_empty_push_does_nothing(queue: TaskQueue) -> None:
+    assert queue.push("work", []) == []
+    assert queue.push_stream("work", iter([])) == Pushed(0, None, None)
+    assert states(queue) == []
+
+
+def test_a_push_is_gone_with_the_callers_transaction(queue: TaskQueue, session: TaskQueue) -> None:
+    queue.push("work", ["old"])
+    session.push("work", ["a", "old"], Insertion.REPLACE)
+    session.push_stream("work", numbered(5))
+    assert states(queue) == [("old", R)]
+    session.conn.rollback()
+    assert states(queue) == [("old", R)]
+
+
+def test_a_push_lands_with_the_callers_own_rows(queue: TaskQueue, session: TaskQueue) -> None:
+    session.conn.execute("CREATE TEMP TABLE business (id int) ON COMMIT PRESERVE ROWS")
+    session.conn.execute("INSERT INTO business VALUES (1)")
+    session.push("work", ["a"])
+    session.conn.commit()
+    assert session.conn.execute("SELECT id FROM business").fetchall() == [(1,)]
+    assert states(queue) == [("a", R)]
+
+
+@pytest.mark.parametrize("bad", [0, 7, 10_050])
+def test_a_push_of_many_calls_in_autocommit_is_all_or_nothing(queue: TaskQueue, bad: int) -> None:
+    tasks = [NewTask("" if number == bad else f"t{number}") for number in range(10_100)]
+    with pytest.raises(TaskQueueError, match=rf"position {bad}\b"):
+        queue.push("work", tasks)
+    assert queue.count("work") == {"work": {}}
+
+
+def test_a_refused_push_leaves_the_callers_transaction_to_be_rolled_back_to_a_savepoint(session: TaskQueue) -> None:
+    session.create_topic("mine")
+    session.push("mine", ["a"])
+    with pytest.raises(TaskQueueError), session.conn.transaction():
+        session.push("mine", ["b", ""])
+    session.push("mine", ["c"])
+    session.conn.commit()
+    assert identifiers(list(everything(session, "mine"))) == ["a", "c"]
+
+
+@pytest.mark.parametrize("insertion", DISPLACING)
+def test_a_task_that_an_open_transaction_is_polling_counts_as_active(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, insertion: Insertion
+) -> None:
+    [older] = queue.push("work", ["a"])
+    session.poll("work", owner)
+    hurry(queue).push("work", ["a"], insertion)
+    session.conn.commit()
+    assert known(queue, older).state is A
+
+
+@pytest.mark.parametrize("insertion", DISPLACING)
+def test_a_push_does_not_wait_for_a_consumer_that_completes(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, insertion: Insertion
+) -> None:
+    older = task_in(queue, owner, A)
+    session.complete(owner, {older: Result.SUCCESS})
+    hurry(queue).push("work", ["a"], insertion)
+    session.conn.commit()
+    assert known(queue, older).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("insertion", DISPLACING)
+def test_a_push_does_not_wait_for_a_release_or_an_expiry(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, insertion: Insertion
+) -> None:
+    older = task_in(queue, owner, A)
+    session.release(owner)
+    hurry(queue).push("work", ["a"], insertion)
+    session.conn.commit()
+    assert known(queue, older).state is R
+
+
+@pytest.mark.parametrize("insertion", DISPLACING)
+def test_two_open_pushes_of_one_identifier_do_not_wait_for_each_other(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, insertion: Insertion
+) -> None:
+    task_in(queue, owner, State.SUCCEEDED)
+    queue.push("work", ["a"])
+    session.push("work", ["a"], insertion)
+    [newest] = hurry(queue).push("work", ["a"], insertion)
+    session.conn.commit()
+    assert known(queue, newest).state is R
+
+
+def test_a_push_works_while_the_topic_is_paused_or_altered_by_an_open_transaction(
+    queue: TaskQueue, session: TaskQueue
+) -> None:
+    session.pause_topic("work")
+    hurry(queue).push("work", ["a"])
+    assert states(queue) == [("a", R)]
+
+
+def test_tasks_pushed_in_one_transaction_displace_each_other(session: TaskQueue) -> None:
+    session.create_topic("mine")
+    session.push("mine", ["a"])
+    session.push("mine", ["a"], Insertion.SUPERSEDE)
+    session.push("mine", [NewTask("a", suspended=True)], Insertion.SUPERSEDE)
+    session.push("mine", ["a"], Insertion.SUPERSEDE)
+    assert states(session, "mine") == [("a", X), ("a", X), ("a", State.SUSPENDED), ("a", R)]
+    session.conn.commit()
+
+
+def test_a_push_works_on_a_connection_with_another_row_factory(dsn: str, queue: TaskQueue) -> None:
+    with psycopg.connect(dsn, row_factory=psycopg.rows.dict_row, autocommit=True) as conn:
+        other = TaskQueue(conn)
+        [task] = other.push("work", ["a"])
+        owner = other.register("me")
+        assert other.poll("work", owner) == [task]
+        assert other.page("work")[0].state is A
+
+
+def test_a_push_works_on_a_connection_with_client_side_cursors(dsn: str, queue: TaskQueue) -> None:
+    with psycopg.connect(dsn, cursor_factory=psycopg.ClientCursor, autocommit=True) as conn:
+        other = TaskQueue(conn)
+        [task] = other.push("work", [NewTask("a", {"x": 1})])
+        owner = other.register("me")
+        assert other.poll("work", owner) == [task]
+        other.complete(owner, {task: Result.SUCCESS})
+    assert states(queue) == [("a", State.SUCCEEDED)]
+
+
+@pytest.mark.parametrize("insertion", list(Insertion))
+def test_a_push_that_takes_many_calls_does_the_same_as_one(own_dsn: str, insertion: Insertion) -> None:
+    """What 10,003 tasks with duplicates on both sides of the border become, beside what the contract says of one push."""
+
+    def tasks() -> Iterator[NewTask]:
+        yield NewTask("first")
+        yield NewTask("asleep", suspended=True)
+        yield from numbered(10_000)
+        yield NewTask("asleep")
+        yield NewTask("first", {"second": True})
+
+    with connect(own_dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        for topic in ("pushed", "streamed"):
+            queue.create_topic(topic)
+        pushed = queue.push("pushed", tasks(), insertion)
+        streamed = queue.push_stream("streamed", tasks(), insertion)
+        infos, other = everything(queue, "pushed"), everything(queue, "streamed")
+    assert [(info.identifier, info.state, info.descent) for info in infos] == [
+        (info.identifier, info.state, info.descent) for info in other
+    ]
+    duplicates = [
+        (info.identifier, info.state, info.descent) for info in infos if not info.identifier.startswith("task-")
+    ]
+    last = [("asleep", R, None), ("first", R, None)]
+    early = {
+        Insertion.APPEND: [("first", R, None), ("asleep", State.SUSPENDED, None)],
+        Insertion.DELETE: [],
+    }.get(insertion, [("first", X, R), ("asleep", X, State.SUSPENDED)])
+    assert duplicates == early + last
+    assert pushed == infos, "what push returns is what is stored, in input order"
+    assert streamed == Pushed(10_004, other[0].sequence, other[-1].sequence), "of what is stored"

@@ -1,0 +1,211 @@
+"""Reading: a task, the latest, pages and counts, and the words for states."""
+
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Count,
+    Decision,
+    Insertion,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskInfo,
+    TaskQueue,
+    TopicPolicy,
+)
+from tests.queue.conftest import hurry, identifiers, known, lapse, pass_time, task_in
+
+
+def numbers(infos: list[TaskInfo]) -> list[int]:
+    return [info.sequence for info in infos]
+
+
+def test_a_task_tells_everything(queue: TaskQueue) -> None:
+    new = NewTask("a", {"x": [1]}, "ref", priority=7, delay=timedelta(hours=1), ttl=timedelta(seconds=1))
+    [task] = queue.push("work", [new])
+    info = known(queue, task)
+    assert info == task
+    assert (info.identifier, info.payload, info.reference, info.priority) == ("a", {"x": [1]}, "ref", 7)
+    assert (info.state, info.descent, info.owner, info.attempt, info.crashes) == (State.READY, None, None, 0, 0)
+    assert (info.completed, info.output, info.error, info.redelivered) == (None, None, None, False)
+    assert info.available_at - info.created == timedelta(hours=1)
+    assert info.created.tzinfo is not None
+
+
+def test_a_task_that_is_not_there_is_none(queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    [task] = queue.push("work", ["a"])
+    assert queue.task("work", task.sequence + 1) is None
+    assert queue.task("work", -1) is None
+    assert queue.task("other", task.sequence) is None
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_every_state_reads_as_its_word(queue: TaskQueue, owner: Owner, state: State) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=1)))
+    info = known(queue, task_in(queue, owner, state))
+    assert info.status == {State.FAILED: "exhausted"}.get(state, state.name.lower())
+
+
+@pytest.mark.parametrize(
+    ("word", "new"),
+    [("ready", NewTask("a")), ("scheduled", NewTask("a", delay=timedelta(hours=1)))],
+    ids=["ready", "scheduled"],
+)
+def test_a_waiting_task_is_ready_or_scheduled_unless_paused(queue: TaskQueue, word: str, new: NewTask) -> None:
+    [task] = queue.push("work", [new])
+    assert known(queue, task).status == word
+    queue.pause_topic("work")
+    assert known(queue, task).status == "paused"
+    queue.resume_topic("work")
+    pass_time(queue, timedelta(hours=2))
+    assert known(queue, task).status == "ready"
+
+
+def test_a_failed_task_with_attempts_left_is_failed_not_exhausted(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=3), max_crashes=1))
+    task = task_in(queue, owner, State.ACTIVE)
+    lapse(queue, owner)
+    queue.expire()
+    assert (known(queue, task).state, known(queue, task).status) == (State.FAILED, "failed")
+
+
+def test_the_latest_task_of_each_identifier(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("work", ["a", "b", "a"])
+    newest = queue.push("work", ["b"])[0]
+    queue.push("other", ["a", "c"])
+    queue.poll("work", owner)
+    latest = queue.latest("work", ["a", "b", "c", "a"])
+    assert set(latest) == {"a", "b"}
+    assert latest["b"] == newest
+    assert latest["a"].state is State.READY
+    assert queue.latest("work", []) == {}
+
+
+def test_a_page_ascends_after_and_descends_before(queue: TaskQueue) -> None:
+    tasks = queue.push("work", [f"{number}" for number in range(10)])
+    at = [task.sequence for task in tasks]
+    assert numbers(queue.page("work")) == at
+    assert numbers(queue.page("work", size=3)) == at[:3]
+    assert numbers(queue.page("work", after=at[3], size=3)) == at[4:7]
+    assert numbers(queue.page("work", before=at[3])) == at[2::-1]
+    assert numbers(queue.page("work", before=at[9], size=2)) == [at[8], at[7]]
+    assert queue.page("work", after=at[9]) == []
+    assert queue.page("work", before=at[0]) == []
+    assert queue.page("work", size=0) == []
+
+
+def test_pages_of_a_hundred_unless_said_otherwise(queue: TaskQueue) -> None:
+    queue.push("work", [f"{number}" for number in range(120)])
+    assert len(queue.page("work")) == 100
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_page_of_one_state(queue: TaskQueue, owner: Owner, state: State) -> None:
+    wanted = []
+    for kind in (*State, *State):
+        if kind is not State.READY:  # which would be polled in the others' stead
+            task = task_in(queue, owner, kind, kind.name)
+            wanted += [task] if kind is state else []
+    ready = queue.push("work", ["READY", "READY"])
+    wanted = ready if state is State.READY else wanted
+    assert queue.page("work", state=state) == wanted
+    assert queue.page("work", state=state, before=2**62) == wanted[::-1]
+    assert queue.page("work", state=state, identifier=state.name, after=wanted[0].sequence) == wanted[1:]
+    assert queue.page("work", state=state, identifier="nobody") == []
+
+
+@pytest.mark.parametrize("state", [None, State.READY, State.ACTIVE, State.SUCCEEDED])
+def test_a_page_of_one_identifier_and_reference(queue: TaskQueue, owner: Owner, state: State | None) -> None:
+    queue.create_topic("other")
+    queue.push("other", [NewTask("a", reference="r")])
+    mixed = [NewTask(identifier, reference=reference) for identifier in "ab" for reference in ("r", "s", None)]
+    queue.push("work", mixed * 3)
+    tasks = queue.poll("work", owner, 12)
+    queue.complete(owner, dict.fromkeys(tasks[:6], Result.SUCCESS))
+    found = queue.page("work", state=state, identifier="a", reference="r")
+    assert {(info.identifier, info.reference) for info in found} == {("a", "r")}
+    assert len(found) == (3 if state is None else 1)
+    assert len(queue.page("work", state=state, reference="s")) == (6 if state is None else 2)
+
+
+def test_counts_by_topic_and_state_with_the_highest_sequence(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("empty")
+    tasks = queue.push("work", [*"abcde", NewTask("f", suspended=True)])
+    polled = queue.poll("work", owner, 3)
+    queue.complete(owner, {polled[0]: Result.SUCCESS, polled[1]: Result.FAILURE})
+    at = [task.sequence for task in tasks]
+    expected = {
+        State.ACTIVE: Count(1, at[2]),
+        State.READY: Count(2, at[4]),
+        State.FAILED: Count(1, at[1]),
+        State.SUSPENDED: Count(1, at[5]),
+        State.SUCCEEDED: Count(1, at[0]),
+    }
+    assert queue.count() == {"empty": {}, "work": expected}
+    assert queue.count("work") == {"work": expected}
+    assert queue.count("work", state=State.READY) == {"work": {State.READY: Count(2, at[4])}}
+    assert queue.count("work", from_=at[1], to=at[3]) == {
+        "work": {State.FAILED: Count(1, at[1]), State.ACTIVE: Count(1, at[2]), State.READY: Count(1, at[3])}
+    }
+    assert queue.count("work", from_=at[3], to=at[1]) == {"work": {}}
+    assert queue.count("work", identifier="c") == {"work": {State.ACTIVE: Count(1, at[2])}}
+    assert queue.count("work", reference="none") == {"work": {}}
+
+
+def test_a_recent_count_looks_at_the_newest_task_of_each_identifier(queue: TaskQueue, owner: Owner) -> None:
+    tasks = queue.push("work", ["a", NewTask("b", reference="r"), "a", "b"])
+    polled = queue.poll("work", owner, 3)
+    queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+    at = [task.sequence for task in tasks]
+    newest = {State.SUCCEEDED: Count(1, at[2]), State.READY: Count(1, at[3])}
+    assert queue.count(recent=True) == {"work": newest}
+    assert queue.count(recent=True, state=State.READY) == {"work": {State.READY: Count(1, at[3])}}
+    assert queue.count(recent=True, state=State.SUCCEEDED)["work"][State.SUCCEEDED].count == 1
+    assert queue.count(recent=True, to=at[1]) == {"work": {State.SUCCEEDED: Count(2, at[1])}}
+    assert queue.count(recent=True, reference="r") == {"work": {State.SUCCEEDED: Count(1, at[1])}}
+
+
+def test_reading_waits_for_nobody_and_sees_what_is_committed(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    [task] = queue.push("work", ["a"])
+    [held] = session.poll("work", owner)
+    session.complete(owner, {held: Result.SUCCESS})
+    session.push("work", ["a"], Insertion.REPLACE)
+    hurry(queue)
+    assert identifiers(list(queue.page("work"))) == ["a"]
+    assert known(queue, task).state is State.READY
+    assert queue.latest("work", ["a"])["a"].state is State.READY
+    assert queue.count("work")["work"] == {State.READY: Count(1, task.sequence)}
+
+
+def test_reading_works_in_a_read_only_transaction(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    session.conn.read_only = True
+    assert session.held(owner) == [task]
+    assert session.task("work", task.sequence) == task
+    assert session.latest("work", ["a"]) == {"a": task}
+    assert session.page("work") == [task]
+    assert session.count("work")["work"][State.ACTIVE] == Count(1, task.sequence)
+    assert session.topics() == ["work"]
+    assert session.policy("work") == TopicPolicy()
+    assert session.owners()[0].fence == owner.fence
+
+
+def test_tasks_are_equal_by_topic_and_sequence(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    [pushed] = queue.push("work", ["a"])
+    [elsewhere] = queue.push("other", ["a"])
+    [polled] = queue.poll("work", owner)
+    queue.complete(owner, {polled: Decision(Result.SUCCESS, "done")})
+    info = known(queue, pushed)
+    assert pushed == polled == info
+    assert len({pushed, polled, info}) == 1
+    assert pushed != elsewhere
+    assert pushed != pushed.sequence

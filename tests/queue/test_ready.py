@@ -1,0 +1,132 @@
+"""Ready: how many could be polled now; it takes and locks nothing."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import Insertion, NewTask, Owner, Result, State, TaskQueue
+from tests.queue.conftest import hurry, identifiers, numbered, states
+
+
+def test_ready_counts_to_its_limit(queue: TaskQueue) -> None:
+    queue.push("work", [NewTask(f"{number}", priority=number % 3 - 1) for number in range(9)])
+    assert [queue.ready("work", limit) for limit in (0, 1, 2, 5, 9, 10, 2**40)] == [0, 1, 2, 5, 9, 9, 9]
+    assert queue.ready("work") == 1
+    assert queue.ready("work", -1) == 0
+
+
+def test_ready_counts_what_a_poll_would_take(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask("asleep", suspended=True), NewTask("later", delay=timedelta(hours=1)), "a", "b", "c"])
+    first, second = queue.poll("work", owner, 2)
+    queue.complete(owner, {first: Result.SUCCESS})
+    assert queue.ready("work", 10) == 1
+    assert len(queue.poll("work", owner, 10)) == 1
+    assert queue.ready("work", 10) == 0
+    assert second in queue.held(owner)
+
+
+def test_ready_takes_nothing(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    assert queue.ready("work", 5) == 2
+    assert states(queue) == [("a", State.READY), ("b", State.READY)]
+    assert identifiers(queue.poll("work", owner, 5)) == ["a", "b"]
+
+
+def test_ready_locks_nothing(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    assert session.ready("work", 5) == 2
+    assert hurry(queue).ready("work", 5) == 2
+    assert identifiers(queue.poll("work", owner, 5)) == ["a", "b"]
+    locks = queue.conn.execute(
+        "SELECT mode FROM pg_locks WHERE pid = %s AND locktype IN ('relation', 'tuple') AND mode <> 'AccessShareLock'",
+        (session.conn.info.backend_pid,),
+    ).fetchall()
+    assert locks == []
+
+
+def test_ready_works_in_a_read_only_transaction(queue: TaskQueue, session: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    session.conn.read_only = True
+    assert session.ready("work", 5) == 1
+
+
+def test_ready_skips_rows_that_another_open_transaction_polls(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    queue.push("work", ["a", "b", "c"])
+    session.poll("work", owner, 2)
+    assert hurry(queue).ready("work", 5) == 1
+    session.conn.commit()
+    assert queue.ready("work", 5) == 1
+
+
+def test_ready_skips_rows_polled_under_a_savepoint(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    queue.push("work", ["a", "b", "c"])
+    session.conn.execute("SELECT")
+    with session.conn.transaction():
+        session.poll("work", owner)
+        assert queue.ready("work", 5) == 2
+        with session.conn.transaction():
+            session.poll("work", owner)
+            assert queue.ready("work", 5) == 1
+        assert queue.ready("work", 5) == 1
+    assert queue.ready("work", 5) == 1, "a released savepoint is still open work"
+
+
+def test_ready_counts_rows_again_after_the_other_rolled_back(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    queue.push("work", ["a", "b", "c"])
+    session.poll("work", owner, 3)
+    assert queue.ready("work", 5) == 0
+    session.conn.rollback()
+    assert queue.ready("work", 5) == 3
+
+
+def test_ready_counts_rows_again_after_a_rollback_to_a_savepoint(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    queue.push("work", ["a", "b", "c"])
+    session.poll("work", owner)
+    with session.conn.transaction(force_rollback=True):
+        session.poll("work", owner)
+        assert queue.ready("work", 5) == 1
+    assert queue.ready("work", 5) == 2
+
+
+@pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE])
+def test_ready_skips_rows_that_an_open_push_displaces(
+    queue: TaskQueue, session: TaskQueue, insertion: Insertion
+) -> None:
+    queue.push("work", ["a", "b"])
+    session.push("work", ["a"], insertion)
+    assert hurry(queue).ready("work", 5) == 1
+    session.conn.commit()
+    assert queue.ready("work", 5) == 2
+
+
+def test_ready_skips_rows_that_a_plain_lock_holds(queue: TaskQueue, session: TaskQueue) -> None:
+    """SKIP LOCKED would skip them too, whoever locked them and how."""
+    queue.push("work", ["a", "b", "c"])
+    session.conn.execute("SELECT FROM taskq.live WHERE identifier = 'a' FOR UPDATE")
+    assert queue.ready("work", 5) == 2
+
+
+def test_a_poll_after_ready_gets_as_many_whatever_was_done_to_the_rows_before(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    """Rows carry the marks of transactions long over: committed, rolled back, nested."""
+    queue.push("work", numbered(6))
+    for ending in ("rollback", "release", "nested"):
+        session = open_queue()
+        session.poll("work", owner, 4)
+        if ending == "nested":
+            with session.conn.transaction(force_rollback=True):
+                session.poll("work", owner, 1)
+        if ending == "rollback":
+            session.conn.rollback()
+        else:
+            session.conn.commit()
+            queue.release(owner)
+            owner = queue.register(owner.name)
+        assert queue.ready("work", 10) == 6
+    assert len(queue.poll("work", owner, 10)) == 6

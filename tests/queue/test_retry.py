@@ -1,0 +1,272 @@
+"""Retry: what a failure with attempts left does, with clocks moved rather than awaited."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    Task,
+    TaskQueue,
+    TopicPolicy,
+    connect,
+)
+from tests.queue.conftest import identifiers, known, lapse, pass_time, task_in
+
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+SOON = timedelta(seconds=5)  # what the test itself may take between two readings of the clock
+
+
+def now(queue: TaskQueue) -> datetime:
+    row = queue.conn.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    moment: datetime = row[0]
+    return moment
+
+
+def fail(queue: TaskQueue, owner: Owner, task: Task, why: str = "because") -> timedelta | None:
+    """Lets the held task fail; how long until its next try is due, None once it is given up."""
+    before = now(queue)
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=why)})
+    info = known(queue, task, task.topic)
+    return info.available_at - before if info.state is State.READY else None
+
+
+def delays(queue: TaskQueue, owner: Owner, policy: RetryPolicy, bound: int = 20, **of_topic: Any) -> list[timedelta]:
+    """The delays after the failures of one task, to the second, until it is given up."""
+    queue.alter_topic("work", TopicPolicy(policy, **of_topic))
+    queue.push("work", ["a"])
+    found: list[timedelta] = []
+    for _ in range(bound):
+        [task] = queue.poll("work", owner)
+        delay = fail(queue, owner, task)
+        if delay is None:
+            assert queue.ready("work") == 0
+            break
+        found.append(timedelta(seconds=round(delay / SECOND, 1)))
+        pass_time(queue, max(delay, timedelta(0)))
+    return found
+
+
+def test_a_failure_without_attempts_left_ends_the_task(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    assert fail(queue, owner, task) is None
+    info = known(queue, task)
+    assert (info.state, info.status, info.attempt, info.error) == (State.FAILED, "exhausted", 1, "because")
+
+
+def test_a_failure_with_attempts_left_goes_back_with_its_error(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=3)))
+    task = task_in(queue, owner, State.ACTIVE)
+    delay = fail(queue, owner, task, "first")
+    assert delay is not None
+    assert MINUTE <= delay < MINUTE + SOON
+    info = known(queue, task)
+    assert (info.state, info.status, info.attempt, info.error, info.owner) == (
+        State.READY,
+        "retrying",
+        1,
+        "first",
+        None,
+    )
+    assert info.completed is None
+    assert queue.poll("work", owner) == []
+
+
+def test_the_error_of_the_last_failure_is_kept_through_a_success(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=3, base=timedelta(0))))
+    task = task_in(queue, owner, State.ACTIVE)
+    for why in ("first", "second"):
+        fail(queue, owner, task, why)
+        [task] = queue.poll("work", owner)
+    assert (known(queue, task).error, task.attempt) == ("second", 3)
+
+
+def test_delays_grow_by_the_factor_up_to_the_greatest(queue: TaskQueue, owner: Owner) -> None:
+    policy = RetryPolicy(max_attempts=7, base=10 * SECOND, factor=3.0, max_delay=timedelta(minutes=5))
+    assert [delay / SECOND for delay in delays(queue, owner, policy)] == [10, 30, 90, 270, 300, 300]
+
+
+def test_attempts_are_failures_in_all(queue: TaskQueue, owner: Owner) -> None:
+    assert len(delays(queue, owner, RetryPolicy(max_attempts=4, base=SECOND))) == 3
+
+
+def test_the_worked_example_of_the_first_seed_to_the_second(queue: TaskQueue, owner: Owner) -> None:
+    """TTL 10 s, longest back-off 10 min, 5 retries at most, and a look at the queue every 6 s."""
+    retry = RetryPolicy.correlation(max_backoff=timedelta(minutes=10), max_retries=5)
+    queue.alter_topic("work", TopicPolicy(retry))
+    [task] = queue.push("work", [NewTask("message", ttl=10 * SECOND)])
+    told: list[tuple[int, int, int | None]] = []
+    for at in range(6, 700, 6):
+        pass_time(queue, 6 * SECOND)
+        created = now(queue) - at * SECOND  # the test's own time does not count
+        queue.conn.execute("UPDATE taskq.task SET created = %s", (created,))
+        for polled in queue.poll("work", owner):
+            queue.complete(owner, {polled: Decision(Result.FAILURE, error=f"at {at}")})
+            info = known(queue, task)
+            due = round((info.available_at - created) / SECOND) if info.attempt and info.state is State.READY else None
+            told.append((at, info.attempt, due))
+            if due is not None:  # nor does the moment between the two clocks
+                queue.conn.execute("UPDATE taskq.live SET available_at = %s", (created + due * SECOND,))
+    assert told == [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
+    info = known(queue, task)
+    assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
+
+
+def test_the_event_handling_series(queue: TaskQueue, owner: Owner) -> None:
+    found = delays(queue, owner, RetryPolicy.event_handling(), 12)
+    assert [round(delay / SECOND, 1) for delay in found] == [
+        *(2.0, 3.0, 4.5, 6.8, 10.1, 15.2, 22.8, 30.0, 30.0, 30.0, 30.0, 30.0)
+    ]
+    assert RetryPolicy.event_handling().delay(1_000_000) == 30 * SECOND
+
+
+def test_event_handling_counts_retries_after_the_first_run(queue: TaskQueue, owner: Owner) -> None:
+    assert len(delays(queue, owner, RetryPolicy.event_handling(max_attempts=2))) == 2
+    assert RetryPolicy.event_handling(max_attempts=0).delay(1) is None
+
+
+def test_delays_stop_once_they_add_up_to_the_greatest_sum(queue: TaskQueue, owner: Owner) -> None:
+    """2 + 3 + 4.5 = 9.5 s: the fourth failure is given up where 9.5 is the bound, the fifth where it is 9.6."""
+    assert len(delays(queue, owner, RetryPolicy.event_handling(max_elapsed=9.5 * SECOND))) == 3
+    assert len(delays(queue, owner, RetryPolicy.event_handling(max_elapsed=9.6 * SECOND))) == 4
+
+
+def test_no_retry_is_due_beyond_the_horizon(queue: TaskQueue, owner: Owner) -> None:
+    policy = RetryPolicy(max_attempts=9, base=MINUTE, horizon=timedelta(minutes=4))
+    queue.alter_topic("work", TopicPolicy(policy))
+    task = task_in(queue, owner, State.ACTIVE)
+    for _ in range(3):
+        delay = fail(queue, owner, task)
+        assert delay is not None
+        pass_time(queue, delay)
+        [task] = queue.poll("work", owner)
+    info = known(queue, task)
+    assert abs(info.available_at - info.created - timedelta(minutes=4)) < timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("jitter", [0.25, 1.0])
+def test_jitter_takes_at_most_its_share_off_a_delay(queue: TaskQueue, owner: Owner, jitter: float) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=100 * SECOND, jitter=jitter)))
+    queue.push("work", [f"{number}" for number in range(200)])
+    tasks = queue.poll("work", owner, 200)
+    before = now(queue)
+    queue.complete(owner, dict.fromkeys(tasks, Result.FAILURE))
+    found = [(info.available_at - before) / SECOND for info in queue.page("work", size=200)]
+    assert min(found) >= 100 * (1 - jitter)
+    assert max(found) <= 100 + SOON / SECOND
+    assert max(found) - min(found) > 100 * jitter / 2, "spread over the share, not all alike"
+
+
+@pytest.mark.parametrize("of_topic", [True, False], ids=["topic's ttl", "task's ttl"])
+def test_a_failure_within_the_ttl_is_not_noted(queue: TaskQueue, owner: Owner, of_topic: bool) -> None:
+    queue.alter_topic("work", TopicPolicy(ttl=MINUTE if of_topic else None))
+    [pushed] = queue.push("work", [NewTask("a", ttl=None if of_topic else MINUTE)])
+    place = known(queue, pushed).available_at
+    for _ in range(3):
+        [task] = queue.poll("work", owner)
+        assert task.attempt == 1
+        queue.complete(owner, {task: Decision(Result.FAILURE, error="young")})
+        info = known(queue, pushed)
+        assert (info.state, info.status, info.attempt, info.error) == (State.READY, "ready", 0, None)
+        assert info.available_at == place
+    pass_time(queue, MINUTE)
+    [task] = queue.poll("work", owner)
+    assert fail(queue, owner, task, "old") is None
+    assert known(queue, task).error == "old"
+
+
+def test_a_tasks_own_ttl_stands_before_its_topics(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(ttl=timedelta(hours=1)))
+    queue.push("work", [NewTask("a", ttl=timedelta(0))])
+    assert fail(queue, owner, queue.poll("work", owner)[0]) is None
+
+
+def test_a_ttl_does_not_touch_other_results(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(ttl=MINUTE))
+    for result, state in ((Result.SUCCESS, State.SUCCEEDED), (Result.SUSPENSION, State.SUSPENDED)):
+        task = task_in(queue, owner, State.ACTIVE)
+        queue.complete(owner, {task: result})
+        assert known(queue, task).state is state
+
+
+def test_snoozes_and_crashes_use_no_attempt(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(0))))
+    task = task_in(queue, owner, State.ACTIVE)
+    fail(queue, owner, task, "first")
+    for ending in ("snooze", "crash", "release"):
+        [task] = queue.poll("work", owner)
+        assert task.attempt == 2
+        if ending == "snooze":
+            queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(0))})
+        elif ending == "crash":
+            lapse(queue, owner)
+            queue.expire()
+        else:
+            queue.release(owner)
+        info = known(queue, task)
+        assert (info.attempt, info.error, info.status) == (1, "first", "retrying")
+        owner = queue.register(owner.name)
+    [task] = queue.poll("work", owner)
+    assert fail(queue, owner, task) is None
+
+
+def test_a_retried_task_may_be_overtaken(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
+    queue.push("work", ["a", "b"])
+    [task] = queue.poll("work", owner)
+    fail(queue, owner, task)
+    assert identifiers(queue.poll("work", owner, 5)) == ["b"]
+
+
+@pytest.mark.parametrize("attempts", [0, -1])
+def test_a_delay_follows_a_failure(attempts: int) -> None:
+    with pytest.raises(ValueError, match="attempts"):
+        RetryPolicy().delay(attempts)
+
+
+DURATIONS = st.integers(0, 10**10).map(lambda count: timedelta(milliseconds=count))
+POLICIES = st.builds(
+    RetryPolicy,
+    max_attempts=st.integers(1, 2**31 - 1),
+    base=DURATIONS,
+    factor=st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 10.0]) | st.floats(0.001, 1000),
+    max_delay=DURATIONS,
+    max_elapsed=st.none() | DURATIONS,
+)
+
+
+@pytest.fixture(scope="module")
+def reckoning(shared_dsn: str) -> Any:
+    with connect(shared_dsn, autocommit=True) as conn:
+        yield conn
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(policy=POLICIES, attempts=st.integers(1, 60) | st.integers(1, 2**31 - 1))
+def test_the_policy_in_python_is_the_policy_in_sql(
+    reckoning: psycopg.Connection, policy: RetryPolicy, attempts: int
+) -> None:
+    if policy.base <= SECOND and (policy.max_elapsed or policy.base) > 1000 * (policy.base or SECOND):
+        attempts = min(attempts, 1000)  # both add up one by one
+    with reckoning.transaction(force_rollback=True):
+        queue = TaskQueue(reckoning)
+        queue.create_topic("reckoned", TopicPolicy(policy))
+        row = reckoning.execute(
+            "SELECT taskq.retry_delay(t, %s) FROM taskq.topic t WHERE name = 'reckoned'", (attempts,)
+        ).fetchone()
+        assert queue.policy("reckoned").retry == policy
+    assert row is not None
+    in_sql, in_python = row[0], policy.delay(attempts)
+    assert (in_sql is None) == (in_python is None)
+    if in_sql is not None and in_python is not None:
+        assert abs(in_sql - in_python) <= timedelta(microseconds=2) + in_python * 1e-12

@@ -1,0 +1,194 @@
+"""The schema: installed once whoever asks and however often, verified, removed, all in the caller's transaction."""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue, connect, install, uninstall, verify
+from tests.queue.conftest import identifiers
+
+THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p WHERE pronamespace = to_regnamespace('taskq')
+    UNION ALL SELECT 'c', c.oid::regclass::text, c.relkind::text FROM pg_class c
+    WHERE relnamespace = to_regnamespace('taskq') ORDER BY 1, 2"""
+
+
+@pytest.fixture
+def empty(empty_dsn: str) -> Iterator[psycopg.Connection]:
+    """A connection to a database without the schema, in autocommit."""
+    with connect(empty_dsn, autocommit=True) as conn:
+        yield conn
+
+
+def things(conn: psycopg.Connection) -> list[tuple[object, ...]]:
+    return conn.execute(THINGS.encode()).fetchall()
+
+
+def test_an_installed_schema_verifies_and_works(empty: psycopg.Connection) -> None:
+    install(empty)
+    verify(empty)
+    queue = TaskQueue(empty)
+    queue.create_topic("work")
+    queue.push("work", ["a"])
+    assert identifiers(queue.poll("work", queue.register("me"))) == ["a"]
+
+
+def test_installing_twice_changes_nothing(empty: psycopg.Connection) -> None:
+    install(empty)
+    TaskQueue(empty).create_topic("work")
+    TaskQueue(empty).push("work", ["a"])
+    before, ledger = things(empty), empty.execute("SELECT * FROM taskq.migration").fetchall()
+    install(empty)
+    assert things(empty) == before
+    assert empty.execute("SELECT * FROM taskq.migration").fetchall() == ledger
+    assert TaskQueue(empty).ready("work") == 1
+
+
+def test_installing_at_once_from_eight_threads_installs_once(empty: psycopg.Connection, empty_dsn: str) -> None:
+    def installing(number: int) -> None:
+        with connect(empty_dsn, autocommit=number % 2 == 0) as conn:
+            install(conn)
+            verify(conn)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(installing, range(8)))
+    verify(empty)
+    assert empty.execute("SELECT count(*) = count(DISTINCT number) FROM taskq.migration").fetchone() == (True,)
+
+
+@pytest.mark.slow
+def test_installing_at_once_from_eight_processes_installs_once(empty: psycopg.Connection, empty_dsn: str) -> None:
+    command = [sys.executable, "-m", "airflow_provider_taskq.queue", "install"]
+    env = {"TASKQ_DSN": empty_dsn, "PYTHONPATH": str(Path.cwd())}
+    processes = [Popen(command, env=env, stdout=PIPE, stderr=PIPE, text=True) for _ in range(8)]
+    outcomes = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
+    assert outcomes == [("", 0)] * 8
+    verify(empty)
+
+
+def test_an_install_that_is_rolled_back_leaves_nothing(empty: psycopg.Connection, empty_dsn: str) -> None:
+    with connect(empty_dsn) as conn:
+        install(conn)
+        TaskQueue(conn).create_topic("work")
+        conn.rollback()
+    assert things(empty) == []
+    assert empty.execute("SELECT to_regnamespace('taskq')").fetchone() == (None,)
+
+
+def test_an_install_waits_for_the_callers_commit(empty: psycopg.Connection, empty_dsn: str) -> None:
+    with connect(empty_dsn) as conn:
+        install(conn)
+        with pytest.raises(SchemaMismatch):
+            verify(empty)
+        conn.commit()
+    verify(empty)
+
+
+def test_an_install_leaves_the_session_as_it_was(empty: psycopg.Connection, empty_dsn: str) -> None:
+    del empty
+    with connect(empty_dsn) as conn:
+        before = conn.execute("SELECT name, setting FROM pg_settings ORDER BY name").fetchall()
+        install(conn)
+        assert conn.execute("SELECT name, setting FROM pg_settings ORDER BY name").fetchall() == before
+
+
+def test_uninstall_leaves_nothing_and_can_be_asked_again(empty: psycopg.Connection) -> None:
+    install(empty)
+    uninstall(empty)
+    assert empty.execute("SELECT to_regnamespace('taskq')").fetchone() == (None,)
+    uninstall(empty)
+    install(empty)
+    verify(empty)
+
+
+def test_a_missing_schema_is_told_with_what_to_run(empty: psycopg.Connection) -> None:
+    with pytest.raises(SchemaMismatch, match=r"missing.*python -m airflow_provider_taskq\.queue install"):
+        verify(empty)
+
+
+def test_a_schema_of_that_name_without_our_ledger_is_missing(empty: psycopg.Connection) -> None:
+    empty.execute("CREATE SCHEMA taskq")
+    with pytest.raises(SchemaMismatch, match="missing"):
+        verify(empty)
+    install(empty)
+    verify(empty)
+
+
+def test_an_older_schema_is_told_with_what_to_run(empty: psycopg.Connection) -> None:
+    install(empty)
+    last = "(SELECT max(number) FROM taskq.migration)"
+    empty.execute(f"DELETE FROM taskq.migration WHERE number = {last}".encode())
+    with pytest.raises(SchemaMismatch, match=r"older.*install"):
+        verify(empty)
+
+
+def test_other_functions_are_told_and_put_right_by_install(empty: psycopg.Connection) -> None:
+    install(empty)
+    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 0")
+    empty.execute("CREATE FUNCTION taskq.left_over() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    with pytest.raises(SchemaMismatch, match="install"):
+        verify(empty)
+    install(empty)
+    verify(empty)
+    assert empty.execute("SELECT to_regprocedure('taskq.left_over()')").fetchone() == (None,)
+
+
+def test_a_newer_schema_says_to_upgrade_the_package_and_is_left_alone(empty: psycopg.Connection) -> None:
+    install(empty)
+    empty.execute("INSERT INTO taskq.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
+    before = things(empty)
+    for verb in (verify, install):
+        with pytest.raises(SchemaMismatch, match=r"newer.*upgrade"):
+            verb(empty)
+    assert things(empty) == before
+
+
+def test_a_changed_migration_is_told_by_its_name_and_left_alone(empty: psycopg.Connection) -> None:
+    install(empty)
+    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 2")
+    before = things(empty)
+    for verb in (verify, install):
+        with pytest.raises(SchemaMismatch, match="0002"):
+            verb(empty)
+    assert things(empty) == before
+
+
+def test_an_install_that_fails_leaves_the_callers_transaction_usable(empty: psycopg.Connection, empty_dsn: str) -> None:
+    install(empty)
+    empty.execute("INSERT INTO taskq.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
+    with connect(empty_dsn) as conn:
+        with pytest.raises(SchemaMismatch):
+            install(conn)
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_session_goes_on_while_the_functions_are_replaced(empty: psycopg.Connection, empty_dsn: str) -> None:
+    install(empty)
+    with connect(empty_dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        queue.push("work", ["a", "b", "c"])
+        owner = queue.register("me")
+        queue.poll("work", owner)
+        empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 0")
+        install(empty)
+        queue.push("work", ["d"])
+        assert identifiers(queue.poll("work", owner, 5)) == ["b", "c", "d"]
+        assert queue.ready("work") == 0
+
+
+def test_install_works_whatever_the_search_path(empty: psycopg.Connection) -> None:
+    empty.execute("CREATE SCHEMA elsewhere")
+    empty.execute("SET search_path = elsewhere")
+    install(empty)
+    verify(empty)
+    queue = TaskQueue(empty)
+    queue.create_topic("work")
+    queue.push("work", ["a"], )
+    assert empty.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'elsewhere'::regnamespace").fetchone() == (0,)
+    owner = queue.register("me")
+    assert len(queue.poll("work", owner)) == 1

@@ -1,0 +1,232 @@
+"""Topics: named, with a policy; paused, altered and dropped."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    NotHeld,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+    UnknownTopic,
+)
+from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, states
+
+RICH = TopicPolicy(
+    RetryPolicy(
+        7,
+        timedelta(milliseconds=1500),
+        1.25,
+        timedelta(hours=30),
+        timedelta(days=40, microseconds=1),
+        timedelta(days=3),
+        0.5,
+    ),
+    on_expiry="expire",
+    max_crashes=5,
+    max_payload_bytes=17,
+    ttl=timedelta(seconds=10),
+)
+
+
+def test_a_topic_is_new_once(queue: TaskQueue) -> None:
+    assert queue.create_topic("orders") is True
+    assert queue.create_topic("orders") is False
+
+
+def test_creating_a_topic_again_leaves_it_as_it_is(queue: TaskQueue) -> None:
+    queue.create_topic("orders", RICH)
+    queue.pause_topic("orders")
+    queue.create_topic("orders")
+    assert queue.policy("orders") == RICH
+    assert queue.pause_topic("orders") is False
+
+
+def test_a_policy_reads_back_as_it_was_given(queue: TaskQueue) -> None:
+    queue.create_topic("orders", RICH)
+    assert queue.policy("orders") == RICH
+    queue.create_topic("plain")
+    assert queue.policy("plain") == TopicPolicy()
+
+
+@pytest.mark.parametrize("preset", [RetryPolicy.correlation(), RetryPolicy.event_handling()], ids=["0", "2"])
+def test_a_preset_reads_back_as_it_was_given(queue: TaskQueue, preset: RetryPolicy) -> None:
+    queue.create_topic("orders", TopicPolicy(preset))
+    assert queue.policy("orders").retry == preset
+
+
+def test_an_altered_topic_has_the_new_policy(queue: TaskQueue) -> None:
+    queue.alter_topic("work", RICH)
+    assert queue.policy("work") == RICH
+    queue.alter_topic("work", replace(RICH, ttl=None))
+    assert queue.policy("work").ttl is None
+
+
+def test_topics_are_listed_in_alphabetical_order(queue: TaskQueue) -> None:
+    queue.create_topic("zebra")
+    queue.create_topic("ant")
+    assert queue.topics() == ["ant", "work", "zebra"]
+
+
+def test_topics_have_names_in_any_script(queue: TaskQueue) -> None:
+    name = "Bestellungen 'für' 注文 100 %"
+    assert queue.create_topic(name)
+    [task] = queue.push(name, ["a"])
+    assert task.topic == name
+    assert [task] == queue.poll(name, queue.register("owner"))
+
+
+@pytest.mark.parametrize("name", ["", "  ", "\t\n"], ids=["empty", "blanks", "white space"])
+def test_a_blank_topic_is_refused(queue: TaskQueue, name: str) -> None:
+    with pytest.raises(TaskQueueError):
+        queue.create_topic(name)
+    assert queue.topics() == ["work"]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        TopicPolicy(RetryPolicy(max_attempts=0)),
+        TopicPolicy(RetryPolicy(factor=0.0)),
+        TopicPolicy(RetryPolicy(jitter=1.5)),
+        TopicPolicy(RetryPolicy(base=timedelta(seconds=-1))),
+        TopicPolicy(on_expiry="explode"),
+        TopicPolicy(max_crashes=0),
+    ],
+    ids=["max_attempts", "factor", "jitter", "base", "on_expiry", "max_crashes"],
+)
+def test_a_policy_that_makes_no_sense_is_refused(queue: TaskQueue, policy: TopicPolicy) -> None:
+    with pytest.raises(TaskQueueError):
+        queue.create_topic("orders", policy)
+    assert queue.topics() == ["work"]
+
+
+def test_a_refused_policy_is_told_in_the_words_of_a_policy(queue: TaskQueue) -> None:
+    with pytest.raises(TaskQueueError) as refusal:
+        queue.create_topic("orders", TopicPolicy(RetryPolicy(max_attempts=0)))
+    assert "max_attempts" in str(refusal.value)
+    assert "relation" not in str(refusal.value), "this speaks of our table, not of the caller's mistake"
+
+
+def test_a_probing_policy_is_not_taken_as_one_that_does_not_probe(queue: TaskQueue) -> None:
+    """Until probe is built it has to be refused, or it is a promise not kept."""
+    with pytest.raises(TaskQueueError):
+        queue.create_topic("orders", TopicPolicy(RetryPolicy(max_attempts=5, probe=True)))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda queue, owner: queue.alter_topic("nowhere", TopicPolicy()),
+        lambda queue, owner: queue.policy("nowhere"),
+        lambda queue, owner: queue.pause_topic("nowhere"),
+        lambda queue, owner: queue.resume_topic("nowhere"),
+        lambda queue, owner: queue.push("nowhere", ["a"]),
+        lambda queue, owner: queue.push_stream("nowhere", iter(["a"])),
+        lambda queue, owner: queue.poll("nowhere", owner),
+        lambda queue, owner: queue.ready("nowhere"),
+        lambda queue, owner: queue.task("nowhere", 1),
+        lambda queue, owner: queue.latest("nowhere", ["a"]),
+        lambda queue, owner: queue.page("nowhere"),
+    ],
+    ids="alter policy pause resume push push_stream poll ready task latest page".split(),
+)
+def test_an_unknown_topic_is_refused_by_name(
+    queue: TaskQueue, owner: Owner, verb: Callable[[TaskQueue, Owner], object]
+) -> None:
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        verb(queue, owner)
+
+
+def test_a_paused_topic_hands_out_nothing(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    assert queue.pause_topic("work") is True
+    assert queue.pause_topic("work") is False
+    assert queue.poll("work", owner) == []
+    assert queue.ready("work") == 0
+
+
+def test_a_paused_topic_takes_pushes_and_completions(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    [held] = queue.poll("work", owner)
+    queue.pause_topic("work")
+    queue.push("work", ["b"])
+    queue.complete(owner, {held: Result.SUCCESS})
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
+
+
+def test_a_resumed_topic_hands_out_again(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    queue.pause_topic("work")
+    assert queue.resume_topic("work") is True
+    assert queue.resume_topic("work") is False
+    assert identifiers(queue.poll("work", owner)) == ["a"]
+
+
+def test_pausing_waits_for_nobody_who_works(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    session.poll("work", owner)
+    session.push("work", ["c"])
+    assert hurry(queue).pause_topic("work")
+
+
+def test_a_dropped_topic_is_gone_with_its_tasks(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b", "c"])
+    held = queue.poll("work", owner, 2)
+    queue.complete(owner, {held[0]: Result.SUCCESS})
+    assert queue.drop_topic("work") is True
+    assert queue.drop_topic("work") is False
+    assert queue.topics() == []
+    assert queue.held(owner) == []
+    with pytest.raises(NotHeld):
+        queue.complete(owner, {held[1]: Result.SUCCESS})
+
+
+def test_a_topic_created_anew_has_none_of_the_old_tasks(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    queue.drop_topic("work")
+    queue.create_topic("work")
+    assert states(queue) == []
+    assert queue.ready("work") == 0
+
+
+def test_dropping_one_topic_leaves_the_others_alone(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["a", "b"])
+    held = queue.poll("other", owner)
+    queue.drop_topic("work")
+    assert queue.held(owner) == held
+    assert states(queue, "other") == [("a", State.ACTIVE), ("b", State.READY)]
+
+
+def test_a_push_that_commits_before_the_drop_leaves_no_orphan(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
+) -> None:
+    dropping = open_queue()
+    session.push("work", ["a"])
+    dropped = background(lambda: dropping.drop_topic("work"))
+    await_lock_wait(queue.conn, dropping)
+    session.conn.commit()
+    assert dropped.result() is True
+    dropping.conn.commit()
+    for table in ("task", "live", "ended"):
+        assert queue.conn.execute(f"SELECT count(*) FROM taskq.{table}".encode()).fetchone() == (0,)
+
+
+def test_a_push_that_comes_after_the_drop_is_refused(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[object]
+) -> None:
+    pushing = open_queue()
+    session.drop_topic("work")
+    pushed = background(lambda: pushing.push("work", ["a"]))
+    await_lock_wait(queue.conn, pushing)
+    session.conn.commit()
+    with pytest.raises(UnknownTopic):
+        pushed.result()

@@ -1,0 +1,107 @@
+"""One Spark session for all tests, on the test's own database through a route of its own."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_taskq.queue import NewTask, Owner, TaskQueue
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="session")
+def python_environment() -> dict[str, str]:
+    """The environment for programs: this Python, this checkout, and no database but the one that a test names."""
+    hidden = ("TASKQ_", "PG", "SPARK_", "PYSPARK_", "AIRFLOW")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    path = f"{ROOT}{os.pathsep}{PROGRAMS}"
+    return {**env, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+@pytest.fixture(scope="session")
+def spark(python_environment: Mapping[str, str]) -> Iterator["SparkSession"]:
+    """Two cores, a failed task is tried three times, the UI is up; its JVM starts without any database in sight."""
+    from pyspark.sql import SparkSession
+
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(python_environment)
+    try:
+        session = (
+            SparkSession.builder.master("local[2,3]")
+            .appName("taskq tests")
+            .config("spark.ui.enabled", "true")
+            .config("spark.ui.port", "0")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.shuffle.partitions", "2")
+            .getOrCreate()
+        )
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    os.environ["PYTHONPATH"] = python_environment["PYTHONPATH"]
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def push(queue: TaskQueue) -> Callable[[int], list[int]]:
+    """Pushes so many tasks to the topic `work`, numbered in their payload, and returns their sequences."""
+
+    def pushed(count: int) -> list[int]:
+        tasks = [NewTask(f"item-{number}", {"number": number}) for number in range(count)]
+        return [task.sequence for task in queue.push("work", tasks)]
+
+    return pushed
+
+
+@pytest.fixture
+def held(queue: TaskQueue, owner: Owner, push: Callable[[int], list[int]]) -> Callable[[int], dict[str, str]]:
+    """Pushes so many tasks, lets `owner` hold them, and returns the options that name them."""
+
+    def holding(count: int) -> dict[str, str]:
+        push(count)
+        assert queue.claim("work", owner, count) == count
+        return {"topic": "work", "owner": owner.name, "fence": str(owner.fence)}
+
+    return holding
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest, dsn: str) -> str:
+    """The name of the format `taskq`, registered for the test's database."""
+    from airflow_provider_taskq.spark.draining import registered_name
+    from airflow_provider_taskq.spark.route import Route
+
+    session: SparkSession = request.getfixturevalue("spark")
+    return registered_name(session, Route.found(dsn, executors_choose=False))
+
+
+@pytest.fixture
+def tasks(request: pytest.FixtureRequest, source: str) -> Callable[..., "DataFrame"]:
+    """The held tasks as a DataFrame."""
+    session: SparkSession = request.getfixturevalue("spark")
+
+    def loaded(options: Mapping[str, str], partitions: int = 4) -> "DataFrame":
+        return session.read.format(source).options(mode="held", partitions=str(partitions), **options).load()
+
+    return loaded
+
+
+@pytest.fixture
+def complete(source: str) -> Callable[["DataFrame", Mapping[str, str]], None]:
+    """Writes a DataFrame of decisions."""
+
+    def written(decisions: "DataFrame", options: Mapping[str, str]) -> None:
+        decisions.write.format(source).mode("append").options(mode="complete", **options).save()
+
+    return written

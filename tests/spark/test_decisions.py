@@ -1,0 +1,105 @@
+"""Decisions are checked before they are staged."""
+
+import csv
+import io
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_taskq.queue import InvalidTask
+from airflow_provider_taskq.spark.decisions import check_columns, staged_rows
+
+
+def rows(**columns: Any) -> list[list[str]]:
+    given = {"sequence": pa.array([7], pa.int64()), "result": pa.array(["SUCCESS"]), **columns}
+    text = staged_rows(pa.record_batch(given), "a-stage", 3, 5).decode()
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_a_decision_becomes_a_row() -> None:
+    columns = {"message": pa.array(['{"a":"x,\\"y"}']), "error": pa.array(["no\nluck"])}
+    assert rows(**columns) == [["a-stage", "3", "5", "7", "3", '{"a":"x,\\"y"}', "no\nluck", ""]]
+
+
+@pytest.mark.parametrize(("name", "number"), [("FAILURE", 0), ("SUSPENSION", 1), ("FILTER", 2), ("SUCCESS", 3)])
+def test_a_result_is_a_name_or_a_number(name: str, number: int) -> None:
+    assert rows(result=pa.array([name]))[0][4] == rows(result=pa.array([number]))[0][4] == str(number)
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [("DONE", "'DONE'"), ("success", "'success'"), (4, "4"), (-1, "-1"), (None, "null"), ("x" * 99, "'xxxxx")],
+)
+def test_another_result_is_refused_by_name(result: object, shown: str) -> None:
+    with pytest.raises(
+        InvalidTask, match=f"task 7 has the result {shown}.*there are FAILURE, SUSPENSION, FILTER, SUCCESS"
+    ):
+        rows(result=pa.array([result], pa.string() if result is None else None))
+
+
+def test_a_decision_needs_its_task() -> None:
+    with pytest.raises(InvalidTask, match="a decision has no sequence"):
+        rows(sequence=pa.array([None], pa.int64()))
+
+
+@pytest.mark.parametrize(
+    ("message", "flaw"),
+    [
+        ("{oops", "is not JSON"),
+        ("", "is not JSON"),
+        ('{"a":NaN}', "NaN is not a JSON number"),
+        ("[" * 100_000, "is not JSON"),
+        ('"\\u0000"', "holds a NUL or a lone surrogate"),
+        ('{"\\ud800":1}', "holds a NUL or a lone surrogate"),
+        ('"a\\\\\\u0000"', "holds a NUL or a lone surrogate"),
+    ],
+)
+def test_a_message_that_cannot_be_stored_is_refused_unseen(message: str, flaw: str) -> None:
+    with pytest.raises(InvalidTask, match=f"the message of the decision on task 7 .*{flaw}") as refused:
+        rows(message=pa.array([message]))
+    assert "oops" not in str(refused.value)
+
+
+@pytest.mark.parametrize("message", ["null", "0", '"\\\\u0000"', '"\\u00e4\\ud83d\\ude00"', '{"a":[1,{}]}', None])
+def test_a_message_that_can_be_stored_passes_as_it_is(message: str | None) -> None:
+    assert rows(message=pa.array([message], pa.string()))[0][5] == (message or "")
+
+
+def test_an_error_keeps_its_end() -> None:
+    assert rows(error=pa.array(["x" * 20_000 + "cause"]))[0][6] == "x" * 9_995 + "cause"
+    with pytest.raises(InvalidTask, match="the error of the decision on task 7 holds a NUL"):
+        rows(error=pa.array(["a\x00b"]))
+
+
+@pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
+def test_a_delay_is_an_interval_or_seconds(delay: object) -> None:
+    snoozed = rows(result=pa.array(["SUSPENSION"]), delay=pa.array([delay]))
+    assert snoozed[0][7] == "90000000 microseconds"
+
+
+def test_a_delay_of_no_length_is_refused() -> None:
+    for seconds in (float("nan"), float("inf"), 1e300):
+        with pytest.raises(InvalidTask, match="has a delay of no length"):
+            rows(result=pa.array(["SUSPENSION"]), delay=pa.array([seconds]))
+
+
+def test_only_a_suspension_takes_a_delay() -> None:
+    with pytest.raises(InvalidTask, match="task 7 has a delay, which only a SUSPENSION takes"):
+        rows(delay=pa.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"sequence": "bigint"}, "decisions need a column result; these have sequence"),
+        ({}, "decisions need a column sequence; these have none"),
+        ({"sequence": "bigint", "result": "string", "note": "string"}, "decisions have no column 'note'"),
+        ({"sequence": "string", "result": "string"}, "column sequence is string, not bigint or int"),
+        ({"sequence": "bigint", "result": "string", "message": "struct<a:int>"}, "column message is struct<a:int>"),
+    ],
+)
+def test_columns_are_checked_by_name_and_type(columns: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidTask, match=sentence):
+        check_columns(columns)

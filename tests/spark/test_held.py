@@ -1,0 +1,94 @@
+"""mode=held on Spark: reading is pure."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from airflow_provider_taskq.queue import LeaseLost, Owner, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.spark.failure import own_error, sentence
+from airflow_provider_taskq.spark.reading import HELD_SCHEMA
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+Tasks = Callable[..., DataFrame]
+Held = Callable[[int], dict[str, str]]
+
+
+def test_actions_read_the_same_tasks_again(tasks: Tasks, held: Held, queue: TaskQueue) -> None:
+    frame = tasks(held(1_000))
+    assert frame.schema == HELD_SCHEMA
+    assert frame.rdd.getNumPartitions() == 4
+    first = {row.sequence for row in frame.collect()}
+    assert len(first) == frame.count() == frame.select("sequence").distinct().count() == 1_000
+    assert {row.sequence for row in frame.collect()} == first
+    assert frame.join(frame.select("sequence"), "sequence").count() == 1_000
+    assert queue.count("work")["work"][State.ACTIVE].count == 1_000
+
+
+def test_looking_at_a_few_takes_nothing(
+    tasks: Tasks, held: Held, queue: TaskQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = tasks(held(100))
+    frame.show(2)
+    assert "item-0" in capsys.readouterr().out
+    assert len(frame.take(1)) == 1
+    assert frame.where(f.get_json_object("payload", "$.number").cast("int") == 42).collect()[0].identifier == "item-42"
+    assert queue.count("work")["work"][State.ACTIVE].count == 100
+
+
+def test_nothing_held_is_an_empty_frame(tasks: Tasks, held: Held) -> None:
+    frame = tasks(held(0))
+    assert frame.count() == 0
+    assert frame.collect() == []
+
+
+def test_a_failed_task_reads_the_same_again(tasks: Tasks, held: Held) -> None:
+    def failing_once(batches):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        from pyspark import TaskContext
+
+        yield from batches
+        context = TaskContext.get()
+        if context is None or context.attemptNumber() == 0:
+            raise RuntimeError("the first try of every task fails after it has read everything")
+
+    rows = tasks(held(100)).select("sequence").mapInArrow(failing_once, "sequence long").collect()
+    assert len({row.sequence for row in rows}) == len(rows) == 100
+
+
+def test_a_lease_that_is_gone_fails_with_its_own_name(tasks: Tasks, held: Held, queue: TaskQueue, owner: Owner) -> None:
+    frame = tasks(held(10))
+    assert frame.count() == 10
+    queue.register(owner.name)
+    with pytest.raises(PySparkException) as failed:
+        frame.count()
+    assert isinstance(own_error(failed.value), LeaseLost)
+    assert sentence(failed.value).startswith("the lease of owner 'owner' under fence")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"topic": "nowhere"}, "topic 'nowhere' is not known"),
+        ({"fence": ""}, "option 'fence' is missing"),
+        ({"dsn": "postgresql://u:sesame@h/d"}, "unknown option 'dsn'"),
+    ],
+)
+def test_what_cannot_be_read_says_why(tasks: Tasks, held: Held, change: Mapping[str, str], words: str) -> None:
+    with pytest.raises(PySparkException) as failed:
+        tasks({**held(1), **change}).count()
+    assert words in sentence(failed.value)
+    assert "sesame" not in str(failed.value)
+    assert isinstance(own_error(failed.value), UnknownTopic) == ("topic" in change)
+
+
+def test_the_schema_is_not_the_readers_to_choose(spark: SparkSession, source: str, held: Held) -> None:
+    reader = spark.read.format(source).schema("sequence string").options(mode="held", **held(1))
+    with pytest.raises(PySparkException) as failed:
+        reader.load().collect()
+    assert "its schema is fixed: struct<sequence:bigint" in sentence(failed.value)

@@ -1,0 +1,76 @@
+"""What may be imported where, each in an interpreter of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+BLOCK = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def run(program: str, environment: Mapping[str, str], *absent: str) -> subprocess.CompletedProcess[str]:
+    text = BLOCK.format(names=absent) + program
+    return subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, env=dict(environment), check=False
+    )
+
+
+@pytest.mark.parametrize("module", ["source", "reading", "staging", "drain", "application"])
+def test_an_executor_needs_no_airflow(module: str, python_environment: Mapping[str, str]) -> None:
+    program = (
+        f"import airflow_provider_taskq.spark.{module}; print([m for m in sys.modules if m.startswith('airflow.')])"
+    )
+    done = run(program, python_environment, "airflow", "pendulum", "sqlalchemy", "pandas")
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_importing_the_package_imports_no_pyspark(python_environment: Mapping[str, str]) -> None:
+    program = "import airflow_provider_taskq.spark as s; print(s.application_path(), 'pyspark' in sys.modules)"
+    done = run(program, python_environment, "pyspark")
+    path, imported = done.stdout.split()
+    assert imported == "False"
+    assert Path(path).is_file()
+
+
+@pytest.mark.parametrize(("absent", "named"), [("pyspark", "pyspark"), ("pyarrow", "pyarrow"), ("py4j", "py4j")])
+def test_without_the_extra_one_sentence_says_so(absent: str, named: str, python_environment: Mapping[str, str]) -> None:
+    done = run("from airflow_provider_taskq.spark import drain", python_environment, absent)
+    assert done.returncode == 1
+    assert f"ImportError: airflow_provider_taskq.spark needs {named}" in done.stderr.splitlines()[-1]
+    assert "pip install 'airflow-provider-taskq[spark]'" in done.stderr.splitlines()[-1]
+
+
+def test_the_program_without_the_extra_says_so_too(python_environment: Mapping[str, str]) -> None:
+    program = "import runpy; runpy.run_module('airflow_provider_taskq.spark.drain', run_name='__main__')"
+    done = run(program, python_environment, "pyspark")
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines()[-1].endswith("pip install 'airflow-provider-taskq[spark]'")
+
+
+def test_the_function_is_found_whatever_was_imported_first(python_environment: Mapping[str, str]) -> None:
+    program = """
+from airflow_provider_taskq.spark import drain as first
+import airflow_provider_taskq.spark.drain as module
+from airflow_provider_taskq.spark import TaskQDataSource, drain as second
+assert callable(first) and callable(second) and callable(module.drain), (first, second)
+assert TaskQDataSource.name() == "taskq"
+"""
+    assert run(program, python_environment).returncode == 0
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import airflow_provider_taskq.spark as package
+
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        package.nothing  # noqa: B018
+    assert os.path.basename(package.application_path()) == "drain_app.py"  # noqa: PTH119

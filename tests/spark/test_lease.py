@@ -1,0 +1,55 @@
+"""A lease is kept, or its loss is told in time."""
+
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import Owner, TaskQueue
+from airflow_provider_taskq.spark.lease import LeaseKeeper
+from airflow_provider_taskq.spark.route import Route
+
+
+@pytest.fixture
+def brief(queue: TaskQueue) -> Owner:
+    """An owner with a lease of 1.2 seconds."""
+    return queue.register("owner", timedelta(seconds=1.2))
+
+
+def test_a_kept_lease_outlives_its_length(dsn: str, queue: TaskQueue, brief: Owner) -> None:
+    lost = threading.Event()
+    with LeaseKeeper(brief, Route.found(dsn), lost.set) as keeper:
+        assert not lost.wait(3)
+        assert keeper.lost is None
+        assert queue.expire() == 0
+        assert [owner.name for owner in queue.owners()] == ["owner"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("taskq lease")]
+
+
+def test_a_lease_that_was_taken_is_told_at_the_next_heartbeat(dsn: str, queue: TaskQueue, brief: Owner) -> None:
+    lost = threading.Event()
+    with LeaseKeeper(brief, Route.found(dsn), lost.set) as keeper:
+        queue.register("owner")
+        assert lost.wait(3)
+        assert "the name was registered anew" in str(keeper.lost)
+
+
+def test_two_thirds_of_a_lease_without_a_heartbeat_is_lost(brief: Owner) -> None:
+    lost = threading.Event()
+    began = time.monotonic()
+    with LeaseKeeper(brief, Route("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set) as keeper:
+        assert lost.wait(3)
+        assert 0.7 < time.monotonic() - began < 1.2
+        assert "two thirds of its lease" in str(keeper.lost)
+
+
+def test_a_server_that_accepts_and_never_answers_does_not_hide_the_loss(brief: Owner) -> None:
+    lost = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        route = Route(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nowhere")
+        began = time.monotonic()
+        with LeaseKeeper(brief, route, lost.set):
+            assert lost.wait(3)
+            assert time.monotonic() - began < 1.2

@@ -1,0 +1,141 @@
+"""Slices of what is held, as Arrow batches, read without Spark."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_taskq.queue import LeaseLost, NewTask, Owner, TaskQueue, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.spark import reading
+from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.reading import HELD_SCHEMA, HeldReader, HeldSlice
+from airflow_provider_taskq.spark.route import Route
+
+ODD = [
+    "plain",
+    "",
+    'a "quoted", text',
+    "line\nbreak\r\n",
+    "back\\slash \\N \\.",
+    "tab\t",
+    "ünï 😀",
+    "  ",
+    "NULL",
+    "t",
+]
+
+
+def reader(dsn: str, options: dict[str, str], partitions: int = 3) -> HeldReader:
+    asked = {"mode": "held", "partitions": str(partitions), **options}
+    return HeldReader(SourceOptions.parsed(asked, "held"), Route.found(dsn))
+
+
+def all_rows(reader: HeldReader) -> list[dict[str, object]]:
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_every_text_comes_through_as_it_is(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+    tasks = [NewTask(f"id {text}", {"text": text}, text or None, priority=n) for n, text in enumerate(ODD)]
+    began = datetime.now(UTC)
+    queue.push("work", [*tasks, NewTask("bare"), NewTask("empty reference", reference="")])
+    queue.claim("work", owner, 100)
+    rows = all_rows(reader(dsn, {"topic": "work", "owner": owner.name, "fence": str(owner.fence)}))
+    assert [row["identifier"] for row in rows] == [*(task.identifier for task in tasks), "bare", "empty reference"]
+    assert [json.loads(str(row["payload"]))["text"] for row in rows[: len(ODD)]] == ODD
+    assert [row["reference"] for row in rows] == [*(text or None for text in ODD), None, ""]
+    assert [row["priority"] for row in rows[: len(ODD)]] == list(range(len(ODD)))
+    assert rows[-1]["payload"] is None
+    assert {(row["attempt"], row["redelivered"], row["topic"]) for row in rows} == {(1, False, "work")}
+    stored = queue.task("work", int(str(rows[0]["sequence"])))
+    assert stored
+    assert rows[0]["created"] == stored.created
+    assert abs(stored.created - began) < timedelta(minutes=5)
+
+
+def test_batches_have_the_schema_that_spark_is_told(dsn: str, held: Callable[[int], dict[str, str]]) -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    asked = reader(dsn, held(1))
+    batch = next(asked.read(asked.partitions()[0]))
+    assert batch.schema == to_arrow_schema(HELD_SCHEMA, timezone="UTC")
+
+
+def test_slices_are_even_and_whole(dsn: str, held: Callable[[int], dict[str, str]]) -> None:
+    asked = reader(dsn, held(10))
+    parts = asked.partitions()
+    sizes = [sum(batch.num_rows for batch in asked.read(part)) for part in parts]
+    assert sizes == [4, 3, 3]
+    assert len({row["sequence"] for row in all_rows(asked)}) == 10
+
+
+def test_batches_are_bounded_by_rows_and_bytes(
+    dsn: str, held: Callable[[int], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = reader(dsn, held(100), partitions=1)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 30)
+    assert [batch.num_rows for batch in asked.read(asked.partitions()[0])] == [30, 30, 30, 10]
+    monkeypatch.setattr(reading, "BATCH_BYTES", 1)
+    assert {batch.num_rows for batch in asked.read(asked.partitions()[0])} == {1}
+
+
+def test_a_row_may_be_larger_than_a_batch(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask("large", "x" * 250_000), NewTask("small")])
+    queue.claim("work", owner, 2)
+    options = {"topic": "work", "owner": owner.name, "fence": str(owner.fence)}
+    assert [len(str(row["payload"])) for row in all_rows(reader(dsn, options))] == [250_002, 4]
+
+
+def test_nothing_held_is_no_slice(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+    asked = reader(dsn, {"topic": "work", "owner": owner.name, "fence": str(owner.fence)})
+    assert asked.partitions() == []
+    assert list(asked.read(HeldSlice(1, 10))) == []
+    queue.release(owner)
+
+
+def test_a_lease_that_is_gone_refuses_readers(
+    dsn: str, queue: TaskQueue, owner: Owner, held: Callable[[int], dict[str, str]]
+) -> None:
+    asked = reader(dsn, held(3))
+    parts = asked.partitions()
+    queue.register(owner.name)
+    with pytest.raises(LeaseLost):
+        list(asked.read(parts[0]))
+    with pytest.raises(LeaseLost):
+        asked.partitions()
+
+
+def test_an_unknown_topic_is_named(dsn: str, owner: Owner) -> None:
+    with pytest.raises(UnknownTopic, match="'nowhere'"):
+        reader(dsn, {"topic": "nowhere", "owner": owner.name, "fence": str(owner.fence)}).partitions()
+
+
+def test_a_reader_that_stops_early_ends_its_session(dsn: str, held: Callable[[int], dict[str, str]]) -> None:
+    asked = reader(dsn, held(5), partitions=1)
+    stream = asked.read(asked.partitions()[0])
+    assert isinstance(next(stream), pa.RecordBatch)
+    stream.close()  # type: ignore[attr-defined]
+    with Route.found(dsn).connect() as conn:
+        left = conn.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'COPY%'"
+        ).fetchone()
+    assert left == (0,)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mode": "tasks"}, "to read, set option mode to 'held', not 'tasks'"),
+        ({"owner": ""}, "option 'owner' is missing"),
+        ({"fence": "-1"}, "option 'fence' must be a whole number from 1, not '-1'"),
+        ({"partitions": "many"}, "option 'partitions' must be a whole number from 1, not 'many'"),
+        ({"partition": "4"}, "unknown option 'partition'; there are fence, owner, partitions, topic"),
+        ({"dsn": "postgresql://u:secret@h/d"}, "unknown option 'dsn'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(TaskQueueError, match=sentence) as refused:
+        SourceOptions.parsed({"mode": "held", "topic": "t", "owner": "o", "fence": "1", **options}, "held")
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,72 @@
+"""The way to the database: whole, and hidden."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_taskq.queue import TaskQueueError, connect
+from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.source import TaskQDataSource
+
+VARIABLES = ("TASKQ_DSN", "TASKQ_DSN_FILE", "PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "PGDATABASE", "PGPASSFILE")
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def database(route: Route) -> object:
+    with route.connect() as conn:
+        return conn.info.dbname
+
+
+def test_a_route_is_found_by_dsn_connection_variable_and_file(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = conninfo_to_dict(dsn)["dbname"]
+    assert database(Route.found(dsn)) == name
+    with connect(dsn) as conn:
+        assert database(Route.found(conn)) == name
+    (tmp_path / "dsn").write_text(dsn + "\n")
+    monkeypatch.setenv("TASKQ_DSN_FILE", str(tmp_path / "dsn"))
+    assert database(Route.found()) == name
+    monkeypatch.delenv("TASKQ_DSN_FILE")
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    assert database(Route.found()) == name
+
+
+def test_what_libpq_found_on_this_machine_travels(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = conninfo_to_dict(dsn)
+    password = str(parts.get("password", ""))
+    for variable, part in (("PGHOST", "host"), ("PGPORT", "port"), ("PGUSER", "user"), ("PGDATABASE", "dbname")):
+        monkeypatch.setenv(variable, str(parts[part]))
+    passfile = tmp_path / "pgpass"
+    passfile.write_text(f"*:*:*:*:{password}\n")
+    passfile.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(passfile))
+    route = Route.found()
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    passfile.unlink()
+    assert database(pickle.loads(pickle.dumps(route))) == parts["dbname"]  # noqa: S301
+    assert "passfile" not in route.conninfo
+
+
+def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Route("postgresql://nobody@127.0.0.1:1/nowhere")
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    with elsewhere.connect_executor() as conn:
+        assert conn.info.dbname == conninfo_to_dict(dsn)["dbname"]
+    with pytest.raises(TaskQueueError, match="cannot connect"):
+        Route(elsewhere.conninfo, executors_choose=False).connect_executor()
+
+
+def test_nothing_that_prints_a_route_shows_it() -> None:
+    route = Route("postgresql://u:sesame@h/d")
+    bound = TaskQDataSource.bound(route)({})
+    for shown in (repr(route), str(route), f"{route}", repr([route]), repr(bound), repr(vars(bound))):
+        assert "sesame" not in shown
