@@ -74,12 +74,11 @@ def test_no_dsn_at_all_says_what_to_set(no_environment: None) -> None:  # noqa: 
         f"host=127.0.0.1 password=two {SECRET}",
         f"host=127.0.0.1 password='{SECRET}",
         f"host=127.0.0.1 pasword={SECRET}",
-        f"host=127.0.0.1 port=1 password={SECRET} sslmode={SECRET}",
         f"mysql://me:{SECRET}@127.0.0.1/db",
     ],
     ids=[
         *("bad port", "slash before", "slash after", "at sign", "question mark", "hash", "percent", "bracket"),
-        *("one slash", "blank", "open quote", "misspelt", "bad option", "another scheme"),
+        *("one slash", "blank", "open quote", "misspelt", "another scheme"),
     ],
 )
 def test_a_malformed_dsn_never_shows_its_password(dsn: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,145 @@
+"""Naive queues beside ours: what goes wrong with them under the same steps, and not here."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import Insertion, LeaseLost, Owner, Result, State, TaskQueue, connect
+from tests.queue.conftest import everything, identifiers, known, lapse, numbered, states, task_in
+
+NAIVE_TABLE = """CREATE TABLE naive (topic text, sequence bigint, state int DEFAULT 1, owner text, output text,
+    PRIMARY KEY (topic, sequence))"""
+NAIVE_POLL = """UPDATE naive SET state = 0, owner = %s WHERE topic = 'work' AND sequence IN (
+    SELECT sequence FROM naive WHERE topic = 'work' AND state = 1 ORDER BY sequence LIMIT %s FOR UPDATE SKIP LOCKED)"""
+# The plan that a server may choose on its own on a table it knows nothing of: the sub-select again for every row.
+UNLUCKY = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_material = off; SET enable_hashagg = off; \
+    SET enable_sort = off; SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_memoize = off"
+
+
+@pytest.fixture
+def naive(own_queue: TaskQueue) -> Iterator[psycopg.Connection]:
+    """A table as many write it, never analysed."""
+    own_queue.conn.execute(NAIVE_TABLE.encode())
+    own_queue.conn.execute("INSERT INTO naive SELECT 'work', n FROM generate_series(1, 60) n")
+    yield own_queue.conn  # noqa: PT022 - its database goes with it
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_one_statement_over_a_locking_sub_select_may_take_more_than_asked_and_ours_never(
+    own_queue: TaskQueue, naive: psycopg.Connection, size: int
+) -> None:
+    own_queue.push("work", numbered(60))
+    owner = own_queue.register("me")
+    naive.execute(UNLUCKY.encode())
+    assert naive.execute(NAIVE_POLL.encode(), ("me", size)).rowcount > size, "else this test shows nothing"
+    assert len(own_queue.poll("work", owner, size)) == size
+    assert own_queue.count("work")["work"][State.ACTIVE].count == size
+
+
+def test_an_unfenced_completion_is_overwritten_by_a_late_worker_and_ours_is_not(
+    own_queue: TaskQueue, naive: psycopg.Connection
+) -> None:
+    finish = "UPDATE naive SET state = 6, output = %s WHERE sequence = 1 AND owner = 'job'"
+    naive.execute(NAIVE_POLL.encode(), ("job", 1))  # the first try of the job, which then hangs
+    naive.execute(finish.encode(), ("of the retry",))  # its retry, by the same name
+    assert naive.execute(finish.encode(), ("of the late first try",)).rowcount == 1
+
+    first = own_queue.register("job")
+    task = task_in(own_queue, first, State.ACTIVE)
+    retry = own_queue.register("job")
+    own_queue.complete(retry, {task: Result.SUCCESS})
+    with pytest.raises(LeaseLost):
+        own_queue.complete(first, {task: Result.FAILURE})
+    assert known(own_queue, task).state is State.SUCCEEDED
+
+
+def test_a_worker_that_wakes_after_its_tasks_went_to_another_changes_nothing(queue: TaskQueue, owner: Owner) -> None:
+    tasks = [task_in(queue, owner, State.ACTIVE, name) for name in "ab"]
+    lapse(queue, owner)
+    queue.expire()
+    successor = queue.register("successor")
+    assert queue.poll("work", successor, 2) == tasks
+    for verb in (
+        lambda: queue.complete(owner, {tasks[0]: Result.SUCCESS}),
+        lambda: queue.heartbeat(owner),
+        lambda: queue.poll("work", owner),
+    ):
+        with pytest.raises(LeaseLost):
+            verb()
+    assert queue.release(owner) == 0
+    assert queue.held(successor) == tasks
+
+
+def test_concurrent_polls_hand_every_task_out_once(queue: TaskQueue, dsn: str) -> None:
+    queue.push("work", numbered(600))
+
+    def draining(name: str) -> list[int]:
+        out: list[int] = []
+        with connect(dsn) as conn:
+            mine = TaskQueue(conn)
+            owner = mine.register(name)
+            while tasks := mine.poll("work", owner, 7):
+                conn.commit()
+                out += [task.sequence for task in tasks]
+        return out
+
+    with ThreadPoolExecutor(6) as pool:
+        drained = list(pool.map(draining, [f"consumer {number}" for number in range(6)]))
+    sequences = [sequence for one in drained for sequence in one]
+    assert len(sequences) == len(set(sequences)) == 600
+    assert all(one == sorted(one) for one in drained), "each consumer in order"
+
+
+def test_a_consumer_that_takes_turns_with_another_never_sees_tasks_out_of_order(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", numbered(6))
+    first, second = open_queue(), open_queue()
+    held_back = first.poll("work", owner, 2)
+    ahead = second.poll("work", owner, 2)
+    first.conn.rollback()
+    second.conn.commit()
+    later = queue.poll("work", owner, 9)
+    assert identifiers(held_back) == ["task-0", "task-1"]
+    assert identifiers(ahead) == ["task-2", "task-3"]
+    assert identifiers(later) == ["task-0", "task-1", "task-4", "task-5"]
+
+
+@pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE])
+def test_pushes_and_polls_of_one_identifier_at_once_neither_deadlock_nor_lose(
+    queue: TaskQueue, dsn: str, insertion: Insertion
+) -> None:
+    names = [f"{number}" for number in range(20)]
+
+    def pushing(seed: int) -> None:
+        with connect(dsn) as conn:
+            for turn in range(15):
+                ahead = names if (seed + turn) % 2 else names[::-1]
+                TaskQueue(conn).push("work", ahead, insertion)
+                conn.commit()
+
+    def working(seed: int) -> int:
+        done = 0
+        with connect(dsn) as conn:
+            mine = TaskQueue(conn)
+            owner = mine.register(f"worker {seed}")
+            for _ in range(30):
+                tasks = mine.poll("work", owner, 5)
+                mine.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+                conn.commit()
+                done += len(tasks)
+        return done
+
+    with ThreadPoolExecutor(5) as pool:
+        pushes = [pool.submit(pushing, seed) for seed in range(3)]
+        works = [pool.submit(working, seed) for seed in range(2)]
+        for push in pushes:
+            push.result()
+        done = sum(work.result() for work in works)
+    assert done > 0
+    assert {info.state for info in everything(queue)} <= {State.READY, State.SUCCEEDED, State.REDUNDANT}
+    last = queue.push("work", names, insertion)
+    assert {identifier for identifier, state in states(queue) if state is State.READY} == set(names)
+    assert queue.ready("work", 1000) == len(last)

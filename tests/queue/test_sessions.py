@@ -1,0 +1,165 @@
+"""What a verb leaves behind and costs: nothing in the session, one round trip, a bounded number of pages."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    Insertion,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TopicPolicy,
+    connect,
+)
+from tests.queue.conftest import numbered
+
+Verb = Callable[[TaskQueue, Owner, Any], object]
+
+VERBS: dict[str, Verb] = {
+    "create_topic": lambda queue, owner, task: queue.create_topic("other"),
+    "alter_topic": lambda queue, owner, task: queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=5))),
+    "topics": lambda queue, owner, task: queue.topics(),
+    "policy": lambda queue, owner, task: queue.policy("work"),
+    "pause_topic": lambda queue, owner, task: queue.pause_topic("work"),
+    "resume_topic": lambda queue, owner, task: queue.resume_topic("work"),
+    "register": lambda queue, owner, task: queue.register("another"),
+    "heartbeat": lambda queue, owner, task: queue.heartbeat(owner),
+    "owners": lambda queue, owner, task: queue.owners(),
+    "push": lambda queue, owner, task: queue.push("work", ["x", NewTask("y", {"z": 1}, priority=1)], Insertion.REPLACE),
+    "poll": lambda queue, owner, task: queue.poll("work", owner, 2),
+    "claim": lambda queue, owner, task: queue.claim("work", owner, 2),
+    "held": lambda queue, owner, task: queue.held(owner),
+    "ready": lambda queue, owner, task: queue.ready("work", 10),
+    "snooze": lambda queue, owner, task: queue.complete(
+        owner, {task: Decision(Result.SUSPENSION, delay=timedelta(seconds=1))}
+    ),
+    "complete": lambda queue, owner, task: queue.complete(owner, {task: Decision(Result.FAILURE, "m", "e")}),
+    "task": lambda queue, owner, task: queue.task("work", task.sequence),
+    "latest": lambda queue, owner, task: queue.latest("work", ["a"]),
+    "page": lambda queue, owner, task: queue.page("work", state=State.READY, identifier="b"),
+    "count": lambda queue, owner, task: queue.count(recent=True),
+    "expire": lambda queue, owner, task: queue.expire(),
+    "release": lambda queue, owner, task: queue.release(owner),
+    "drop_topic": lambda queue, owner, task: queue.drop_topic("work"),
+}
+LEFT = """SELECT (SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) FROM pg_cursors WHERE name <> ''),
+    (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'),
+    (SELECT count(*) FROM pg_class WHERE relpersistence = 't' AND relkind = 'r'),
+    (SELECT count(*) FROM pg_listening_channels())"""
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
+def test_a_verb_takes_one_round_trip(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, verb: Verb, tmp_path: Path
+) -> None:
+    queue.push("work", ["a", "b", "c"])
+    [task] = queue.poll("work", owner)
+    session.conn.execute("SELECT")
+    log = tmp_path / "protocol"
+    with log.open("w") as file:
+        session.conn.pgconn.trace(file.fileno())
+        verb(session, owner, task)
+        session.conn.pgconn.untrace()
+    assert log.read_text().count("ReadyForQuery") == 1
+
+
+def test_verbs_leave_nothing_in_the_session(queue: TaskQueue, owner: Owner, dsn: str) -> None:
+    """So that a transaction pooler may give every transaction another session."""
+    queue.push("work", ["a", "b", "c"])
+    [task] = queue.poll("work", owner)
+    settings = "SELECT name, setting FROM pg_settings ORDER BY name"
+    with connect(dsn, autocommit=True) as conn:
+        conn.execute("DO 'BEGIN END'")
+        before = conn.execute(settings.encode()).fetchall()
+        for name, verb in VERBS.items():
+            if name != "complete":  # it was snoozed
+                verb(TaskQueue(conn), owner, task)
+            assert conn.execute(LEFT.encode()).fetchone() == (0, 0, 0, 0, 0), name
+        assert conn.execute(settings.encode()).fetchall() == before
+
+
+def test_every_verb_may_have_a_session_of_its_own(queue: TaskQueue, owner: Owner, dsn: str) -> None:
+    queue.push("work", ["a", "b", "c"])
+    [task] = queue.poll("work", owner)
+    for name, verb in VERBS.items():
+        if name != "complete":
+            with connect(dsn) as conn:
+                verb(TaskQueue(conn), owner, task)
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
+def test_a_verb_is_undone_by_the_callers_rollback(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, verb: Verb
+) -> None:
+    queue.push("work", ["a", "b", "c"])
+    [task] = queue.poll("work", owner)
+    before = snapshot(queue.conn)
+    verb(session, owner, task)
+    session.conn.rollback()
+    assert snapshot(queue.conn) == before
+
+
+def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
+    """Every row of every table of the schema, physical place and all."""
+    tables = ("topic", "owner", "task", "live", "ended", "staged", "stage")
+    return [conn.execute(f"SELECT ctid, t.* FROM taskq.{name} t ORDER BY 1".encode()).fetchall() for name in tables]
+
+
+def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
+    """How many pages of tables and indexes of the schema a call touches."""
+    queue.conn.execute("SELECT pg_stat_force_next_flush()")
+    before = _touched(queue)
+    work()
+    queue.conn.execute("SELECT pg_stat_force_next_flush()")
+    return _touched(queue) - before
+
+
+def _touched(queue: TaskQueue) -> int:
+    row = queue.conn.execute(
+        "SELECT pg_stat_clear_snapshot(), (SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)"
+        " FROM pg_statio_user_tables WHERE schemaname = 'taskq')"
+    ).fetchone()
+    assert row is not None
+    return int(row[1])
+
+
+@pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
+def test_a_poll_costs_the_same_however_much_is_pending_or_finished(own_queue: TaskQueue, analysed: bool) -> None:
+    queue = own_queue
+    owner = queue.register("owner")
+    bound = {"poll": 200, "ready": 20, "complete": 200}
+    queue.push_stream("work", numbered(30_000))
+    finished = queue.poll("work", owner, 10_000)
+    queue.complete(owner, dict.fromkeys(finished, Result.SUCCESS))
+    queue.push("work", [NewTask(f"later {n}", delay=timedelta(days=1), priority=5) for n in range(5000)])
+    if analysed:
+        queue.conn.execute("VACUUM ANALYZE")
+    else:
+        queue.conn.execute("VACUUM")
+    tasks = queue.poll("work", owner, 10)  # as a first call it reads the catalogue
+    cost = {
+        "poll": pages_of(queue, lambda: queue.poll("work", owner, 10)),
+        "ready": pages_of(queue, lambda: queue.ready("work")),
+        "complete": pages_of(queue, lambda: queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))),
+    }
+    assert {name: pages for name, pages in cost.items() if pages > bound[name]} == {}
+
+
+@pytest.mark.parametrize("verb", ["poll", "ready"])
+def test_a_long_queue_of_the_future_costs_a_poll_nothing(own_queue: TaskQueue, verb: str) -> None:
+    queue = own_queue
+    owner = queue.register("owner")
+    queue.push_stream("work", (NewTask(f"{n}", delay=timedelta(days=1), priority=n % 3) for n in range(20_000)))
+    queue.push("work", ["now"])
+    queue.conn.execute("VACUUM")
+    work = (lambda: queue.poll("work", owner, 1)) if verb == "poll" else (lambda: queue.ready("work"))
+    assert pages_of(queue, work) < 200
