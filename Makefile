@@ -52,5 +52,5 @@ constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml an
 
 clean:  ## remove .venv, caches and build products
 	@test ! -e .venv || test -e .venv/made-by-taskq-setup || { echo 'clean: .venv is not ours' >&2; exit 1; }
-	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse
+	@rm -rf .venv .venv.old build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -114,11 +114,14 @@ def run(command: list[str], doing: str) -> None:
 
 def clear_old() -> None:
     """Remove what an earlier run made; never a virtual environment that somebody else put there."""
+    old = VENV.with_name(".venv.old")  # renamed first, so that a removal cut short leaves nothing half of ours
+    shutil.rmtree(old, ignore_errors=True)
     if not VENV.exists() and not VENV.is_symlink():
         return
-    if not MARK.exists():
+    if not MARK.exists() and any(VENV.iterdir()):
         raise SetupError("%s exists and was not made by `make setup`: move it away, then try again." % VENV)
-    shutil.rmtree(VENV)
+    VENV.rename(old)
+    shutil.rmtree(old)
 
 
 def check_spark(python: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue.errors import TaskQueueError
 
@@ -19,8 +20,11 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
     ...). `options` are those of `psycopg.connect`. Statements are not prepared, so that a transaction pooler
     may stand between. TaskQueueError in one sentence, without the password, where no server can be reached.
     """
+    found = dsn_from_environment(dsn)
     try:
-        return psycopg.connect(dsn_from_environment(dsn), **{"prepare_threshold": None, **options})
+        if "@" in str(conninfo_to_dict(found).get("host")):
+            raise TaskQueueError("the DSN of the queue's database is not well formed: write @ in its password as %40")
+        return psycopg.connect(found, **{"prepare_threshold": None, **options})
     except psycopg.OperationalError as error:
         raise TaskQueueError(f"cannot connect to the queue's database: {_first_line(error)}") from None
     except psycopg.ProgrammingError as error:
@@ -46,9 +50,14 @@ def dsn_from_environment(dsn: str | None = None) -> str:
 def _dsn_in_file(file: Path) -> str:
     """The connection string that stands in a file, such as a mounted secret."""
     try:
-        return file.read_text().strip()
+        found = file.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise TaskQueueError(f"cannot read the file that {DSN_FILE_VARIABLE} names: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TaskQueueError(f"the file that {DSN_FILE_VARIABLE} names holds no text") from None
+    if not found:
+        raise TaskQueueError(f"the file that {DSN_FILE_VARIABLE} names is empty")
+    return found
 
 
 def _first_line(error: psycopg.Error) -> str:

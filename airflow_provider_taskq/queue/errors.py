@@ -51,7 +51,7 @@ _OWN_CODES: dict[str, type[TaskQueueError]] = {
 _SCHEMA_CODES = {"3F000": "is missing", "42883": "is another version", "42P01": "is another version"}
 
 # A rule that a table's own constraint holds, such as the length of a topic's name.
-_RULE_CODES = {"23514", "23502", "22P02", "22P05", "22003", "22007", "22008"}
+_RULE_CODES = {"23514", "23502", "22P02", "22P05", "22003", "22007", "22008", "22015", "22021"}
 
 
 @contextmanager
@@ -59,6 +59,8 @@ def translated() -> Iterator[None]:
     """Turns what PostgreSQL reports inside the block into the queue's own errors, the original as cause."""
     try:
         yield
+    except UnicodeEncodeError as error:
+        raise InvalidTask("a name holds a lone surrogate, which no text in PostgreSQL can") from error
     except psycopg.Error as error:
         own = own_error(error)
         if own is None:
@@ -74,6 +76,13 @@ def own_error(error: psycopg.Error) -> TaskQueueError | None:
         return _OWN_CODES[code](message)
     if code in _SCHEMA_CODES and "taskq" in message:
         return SchemaMismatch(f"the schema taskq in this database {_SCHEMA_CODES[code]}: run {INSTALL}")
-    if code in _RULE_CODES:
-        return InvalidTask(message)
+    if code == "23514" and error.diag.constraint_name:
+        return TaskQueueError(f"a rule of {error.diag.table_name} is broken: {_rule(error.diag.constraint_name)}")
+    if code in _RULE_CODES or (isinstance(error, psycopg.DataError) and not code):
+        return InvalidTask(message)  # without a code: found by psycopg before anything was sent
     return None
+
+
+def _rule(constraint: str) -> str:
+    """The field that a constraint named by PostgreSQL is about: topic_max_attempts_check is about max_attempts."""
+    return constraint.partition("_")[2].removesuffix("_check") + " is out of its range"

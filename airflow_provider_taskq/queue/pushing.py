@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskq.queue.errors import InvalidTask
@@ -12,6 +13,9 @@ from airflow_provider_taskq.queue.wire import interval_text, json_text
 # little enough for 1,000,000 tasks to stream through 200 MB, and for the server to hold one call's arrays easily.
 CHUNK_TASKS = 10_000
 CHUNK_CHARACTERS = 8_000_000
+
+NONE = timedelta(0)
+LONGEST = timedelta(days=365_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Chunk:
                 self._refuse(place, "its available_at has no time zone")
             if task.priority and abs(task.priority) > 100:
                 self._refuse(place, f"its priority {task.priority} is outside -100..100")
+            if max(task.delay or NONE, task.ttl or NONE) > LONGEST:
+                self._refuse(place, "its delay or ttl is longer than 1,000 years")
             if task.depends_on:
                 self._refuse(place, "its depends_on is not offered by this version")
 

@@ -135,10 +135,10 @@ def _apply(conn: psycopg.Connection[Any], step: Step) -> None:
 def _drop_functions(conn: psycopg.Connection[Any]) -> None:
     """Drops every function and view of the schema, so that the new set is exactly what the files say."""
     conn.execute(
-        "DO $$ DECLARE thing text; BEGIN"
-        " FOR thing IN SELECT format('VIEW %s', oid::regclass) FROM pg_class"
+        "DO $$ DECLARE thing text; things text[] := ARRAY("
+        " SELECT format('VIEW IF EXISTS %s', oid::regclass) FROM pg_class"
         "  WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v'"
-        " UNION ALL SELECT format('FUNCTION %s', oid::regprocedure) FROM pg_proc"
-        "  WHERE pronamespace = 'taskq'::regnamespace"
-        " LOOP EXECUTE format('DROP %s CASCADE', thing); END LOOP; END $$"
+        " UNION ALL SELECT format('FUNCTION IF EXISTS %s', oid::regprocedure) FROM pg_proc"
+        "  WHERE pronamespace = 'taskq'::regnamespace);"
+        " BEGIN FOREACH thing IN ARRAY things LOOP EXECUTE format('DROP %s CASCADE', thing); END LOOP; END $$"
     )

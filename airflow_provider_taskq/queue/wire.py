@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Json, Owner, State, Task, TaskInfo
 
 MAX_TRACE = 10_000
@@ -31,14 +30,6 @@ def json_text(value: Json) -> str | None:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
     return text
-
-
-def message_text(message: Json) -> str | None:
-    """A decision's message as compact JSON; InvalidTask where it cannot be stored."""
-    try:
-        return json_text(message)
-    except ValueError as error:
-        raise InvalidTask(f"a decision's message {error}") from None
 
 
 def trace_text(error: BaseException | str | None) -> str | None:

@@ -115,24 +115,17 @@ class TaskQSensor(BaseSensorOperator):
         """Waits in the mode that was chosen."""
         if not self.deferrable:
             return super().execute(context)
-        try:
-            return self._open_or_defer(context, datetime.now(UTC) + timedelta(seconds=self.timeout))
-        except Exception as error:
-            if self.never_fail:
-                raise AirflowSkipException("Skipping due to never_fail is set to True.") from error
-            raise
+        return self._open_or_defer(context, datetime.now(UTC) + timedelta(seconds=self.timeout))
 
     def execute_complete(self, context: "Context", event: dict[str, Any], deadline: str) -> Any:
         """Goes on in a worker after the trigger has seen enough tasks, or found that it never will."""
         if event["status"] != "ready":
             raise AirflowException(event["message"])
-        if self.claim is None:
-            return self._seen()
         return self._open_or_defer(context, datetime.fromisoformat(deadline))
 
     def _open_or_defer(self, context: "Context", deadline: datetime) -> Any:
         """What poke found; else defers for what is left of the time."""
-        outcome = self.poke(context)
+        outcome = self._poke_or_skip(context)
         if outcome:
             self.log.info("The gate of topic %s is open: %s", self.topic, outcome.xcom_value)
             return outcome.xcom_value
@@ -150,11 +143,20 @@ class TaskQSensor(BaseSensorOperator):
             timeout=remaining,
         )
 
+    def _poke_or_skip(self, context: "Context") -> PokeReturnValue:
+        """Pokes; with `never_fail`, an error skips the task, as in the other modes."""
+        try:
+            return self.poke(context)
+        except Exception as error:
+            if self.never_fail:
+                raise AirflowSkipException("Skipping due to never_fail is set to True.") from error
+            raise
+
     def _trigger(self) -> "TaskQTrigger":
-        """The trigger that waits; it ends the task itself where nothing is left for a worker to do."""
+        """The trigger that waits; it ends the task itself where nothing is left for a worker to do or to verify."""
         from airflow_provider_taskq.triggers.topic import TaskQTrigger
 
-        ends_task = self.claim is None and not self.outlets
+        ends_task = self.claim is None and self.condition is Condition.NONE and not self.outlets
         return TaskQTrigger(
             topic=self.topic,
             min_tasks=self.min_tasks,

@@ -19,7 +19,8 @@ class TaskQTrigger(BaseTrigger):
 
     :param topic: the topic's name.
     :param min_tasks: how many tasks are enough.
-    :param condition: which tasks count.
+    :param condition: which tasks the sensor asks for. The looks count without it, so that under any but NONE the
+        sensor looks itself when it is resumed, and waits on where the condition holds tasks back.
     :param taskq_conn_id: the Airflow connection.
     :param poll_interval: seconds between two looks.
     :param ends_task: whether to end the deferred task with success rather than resume it in a worker.

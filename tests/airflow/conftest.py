@@ -5,13 +5,16 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from airflow_provider_taskq.queue import TaskQueue, connect, install
 
 # Airflow reads its configuration as soon as it is imported, and makes its home if there is none.
 _home = tempfile.mkdtemp(prefix="taskq-airflow-")
@@ -57,6 +60,16 @@ def connect_airflow(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Connect:
 def airflow_connection(connect_airflow: Connect) -> str:
     """The Airflow connection `taskq_default`, to the test's database."""
     return connect_airflow()
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedPostgres]:
+    """A server that a test may stop."""
+    with EmbeddedPostgres(settings={"fsync": "off"}) as server:
+        with connect(server.dsn) as connection:
+            install(connection)
+            TaskQueue(connection).create_topic("work")
+        yield server
 
 
 def context_of(task_id: str = "gate", run_id: str = "run", map_index: int = -1) -> Any:

@@ -4,8 +4,9 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.providers.postgres.hooks import postgres as airflow_postgres
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.hooks import TaskQConnectionError, TaskQHook
 from airflow_provider_taskq.queue import TaskQueue, UnknownTopic
 from tests.airflow.conftest import Connect
@@ -43,7 +44,7 @@ def test_takes_a_postgres_connection_made_for_other_hooks(
 def test_asks_postgres_hook_for_cloud_tokens(connect_airflow: Connect, dsn: str) -> None:
     class CloudHook(TaskQHook):
         def get_iam_token(self, conn: Any) -> tuple[str, str, int]:
-            parts = psycopg.conninfo.conninfo_to_dict(dsn)
+            parts = conninfo_to_dict(dsn)
             return conn.login, str(parts["password"]), conn.port
 
     conn_id = connect_airflow("cloud", dsn=make_conninfo(dsn, password="stale"), iam=True)
@@ -71,8 +72,9 @@ def test_a_transaction_commits_or_is_rolled_back_and_always_closes(
     with pytest.raises(UnknownTopic):
         _create_and_fail(hook)
     assert TaskQueue(conn).topics() == ["kept"]
-    row = conn.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'airflow-taskq'").fetchone()
-    assert row == (0,)
+    left = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
+    while conn.execute(left).fetchall():  # the server's side ends a moment after ours
+        pass
 
 
 def test_sql_is_not_logged(airflow_connection: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +88,7 @@ def test_shows_its_connection_id_only(airflow_connection: str) -> None:
 
 
 def test_the_connection_test_passes_where_the_schema_is(airflow_connection: str, dsn: str) -> None:
-    database = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    database = conninfo_to_dict(dsn)["dbname"]
     assert TaskQHook(airflow_connection).test_connection() == (True, f"The queue in database '{database}' is ready.")
 
 
@@ -103,30 +105,25 @@ def test_the_connection_test_says_that_the_schema_is_newer(airflow_connection: s
     assert "new" in sentence
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"port": "1"}, "refused"),
-        ({"password": "marked-password"}, "password authentication failed"),
-        ({"dbname": "nowhere"}, "does not exist"),
-    ],
-)
 def test_a_failed_connection_is_one_sentence_without_the_password(
-    connect_airflow: Connect, dsn: str, changes: dict[str, str], said: str
+    connect_airflow: Connect, own_server: EmbeddedPostgres
 ) -> None:
-    hook = TaskQHook(
-        connect_airflow(dsn=make_conninfo(dsn, **{"password": "marked-password"} | changes, host="127.0.0.1"))
-    )
-    if "dbname" in changes:
-        hook = TaskQHook(connect_airflow(dsn=make_conninfo(dsn, **changes)))
-    with pytest.raises(TaskQConnectionError) as raised:
-        hook.get_conn()
-    sentence = str(raised.value)
-    assert sentence.startswith("Airflow connection 'taskq_default' does not reach its database: ")
-    assert said in sentence
-    assert "\n" not in sentence
-    assert "marked-password" not in sentence
-    assert hook.test_connection() == (False, sentence)
+    password = str(conninfo_to_dict(own_server.dsn)["password"])
+    for changes, said in (
+        ({"port": "1"}, "refused"),
+        ({"password": f"{password}-stale"}, "password authentication failed"),
+        ({"dbname": "nowhere"}, "does not exist"),
+        ({"host": "no-such-host.invalid"}, "no-such-host.invalid"),
+    ):
+        hook = TaskQHook(connect_airflow(dsn=make_conninfo(own_server.dsn, **changes)))
+        with pytest.raises(TaskQConnectionError) as raised:
+            hook.get_conn()
+        sentence = str(raised.value)
+        assert sentence.startswith("Airflow connection 'taskq_default' does not reach its database: ")
+        assert said in sentence
+        assert "\n" not in sentence
+        assert password not in sentence
+        assert hook.test_connection() == (False, sentence)
 
 
 def test_an_option_that_is_none_is_named(connect_airflow: Connect) -> None:

@@ -135,7 +135,9 @@ def test_an_error_in_a_template_does_not_log_payloads(
     with caplog.at_level(logging.DEBUG), pytest.raises(Exception, match="nobody"):
         operator.render_template_fields(context_of())
     output = capsys.readouterr()
-    assert MARK not in caplog.text + output.out + output.err
+    logged = caplog.text + output.out + output.err
+    assert "Exception rendering Jinja template" in logged
+    assert MARK not in logged
 
 
 def test_the_output_of_another_task_is_waited_for() -> None:

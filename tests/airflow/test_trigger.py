@@ -1,7 +1,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import psycopg
@@ -9,7 +9,7 @@ import pytest
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
-from airflow_provider_taskq.queue import TaskQueue, connect, install
+from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers import watcher as watching
 from airflow_provider_taskq.triggers.watcher import Watcher
@@ -17,7 +17,7 @@ from tests.airflow.conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
-LINES = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND pid <> pg_backend_pid()"
+LINES = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
 
 
 async def first_event(trigger: TaskQTrigger) -> TriggerEvent:
@@ -221,36 +221,25 @@ def test_survives_a_killed_connection(queue: TaskQueue, conn: psycopg.Connection
 
 
 def test_leaves_a_server_process_that_stands_still(
-    queue: TaskQueue,
-    conn: psycopg.Connection,
-    looks: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    own_server: EmbeddedPostgres, connect_airflow: Connect, looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "_PATIENCE", 0.5)
+    connect_airflow(dsn=own_server.dsn)
 
-    async def test() -> None:
+    async def test(conn: psycopg.Connection) -> None:
         wait = waiting()
         await until(lambda: looks != [])
         ((still,),) = conn.execute(LINES).fetchall()
         os.kill(still, signal.SIGSTOP)
         try:
-            queue.push("work", ["a"])
+            TaskQueue(conn).push("work", ["a"])
             assert (await wait).payload["status"] == "ready"
         finally:
             os.kill(still, signal.SIGCONT)
         await until(lambda: conn.execute(LINES).fetchall() == [])
 
-    in_loop(test)
-
-
-@pytest.fixture
-def own_server() -> Iterator[EmbeddedPostgres]:
-    """A server that a test may stop."""
-    with EmbeddedPostgres(settings={"fsync": "off"}) as server:
-        with connect(server.dsn) as connection:
-            install(connection)
-            TaskQueue(connection).create_topic("work")
-        yield server
+    with connect(own_server.dsn, autocommit=True) as conn:
+        in_loop(lambda: test(conn))
 
 
 def test_survives_a_restart_of_the_server(

@@ -229,6 +229,8 @@ def test_binaries_out_of_reach_are_copied(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_a_folder_closed_to_the_account_is_one_sentence(folder: Path) -> None:
-    (folder / "closed").mkdir(mode=0o000)
+    closed = folder / "closed"
+    closed.mkdir(mode=0o000)
     with pytest.raises(EmbeddedPostgresError, match=r"No server can be kept in|choose a folder below one that is open"):
-        EmbeddedPostgres(folder / "closed" / "below").__enter__()
+        EmbeddedPostgres(closed / "below").__enter__()
+    closed.chmod(0o700)

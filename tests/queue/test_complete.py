@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -73,9 +72,7 @@ def test_no_decisions_change_nothing(queue: TaskQueue, owner: Owner) -> None:
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE])
 @pytest.mark.parametrize("result", [Result.FAILURE, Result.SUCCESS])
-def test_what_is_not_active_cannot_be_completed(
-    queue: TaskQueue, owner: Owner, state: State, result: Result
-) -> None:
+def test_what_is_not_active_cannot_be_completed(queue: TaskQueue, owner: Owner, state: State, result: Result) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=9)))
     held = task_in(queue, owner, State.ACTIVE, "held")
     queue.alter_topic("work", TopicPolicy())
@@ -234,12 +231,6 @@ def test_snoozes_and_ends_mix_in_one_call(queue: TaskQueue, owner: Owner) -> Non
     assert known(queue, d).available_at - known(queue, a).available_at == HOUR
 
 
-@pytest.mark.parametrize("result", [Result.FAILURE, Result.FILTER, Result.SUCCESS])
-def test_only_a_suspension_snoozes(result: Result) -> None:
-    with pytest.raises(ValueError, match="SUSPENSION"):
-        Decision(result, delay=HOUR)
-
-
 def test_a_completion_is_undone_with_its_transaction(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     first, second = queue.poll("work", owner, 2)
@@ -293,22 +284,3 @@ def test_a_thousand_decisions_take_one_call(queue: TaskQueue, owner: Owner) -> N
     counts = queue.count("work")["work"]
     assert {state: count.count for state, count in counts.items()} == dict.fromkeys(RESULTS, 250)
     assert known(queue, tasks[7]).output == 7
-
-
-@pytest.mark.parametrize(("first", "second"), list(product(Result, Result)))
-def test_two_results_merge_to_the_one_that_stands_first(first: Result, second: Result) -> None:
-    merged = Decision(first, "one").merge(Decision(second, "two"))
-    assert merged.result is min(first, second)
-    assert merged.continued is (first is second is Result.SUCCESS)
-
-
-def test_merging_keeps_both_errors() -> None:
-    merged = Decision(Result.FAILURE, error=ValueError("one")).merge(Decision(Result.FAILURE, error=OSError("two")))
-    assert isinstance(merged.error, BaseExceptionGroup)
-    assert [str(error) for error in merged.error.exceptions] == ["one", "two"]
-
-
-def test_a_decision_is_continued_for_success_only_unless_set() -> None:
-    assert [Decision(result).continued for result in Result] == [False, False, False, True]
-    assert Decision(Result.SUCCESS, continued=False).continued is False
-    assert Decision(Result.FILTER, continued=True).continued is True

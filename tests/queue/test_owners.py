@@ -106,8 +106,8 @@ def test_a_lapsed_name_still_takes_its_tasks_over(queue: TaskQueue) -> None:
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda queue, owner, task: queue.heartbeat(owner),
-        lambda queue, owner, task: queue.poll("work", owner),
+        lambda queue, owner, _task: queue.heartbeat(owner),
+        lambda queue, owner, _task: queue.poll("work", owner),
         lambda queue, owner, task: queue.complete(owner, {task: Result.SUCCESS}),
     ],
     ids=["heartbeat", "poll", "complete"],

@@ -113,7 +113,9 @@ def test_a_task_given_back_has_its_old_place(queue: TaskQueue, owner: Owner, giv
         delay = timedelta(hours=1)
         snooze = Decision(Result.SUSPENSION, delay=delay) if "snooze" in given_back else Decision(Result.FAILURE)
         queue.complete(owner, {task: snooze})
-        queue.conn.execute("UPDATE taskq.live SET available_at = clock_timestamp() WHERE sequence = %s", (task.sequence,))
+        queue.conn.execute(
+            "UPDATE taskq.live SET available_at = clock_timestamp() WHERE sequence = %s", (task.sequence,)
+        )
         queue.poll("work", owner, 2)
         assert task in queue.poll("work", owner) + queue.held(owner)
     if given_back.endswith("release"):
@@ -182,18 +184,18 @@ def test_a_poll_skips_what_another_open_transaction_polls(
 @pytest.mark.parametrize(
     "work",
     [
-        lambda session, owner, task: session.push("work", ["a", "b", "c"], "REPLACE"),
-        lambda session, owner, task: session.push("work", ["a", "b"], "DELETE"),
+        lambda session, _owner, _task: session.push("work", ["a", "b", "c"], "REPLACE"),
+        lambda session, _owner, _task: session.push("work", ["a", "b"], "DELETE"),
         lambda session, owner, task: session.complete(owner, {task: Result.FAILURE}),
-        lambda session, owner, task: session.heartbeat(owner),
-        lambda session, owner, task: session.register("bystander"),
-        lambda session, owner, task: session.register("mine"),
-        lambda session, owner, task: session.release(owner),
-        lambda session, owner, task: session.expire(),
-        lambda session, owner, task: session.pause_topic("work"),
-        lambda session, owner, task: session.alter_topic("work", TopicPolicy()),
-        lambda session, owner, task: session.drop_topic("work"),
-        lambda session, owner, task: session.ready("work", 10),
+        lambda session, owner, _task: session.heartbeat(owner),
+        lambda session, _owner, _task: session.register("bystander"),
+        lambda session, _owner, _task: session.register("mine"),
+        lambda session, owner, _task: session.release(owner),
+        lambda session, _owner, _task: session.expire(),
+        lambda session, _owner, _task: session.pause_topic("work"),
+        lambda session, _owner, _task: session.alter_topic("work", TopicPolicy()),
+        lambda session, _owner, _task: session.drop_topic("work"),
+        lambda session, _owner, _task: session.ready("work", 10),
     ],
     ids=[
         *("replace", "delete", "complete", "heartbeat", "register other", "register own"),

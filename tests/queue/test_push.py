@@ -27,7 +27,9 @@ OBSOLETE = [State.RECREATED, State.REDUNDANT]
 BECOMES: dict[tuple[State, Insertion], State | None] = {
     **{(state, Insertion.APPEND): state for state in State},
     **{(A, insertion): A for insertion in Insertion},
-    **{(R, Insertion.SUPERSEDE): X, (R, Insertion.REPLACE): X, (R, Insertion.DELETE): None},
+    (R, Insertion.SUPERSEDE): X,
+    (R, Insertion.REPLACE): X,
+    (R, Insertion.DELETE): None,
     **{(state, Insertion.SUPERSEDE): state for state in ENDED + OBSOLETE},
     **{(state, Insertion.REPLACE): X for state in ENDED},
     **{(state, Insertion.REPLACE): state for state in OBSOLETE},
@@ -243,6 +245,7 @@ def test_a_push_works_on_a_connection_with_another_row_factory(dsn: str, queue: 
         owner = other.register("me")
         assert other.poll("work", owner) == [task]
         assert other.page("work")[0].state is A
+    assert states(queue) == [("a", A)]
 
 
 def test_a_push_works_on_a_connection_with_client_side_cursors(dsn: str, queue: TaskQueue) -> None:
@@ -257,7 +260,7 @@ def test_a_push_works_on_a_connection_with_client_side_cursors(dsn: str, queue: 
 
 @pytest.mark.parametrize("insertion", list(Insertion))
 def test_a_push_that_takes_many_calls_does_the_same_as_one(own_dsn: str, insertion: Insertion) -> None:
-    """What 10,003 tasks with duplicates on both sides of the border become, beside what the contract says of one push."""
+    """What 10,004 tasks with duplicates on both sides of the border become, and what is told of them."""
 
     def tasks() -> Iterator[NewTask]:
         yield NewTask("first")

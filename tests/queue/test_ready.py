@@ -1,11 +1,12 @@
 """Ready: how many could be polled now; it takes and locks nothing."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.queue import Insertion, NewTask, Owner, Result, State, TaskQueue
+from airflow_provider_taskq.queue import Decision, Insertion, NewTask, Owner, Result, State, TaskQueue
 from tests.queue.conftest import hurry, identifiers, numbered, states
 
 
@@ -74,7 +75,9 @@ def test_ready_skips_rows_polled_under_a_savepoint(queue: TaskQueue, owner: Owne
     assert queue.ready("work", 5) == 1, "a released savepoint is still open work"
 
 
-def test_ready_counts_rows_again_after_the_other_rolled_back(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+def test_ready_counts_rows_again_after_the_other_rolled_back(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
     queue.push("work", ["a", "b", "c"])
     session.poll("work", owner, 3)
     assert queue.ready("work", 5) == 0
@@ -102,6 +105,23 @@ def test_ready_skips_rows_that_an_open_push_displaces(
     assert hurry(queue).ready("work", 5) == 1
     session.conn.commit()
     assert queue.ready("work", 5) == 2
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "under a savepoint"])
+def test_ready_counts_what_this_very_transaction_gave_back(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, nested: bool
+) -> None:
+    """Only rows that *another* transaction holds are left out: a poll here would get these."""
+    queue.push("work", ["a", "b"])
+    session.conn.execute("SELECT")
+    with session.conn.transaction() if nested else nullcontext():
+        a, b = session.poll("work", owner, 2)
+        session.complete(owner, {a: Decision(Result.SUSPENSION, delay=timedelta(0))})
+        assert session.ready("work", 5) == 1
+        session.release(owner)
+        assert session.ready("work", 5) == 2
+    assert session.ready("work", 5) == 2
+    assert session.poll("work", session.register("next"), 5) == [a, b]
 
 
 def test_ready_skips_rows_that_a_plain_lock_holds(queue: TaskQueue, session: TaskQueue) -> None:

@@ -12,7 +12,8 @@ import pytest
 from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue, connect, install, uninstall, verify
 from tests.queue.conftest import identifiers
 
-THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p WHERE pronamespace = to_regnamespace('taskq')
+THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
+    WHERE pronamespace = to_regnamespace('taskq')
     UNION ALL SELECT 'c', c.oid::regclass::text, c.relkind::text FROM pg_class c
     WHERE relnamespace = to_regnamespace('taskq') ORDER BY 1, 2"""
 
@@ -189,6 +190,8 @@ def test_install_works_whatever_the_search_path(empty: psycopg.Connection) -> No
     queue = TaskQueue(empty)
     queue.create_topic("work")
     queue.push("work", ["a"])
-    assert empty.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'elsewhere'::regnamespace").fetchone() == (0,)
+    assert empty.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'elsewhere'::regnamespace").fetchone() == (
+        0,
+    )
     owner = queue.register("me")
     assert len(queue.poll("work", owner)) == 1

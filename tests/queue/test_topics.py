@@ -124,19 +124,19 @@ def test_a_probing_policy_is_not_taken_as_one_that_does_not_probe(queue: TaskQue
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda queue, owner: queue.alter_topic("nowhere", TopicPolicy()),
-        lambda queue, owner: queue.policy("nowhere"),
-        lambda queue, owner: queue.pause_topic("nowhere"),
-        lambda queue, owner: queue.resume_topic("nowhere"),
-        lambda queue, owner: queue.push("nowhere", ["a"]),
-        lambda queue, owner: queue.push_stream("nowhere", iter(["a"])),
+        lambda queue, _owner: queue.alter_topic("nowhere", TopicPolicy()),
+        lambda queue, _owner: queue.policy("nowhere"),
+        lambda queue, _owner: queue.pause_topic("nowhere"),
+        lambda queue, _owner: queue.resume_topic("nowhere"),
+        lambda queue, _owner: queue.push("nowhere", ["a"]),
+        lambda queue, _owner: queue.push_stream("nowhere", iter(["a"])),
         lambda queue, owner: queue.poll("nowhere", owner),
-        lambda queue, owner: queue.ready("nowhere"),
-        lambda queue, owner: queue.task("nowhere", 1),
-        lambda queue, owner: queue.latest("nowhere", ["a"]),
-        lambda queue, owner: queue.page("nowhere"),
+        lambda queue, _owner: queue.ready("nowhere"),
+        lambda queue, _owner: queue.task("nowhere", 1),
+        lambda queue, _owner: queue.latest("nowhere", ["a"]),
+        lambda queue, _owner: queue.page("nowhere"),
     ],
-    ids="alter policy pause resume push push_stream poll ready task latest page".split(),
+    ids=["alter", "policy", "pause", "resume", "push", "push_stream", "poll", "ready", "task", "latest", "page"],
 )
 def test_an_unknown_topic_is_refused_by_name(
     queue: TaskQueue, owner: Owner, verb: Callable[[TaskQueue, Owner], object]

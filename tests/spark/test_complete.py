@@ -99,10 +99,9 @@ def test_a_try_that_fails_after_staging_leaves_no_trace(
     FailingSource.route = Route.found(dsn, executors_choose=False)
     spark.dataSource.register(FailingSource)
     options = held(100)
-    decisions = tasks(options).select(
-        "sequence", f.lit("SUCCESS").alias("result"), f.spark_partition_id().cast("string").alias("message")
-    )
-    stage = conn.execute("SELECT taskq.open_stage(%s, %s)::text", (options["owner"], options["fence"])).fetchall()[0][0]
+    decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result")
+    opened = conn.execute("SELECT taskq.open_stage(%s, %s)::text", (options["owner"], options["fence"])).fetchall()
+    stage = opened[0][0]
     writer = decisions.write.format("taskq_failing").mode("append").options(mode="complete", stage=stage, **options)
     writer.save()
     assert states(queue) == {"SUCCEEDED": 100}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Decision, Owner, Result, Task
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text, message_text, trace_text
+from airflow_provider_taskq.queue.wire import interval_text, json_text, trace_text
 
 
 class CompleteVerbs(Caller):
@@ -30,7 +30,7 @@ class CompleteVerbs(Caller):
                 owner.fence,
                 list(made),
                 [int(decision.result) for decision in values],
-                [message_text(decision.message) for decision in values],
+                [_message(sequence, decision) for sequence, decision in made.items()],
                 [trace_text(decision.error) for decision in values],
                 delays if any(delays) else None,
             ),
@@ -46,3 +46,11 @@ def _by_sequence(decisions: Mapping[Task | int, Decision | Result]) -> dict[int,
             raise InvalidTask(f"the task of sequence {sequence} is decided twice in one call")
         made[sequence] = value if isinstance(value, Decision) else Decision(Result(value))
     return made
+
+
+def _message(sequence: int, decision: Decision) -> str | None:
+    """A decision's message as JSON text; InvalidTask, naming the task, where it is none."""
+    try:
+        return json_text(decision.message)
+    except ValueError as error:
+        raise InvalidTask(f"the message of the decision on sequence {sequence} {error}") from None

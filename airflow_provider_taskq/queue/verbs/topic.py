@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from airflow_provider_taskq.queue.errors import TaskQueueError
 from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.wire import interval_text
@@ -57,6 +58,8 @@ class TopicVerbs(Caller):
 def _columns(policy: TopicPolicy) -> tuple[Any, ...]:
     """A policy in the order of the arguments of taskq.create_topic."""
     retry = policy.retry
+    if retry.probe:
+        raise TaskQueueError("a policy that probes is not offered by this version")
     return (
         retry.max_attempts,
         interval_text(retry.base),

@@ -11,9 +11,7 @@ DECLARE
     v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
     v_done     bigint[] := '{}';
 BEGIN
-    IF EXISTS (SELECT FROM unnest(p_outputs) AS u (o) WHERE strpos(u.o, '\u') > 0 AND NOT taskq.is_storable(u.o)) THEN
-        PERFORM taskq.refuse('TQ002', 'an output holds a NUL or a lone surrogate');
-    END IF;
+    PERFORM taskq.check_outputs(p_sequences, p_outputs);
     IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
         v_done := taskq.put_back(v_owner_id, p_sequences, p_results, p_errors, p_delays);
     END IF;
@@ -22,6 +20,19 @@ BEGIN
         PERFORM taskq.refuse_not_held(p_owner, p_fence, p_sequences, v_done);
     END IF;
     RETURN cardinality(v_done);
+END $$;
+
+-- Refuses an output that could not be read back (TQ002), naming its task.
+CREATE FUNCTION taskq.check_outputs(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_sequence bigint;
+BEGIN
+    SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
+    WHERE strpos(u.output, '\u') > 0 AND NOT taskq.is_storable(u.output) ORDER BY u.sequence LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq.refuse('TQ002', format('the message of the decision on sequence %s holds a NUL or a lone surrogate',
+                                             v_sequence));
+    END IF;
 END $$;
 
 -- Moves held tasks to their end state, with output and error, and returns their sequences.

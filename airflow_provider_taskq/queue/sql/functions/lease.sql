@@ -32,7 +32,7 @@ DECLARE
     v_ended  bigint;
 BEGIN
     v_lapsed := ARRAY(SELECT owner_id FROM taskq.owner
-                      WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - p_grace
+                      WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - greatest(p_grace, interval '0')
                       FOR UPDATE SKIP LOCKED);
     UPDATE taskq.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
     WITH gone AS (

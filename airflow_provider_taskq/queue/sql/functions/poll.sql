@@ -49,6 +49,9 @@ BEGIN
     IF p_condition <> 'NONE' THEN
         PERFORM taskq.refuse('TQ000', format('condition %L is not offered by this version of the schema', p_condition));
     END IF;
+    IF p_order NOT IN ('FIRST_IN_FIRST_OUT', 'LAST_IN_FIRST_OUT') THEN
+        PERFORM taskq.refuse('TQ000', format('order %L is none of FIRST_IN_FIRST_OUT, LAST_IN_FIRST_OUT', p_order));
+    END IF;
     IF v_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
         RETURN '{}';
     END IF;

@@ -20,8 +20,8 @@ BEGIN
     IF p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
         PERFORM taskq.refuse('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
     END IF;
-    PERFORM taskq.check_tasks(v_topic, p_identifiers, p_payloads, p_references, p_available_at, p_delays,
-                              p_priorities, p_offset);
+    PERFORM taskq.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_priorities,
+                              p_offset);
     IF p_insertion <> 'APPEND' THEN
         PERFORM taskq.displace(v_topic.topic_id, p_insertion, p_identifiers, p_since);
     END IF;
@@ -53,10 +53,20 @@ BEGIN
                  FROM unnest(v_sequences, v_states) WITH ORDINALITY AS n (sequence, state, place) ORDER BY n.place);
 END $$;
 
+-- The lowest sequence of a topic that this transaction pushed from p_since on and that is still stored.
+CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN (SELECT t.sequence FROM taskq.task t
+            WHERE t.topic_id = v_topic_id AND t.sequence >= p_since AND t.pushed_in = pg_current_xact_id()
+            ORDER BY t.sequence LIMIT 1);
+END $$;
+
 -- Refuses the first task that breaks a rule (TQ002), naming its position.
 CREATE FUNCTION taskq.check_tasks(
-    p_topic taskq.topic, p_identifiers text[], p_payloads text[], p_references text[],
-    p_available_at timestamptz[], p_delays interval[], p_priorities int[], p_offset int
+    p_topic taskq.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[], p_delays interval[],
+    p_priorities int[], p_offset int
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_place  bigint;
@@ -67,19 +77,18 @@ BEGIN
             WHEN btrim(coalesce(identifier, ''), E' \t\n\r\f\v') = '' THEN 'its identifier is blank'
             WHEN length(identifier) > 500 THEN
                 format('its identifier has %s characters, more than 500', length(identifier))
-            WHEN length(reference) > 500 THEN
-                format('its reference has %s characters, more than 500', length(reference))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
             WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
-            WHEN NOT isfinite(available_at) THEN 'its available_at is not a moment'
+            WHEN available_at NOT BETWEEN '0001-01-01' AND '9999-12-31' OR clock_timestamp() + delay > '9999-12-31' THEN
+                'it is due beyond the year 9999'
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
                 format('its payload has %s bytes, more than the %s that topic %L takes',
                        octet_length(payload), p_topic.max_payload_bytes, p_topic.name)
             WHEN strpos(payload, '\u') > 0 AND NOT taskq.is_storable(payload) THEN
                 'its payload holds a NUL or a lone surrogate'
             END AS reason
-        FROM unnest(p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_priorities) WITH ORDINALITY
-             AS u (identifier, payload, reference, available_at, delay, priority, place)
+        FROM unnest(p_identifiers, p_payloads, p_available_at, p_delays, p_priorities) WITH ORDINALITY
+             AS u (identifier, payload, available_at, delay, priority, place)
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
         PERFORM taskq.refuse('TQ002', format('topic %L, task at position %s: %s',

@@ -1,0 +1,84 @@
+"""Programs that the kill tests start and kill: a producer and a consumer, whose effects land in tables of their own.
+
+    python -m tests.queue.consumer produce|consume|stream NAME
+
+The DSN comes from TASKQ_DSN. A producer writes a row of `pushed` for each task in the transaction that pushes it; a
+consumer a row of `ledger` for each task in the transaction that completes it. Both go on until they are killed, or,
+where the server goes away, until it is back.
+"""
+
+import itertools
+import resource
+import sys
+import time
+
+import psycopg
+
+from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, TaskQueue, TaskQueueError, connect
+
+TABLES = """CREATE TABLE pushed (identifier text PRIMARY KEY);
+    CREATE TABLE ledger (sequence bigint, identifier text, by text);
+    CREATE TABLE enough (done boolean)"""
+
+
+def enough(conn: psycopg.Connection) -> bool:
+    """Whether the test has seen enough."""
+    return conn.execute("SELECT FROM enough").fetchone() is not None
+
+
+def produce(conn: psycopg.Connection, name: str) -> None:
+    """Pushes tasks a few at a time, each with its row, until the test says stop."""
+    queue = TaskQueue(conn)
+    numbers = itertools.count()
+    run = time.time_ns()
+    while not enough(conn):
+        names = [f"{name}-{run}-{next(numbers)}" for _ in range(5)]
+        queue.push("work", [NewTask(identifier, {"by": name}) for identifier in names])
+        conn.cursor().executemany("INSERT INTO pushed VALUES (%s)", [(identifier,) for identifier in names])
+        conn.commit()
+
+
+def consume(conn: psycopg.Connection, name: str) -> None:
+    """Works tasks off: what the name held before, then what it polls; each effect in its completion's transaction."""
+    queue = TaskQueue(conn)
+    owner = queue.register(name)
+    conn.commit()
+    tasks = queue.held(owner)
+    while tasks or not enough(conn):
+        conn.commit()
+        for task in tasks:
+            row = (task.sequence, task.identifier, f"{name} {owner.fence}")
+            conn.execute("INSERT INTO ledger VALUES (%s, %s, %s)", row)
+            queue.complete(owner, {task: Result.SUCCESS})
+            conn.commit()
+        owner = queue.heartbeat(owner)
+        tasks = queue.poll("work", owner, 4)
+        conn.commit()
+
+
+def stream(conn: psycopg.Connection, _: str) -> None:
+    """Pushes a million tasks in one call, and says at what size of this program: before and at its greatest, in KiB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tasks = (NewTask(f"task-{number}", {"number": number, "text": "x" * 100}) for number in range(1_000_000))
+    pushed = TaskQueue(conn).push_stream("work", tasks)
+    conn.commit()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sys.stdout.write(f"{pushed.count} {before} {after}\n")
+
+
+def main() -> None:
+    """Does it again whenever the server went away, or the lease with it."""
+    action, name = sys.argv[1:]
+    while True:
+        try:
+            with connect() as conn:
+                {"produce": produce, "consume": consume, "stream": stream}[action](conn, name)
+                return
+        except (psycopg.OperationalError, TaskQueueError) as error:
+            if not isinstance(error, psycopg.OperationalError | LeaseLost) and "cannot connect" not in str(error):
+                raise
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()

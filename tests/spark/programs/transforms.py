@@ -1,0 +1,38 @@
+"""Transforms for programs that the tests start."""
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+
+def succeed(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
+    """Decides every task, with what --option note=... says as its message."""
+    note = options.get("note", "done")
+    return tasks.selectExpr("sequence", "'SUCCESS' AS result", f"to_json(named_struct('note', '{note}')) AS message")
+
+
+def wait_for_gate(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
+    """Decides every task; all but the first partition wait for the file --option gate=..."""
+    gate = options["gate"]
+
+    def waiting(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import time
+        from pathlib import Path
+
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        while context is not None and context.partitionId() > 0 and not Path(gate).exists():
+            time.sleep(0.05)
+        yield from batches
+
+    return tasks.selectExpr("sequence", "'SUCCESS' AS result").mapInArrow(waiting, "sequence long, result string")
+
+
+def stumble(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
+    """Fails with an error of its own."""
+    raise RuntimeError(f"stumbled over {len(options)} options and {len(tasks.columns)} columns")
+
+
+NOTHING = None

@@ -1,0 +1,182 @@
+"""The drain as a program, and what is left when it is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.spark import application_path
+
+Push = Callable[[int], list[int]]
+
+MODULE = [sys.executable, "-m", "airflow_provider_taskq.spark.drain"]
+
+
+def states(queue: TaskQueue) -> dict[str, int]:
+    return {state.name: count.count for state, count in queue.count("work")["work"].items()}
+
+
+def run(
+    environment: Mapping[str, str], *arguments: str, transform: str = "transforms:succeed", topic: str = "work"
+) -> subprocess.CompletedProcess[str]:
+    command = [*MODULE, "--topic", topic, "--owner", "program", "--transform", transform, *arguments]
+    return subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"transform": "transforms"}, "--transform must be package.module:function, not 'transforms'"),
+        ({"transform": "no_such.module:function"}, "there is no module 'no_such' on the driver's Python path"),
+        ({"transform": "transforms:absent"}, "module transforms has no function 'absent'"),
+        ({"transform": "transforms:NOTHING"}, "module transforms has no function 'NOTHING'"),
+        ({"topic": "nowhere"}, "topic 'nowhere' is not known"),
+        ({"dsn": None}, "no database is named: set TASKQ_DSN"),
+        ({"dsn": "postgresql://nobody:sesame@127.0.0.1:1/nowhere"}, "cannot connect to the queue's database"),
+        ({"dsn": "postgresql://nobody:sesame@:x:/"}, "the DSN of the queue's database is not well formed"),
+        ({"dsn": "empty"}, "the schema taskq"),
+        ({"option": "no-equals-sign"}, "--option must be key=value, not 'no-equals-sign'"),
+    ],
+)
+@pytest.mark.usefixtures("queue")
+def test_what_cannot_work_says_so_before_spark_is_started(
+    dsn: str,
+    request: pytest.FixtureRequest,
+    python_environment: Mapping[str, str],
+    change: dict[str, str | None],
+    words: str,
+) -> None:
+    database = change.get("dsn", dsn)
+    if database == "empty":
+        database = request.getfixturevalue("empty_dsn")
+    named = {"TASKQ_DSN": database} if database else {}
+    done = run(
+        {**python_environment, **named, "JAVA_HOME": "/nowhere"},
+        *(["--option", option] if (option := change.get("option")) else []),
+        transform=change.get("transform") or "transforms:succeed",
+        topic=change.get("topic") or "work",
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"drain of topic {change.get('topic') or 'work'} failed: ")
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "sesame" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("queue")
+def test_without_java_it_says_so(dsn: str, python_environment: Mapping[str, str]) -> None:
+    done = run({**python_environment, "TASKQ_DSN": dsn, "JAVA_HOME": "/nowhere"})
+    assert done.returncode == 1
+    assert "Spark did not start: it needs Java 17 or later" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_rounds_and_progress(dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]) -> None:
+    push(25)
+    done = run({**python_environment, "TASKQ_DSN": dsn}, "--size", "10", "--rounds", "9", "--option", "note=hello")
+    assert done.returncode == 0, done.stderr
+    assert states(queue) == {"SUCCEEDED": 25}
+    assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello"}
+    for line in ("claimed 10 tasks of topic work", "decided 5 tasks", "round 3: 25 tasks done in all"):
+        assert line in done.stdout
+
+
+@pytest.mark.slow
+def test_an_error_of_the_transform_is_one_sentence(
+    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]
+) -> None:
+    push(5)
+    done = run({**python_environment, "TASKQ_DSN": dsn}, transform="transforms:stumble")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "drain of topic work failed: RuntimeError: stumbled over 0 options and 9 columns"
+    )
+    assert states(queue) == {"READY": 5}
+
+
+@pytest.mark.slow
+def test_spark_submit_takes_the_file(
+    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    push(5)
+    submit = Path(sys.executable).with_name("spark-submit")
+    secret = tmp_path / "dsn"
+    secret.write_text(dsn)
+    command = [submit, "--master", "local[2]", application_path(), "--topic", "work", "--owner", "submitted"]
+    done = subprocess.run(
+        [*command, "--transform", "transforms:succeed"],
+        env={**python_environment, "TASKQ_DSN_FILE": str(secret)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert states(queue) == {"SUCCEEDED": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_driver_that_is_ended_in_mid_job_leaves_its_work_to_the_next(
+    dsn: str,
+    queue: TaskQueue,
+    conn: psycopg.Connection[Any],
+    push: Push,
+    python_environment: Mapping[str, str],
+    tmp_path: Path,
+    how: signal.Signals,
+) -> None:
+    push(100)
+    gate = tmp_path / "gate"
+    environment = {**python_environment, "TASKQ_DSN": make_conninfo(dsn, application_name="the driver")}
+    arguments = ["--topic", "work", "--owner", "program", "--transform", "transforms:wait_for_gate"]
+    command = [*MODULE, *arguments, "--option", f"gate={gate}", "--partitions", "4"]
+    with subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.PIPE) as first:
+        deadline = time.monotonic() + 120
+        while conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]:
+            assert time.monotonic() < deadline
+            assert first.poll() is None
+            time.sleep(0.05)
+        if how == signal.SIGKILL:
+            os.killpg(first.pid, how)
+        else:
+            first.send_signal(how)
+        assert first.wait(60) != 0
+    gate.touch()
+    killed = how == signal.SIGKILL
+    assert states(queue) == ({"ACTIVE": 100} if killed else {"READY": 100})
+    second = run(environment, "--option", f"gate={gate}", transform="transforms:wait_for_gate")
+    assert second.returncode == 0, second.stderr
+    assert ("100 more were held already" in second.stdout) == killed
+    assert states(queue) == {"SUCCEEDED": 100}
+    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
+
+
+@pytest.mark.slow
+def test_speculation_on_executors_that_know_no_database(
+    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    push(100)
+    (tmp_path / "dsn").write_text(dsn)
+    program = Path(__file__).parent / "programs" / "speculation.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "dsn")],
+        env=dict(python_environment),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "done=100" in done.stdout
+    assert states(queue) == {"SUCCEEDED": 100}

@@ -1,0 +1,206 @@
+"""drain: claim, keep, transform, commit, release."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_taskq.queue import (
+    Insertion,
+    InvalidTask,
+    LeaseLost,
+    NewTask,
+    Result,
+    RetryPolicy,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+    UnknownTopic,
+    connect,
+)
+from airflow_provider_taskq.spark import drain
+from tests.spark.programs.transforms import wait_for_gate
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+Push = Callable[[int], list[int]]
+
+SUCCEED = ("sequence", "'SUCCESS' AS result")
+NUMBER = "cast(get_json_object(payload, '$.number') AS int)"
+
+
+def succeed(tasks: DataFrame) -> DataFrame:
+    return tasks.selectExpr(*SUCCEED)
+
+
+def states(queue: TaskQueue) -> dict[str, int]:
+    return {state.name: count.count for state, count in queue.count("work")["work"].items()}
+
+
+def test_a_topic_is_worked_off(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    push(1_000)
+    result = drain(
+        spark,
+        "work",
+        "me",
+        lambda tasks: tasks.selectExpr("sequence", f"{NUMBER} % 4 AS result").where(f"{NUMBER} >= 100"),
+        dsn=dsn,
+    )
+    assert (result.claimed, result.resumed, result.done, result.undecided) == (1_000, 0, 900, 100)
+    assert result.completed == dict.fromkeys(Result, 225)
+    assert result.rate > 0
+    assert states(queue) == {"READY": 100, "FAILED": 225, "SUSPENDED": 225, "FILTERED": 225, "SUCCEEDED": 225}
+    assert queue.owners() == []
+    assert queue.latest("work", ["item-3"])["item-3"].attempt == 0
+
+
+def test_size_is_a_hard_bound(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    push(20)
+    result = drain(spark, "work", "me", succeed, dsn=dsn, size=7, partitions=3)
+    assert (result.claimed, result.done) == (7, 7)
+    assert states(queue) == {"READY": 13, "SUCCEEDED": 7}
+
+
+def test_a_drain_finds_what_its_name_holds(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    push(20)
+    queue.claim("work", queue.register("me"), 5)
+    result = drain(spark, "work", "me", succeed, dsn=dsn, size=7)
+    assert (result.claimed, result.resumed, result.done) == (2, 5, 7)
+
+
+def test_nothing_to_do_runs_nothing(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+    def never(_: DataFrame) -> DataFrame:
+        raise AssertionError("there are no tasks to transform")
+
+    result = drain(spark, "work", "me", never, dsn=dsn)
+    assert (result.claimed, result.done, result.completed, result.undecided) == (0, 0, {}, 0)
+    assert queue.owners() == []
+
+
+def test_a_failure_with_attempts_left_is_tried_again(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3)))
+    queue.push("work", [NewTask("a"), NewTask("b")], Insertion.APPEND)
+    result = drain(spark, "work", "me", lambda tasks: tasks.selectExpr("sequence", "0 AS result"), dsn=dsn)
+    assert result.completed == {Result.FAILURE: 2}
+    assert states(queue) == {"READY": 2}
+    assert queue.latest("work", ["a"])["a"].status == "retrying"
+
+
+@pytest.mark.parametrize(
+    ("transform", "error", "words"),
+    [
+        (lambda tasks: tasks.selectExpr("no_such_column"), Exception, "no_such_column"),
+        (lambda tasks: tasks.selectExpr("sequence", "'DONE' AS result"), InvalidTask, "has the result 'DONE'"),
+        (lambda _: None, TaskQueueError, "returned a NoneType, not a DataFrame"),
+    ],
+)
+def test_after_an_error_all_is_given_back(
+    spark: SparkSession,
+    dsn: str,
+    queue: TaskQueue,
+    push: Push,
+    transform: Callable[[DataFrame], DataFrame],
+    error: type[Exception],
+    words: str,
+) -> None:
+    push(10)
+    with pytest.raises(error, match=words):
+        drain(spark, "work", "me", transform, dsn=dsn)
+    assert states(queue) == {"READY": 10}
+    assert queue.latest("work", ["item-3"])["item-3"].attempt == 0
+    assert queue.owners() == []
+    assert drain(spark, "work", "me", succeed, dsn=dsn).done == 10
+
+
+def test_an_unknown_topic_is_named(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic, match="'nowhere'"):
+        drain(spark, "nowhere", "me", succeed, dsn=dsn)
+    assert queue.owners() == []
+
+
+def test_a_lease_lost_on_the_way_commits_nothing(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
+) -> None:
+    push(100)
+    gate = tmp_path / "gate"
+
+    def take_over() -> None:
+        with connect(dsn, autocommit=True) as conn:
+            while conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]:
+                pass
+            TaskQueue(conn).register("me")
+
+    successor = threading.Thread(target=take_over)
+    successor.start()
+    try:
+        with pytest.raises(LeaseLost, match="registered anew"):
+            drain(
+                spark,
+                "work",
+                "me",
+                lambda tasks: wait_for_gate(tasks, {"gate": str(gate)}),
+                dsn=dsn,
+                lease=timedelta(seconds=3),
+                partitions=2,
+            )
+    finally:
+        successor.join()
+        gate.touch()
+    assert states(queue) == {"ACTIVE": 100}
+    result = drain(spark, "work", "me", succeed, dsn=dsn)
+    assert (result.resumed, result.done) == (100, 100)
+
+
+def test_a_short_lease_is_kept_through_a_long_job(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    push(10)
+
+    def slow(tasks: DataFrame) -> DataFrame:
+        waiting = threading.Event()
+        for _ in range(8):
+            waiting.wait(0.5)
+            with connect(dsn) as conn:
+                assert TaskQueue(conn).expire() == 0
+        return succeed(tasks)
+
+    assert drain(spark, "work", "me", slow, dsn=dsn, lease=timedelta(seconds=2)).done == 10
+    assert states(queue) == {"SUCCEEDED": 10}
+
+
+def test_the_database_may_be_named_after_spark_was_started(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(10)
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    assert drain(spark, "work", "me", succeed, size=5).done == 5
+    monkeypatch.setenv("TASKQ_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    with connect(dsn) as conn:
+        assert drain(spark, "work", "me", succeed, dsn=conn).done == 5
+    assert states(queue) == {"SUCCEEDED": 10}
+
+
+def test_two_databases_in_one_session_do_not_mix(
+    spark: SparkSession, dsn: str, empty_dsn: str, queue: TaskQueue, push: Push
+) -> None:
+    from airflow_provider_taskq.queue import install
+
+    with psycopg.connect(empty_dsn) as conn:
+        install(conn)
+        TaskQueue(conn).create_topic("work")
+        TaskQueue(conn).push("work", ["elsewhere"])
+    push(3)
+    seen = {}
+
+    def nested(tasks: DataFrame) -> DataFrame:
+        seen["other"] = drain(spark, "work", "me", succeed, dsn=empty_dsn).done
+        return succeed(tasks)
+
+    assert drain(spark, "work", "me", nested, dsn=dsn).done == 3
+    assert seen == {"other": 1}
+    assert states(queue) == {"SUCCEEDED": 3}

@@ -1,0 +1,92 @@
+"""Neither the database's password nor a payload is anywhere to be seen."""
+
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_taskq.queue import NewTask, TaskQueue
+from airflow_provider_taskq.spark import drain
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+PASSWORD = "opensesame4711"
+MARK = "markedpayload0815"
+PAGES = ("environment", "sql?details=true&planDescription=true", "jobs", "stages?details=true", "executors")
+
+
+@pytest.fixture
+def marked_dsn(dsn: str) -> Iterator[str]:
+    """The test's database through a role whose password can be searched for."""
+    role = sql.Identifier("taskq_marked")
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(role))
+        admin.execute(sql.SQL("CREATE ROLE {} LOGIN SUPERUSER PASSWORD {}").format(role, PASSWORD))
+        yield make_conninfo(dsn, user="taskq_marked", password=PASSWORD)
+        admin.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
+    """What Spark's interface and the process table tell anybody who asks."""
+    context = spark.sparkContext
+    for page in PAGES:
+        url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{page}"
+        with urllib.request.urlopen(url) as answer:
+            yield page, answer.read().decode()
+    processes = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True)  # noqa: S607
+    yield "process arguments", processes.stdout
+
+
+@pytest.mark.usefixtures("queue")
+def test_nothing_shows_the_password_or_a_payload(
+    spark: SparkSession, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
+) -> None:
+    queue.push("work", [NewTask(f"item-{number}", {"secret": MARK}) for number in range(10)])
+    seen: list[tuple[str, str]] = []
+
+    def decide(tasks: DataFrame) -> DataFrame:
+        decisions = tasks.selectExpr("sequence", "'SUCCESS' AS result", "payload AS message")
+        decisions.explain(extended=True)
+        seen.extend(everything_shown(spark))
+        return decisions
+
+    spark.sparkContext.setLogLevel("DEBUG")
+    try:
+        assert drain(spark, "work", "me", decide, dsn=marked_dsn).done == 10
+        seen.extend(everything_shown(spark))
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+    seen.append(("output and logs", "".join(capfd.readouterr())))
+    shown = dict(seen)
+    assert "taskq: decide 10 tasks of topic work for me" in shown["jobs"]
+    assert "taskq_drain" in shown["output and logs"]
+    assert [where for where, text in seen if PASSWORD in text or MARK in text] == []
+
+
+def test_an_error_shows_neither(
+    spark: SparkSession, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
+) -> None:
+    queue.push("work", [NewTask("item", MARK)])
+    broken: Callable[[DataFrame], DataFrame] = lambda tasks: tasks.selectExpr(  # noqa: E731
+        "sequence", "'SUCCESS' AS result", "concat('{', payload) AS message"
+    )
+    spark.sparkContext.setLogLevel("INFO")
+    try:
+        with pytest.raises(Exception, match="is not JSON") as failed:
+            drain(spark, "work", "me", broken, dsn=marked_dsn)
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+    cause = failed.value.__cause__
+    assert isinstance(cause, PySparkException)
+    everything = "".join(capfd.readouterr()) + str(cause) + str(failed.value)
+    assert MARK not in everything
+    assert PASSWORD not in everything
