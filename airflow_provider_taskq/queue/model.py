@@ -1,7 +1,7 @@
 """The queue's few concepts: tasks, owners, decisions, and the words for their states."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Self, TypeAlias, Union
@@ -66,7 +66,7 @@ class NewTask:
     """
 
     identifier: str
-    payload: Json = None
+    payload: Json = field(default=None, repr=False)  # private: not for logs
     reference: str | None = None
     suspended: bool = False
     available_at: datetime | None = None
@@ -87,7 +87,7 @@ class Task:
     sequence: int
     topic: str
     identifier: str
-    payload: Json
+    payload: Json = field(repr=False)
     reference: str | None
     attempt: int
     redelivered: bool
@@ -114,7 +114,7 @@ class TaskInfo(Task):
     created: datetime
     available_at: datetime
     completed: datetime | None
-    output: Json
+    output: Json = field(repr=False)
     error: str | None
 
 
@@ -127,7 +127,7 @@ class Decision:
     """
 
     result: Result
-    message: Json = None
+    message: Json = field(default=None, repr=False)
     error: BaseException | str | None = None
     continued: bool | None = None
     delay: timedelta | None = None

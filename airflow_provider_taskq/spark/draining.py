@@ -155,8 +155,8 @@ class _Held:
             return TaskQueue(conn).release(self.lease)
 
     def cancel(self) -> None:
-        """Stops this drain's Spark jobs."""
-        self.spark.interruptTag(self.tag)
+        """Stops this drain's Spark jobs. From any thread: SparkSession.interruptTag knows its own thread's tags only."""
+        self.spark.sparkContext.cancelJobsWithTag(self.tag)
 
     @contextmanager
     def given_back_on_error(self, keeper: LeaseKeeper) -> Iterator[None]:
@@ -180,13 +180,13 @@ class _Held:
         context = self.spark.sparkContext
         before = context.getLocalProperty("spark.job.description")
         context.setJobDescription(description)
-        self.spark.addTag(self.tag)
+        context.addJobTag(self.tag)
         try:
             yield
         finally:
             # A JVM that is gone has no tags, and nothing to say that the error under way does not say better.
             with suppress(Exception):
-                self.spark.removeTag(self.tag)
+                context.removeJobTag(self.tag)
                 context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it
 
     def _count(self, conn: psycopg.Connection[Any]) -> int:

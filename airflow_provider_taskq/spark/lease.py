@@ -15,11 +15,11 @@ MAX_PAUSE = 5.0
 
 
 class LeaseKeeper:
-    """Extends an owner's lease every third of its length, on a connection of its own, and says once when it is lost.
+    """Extends an owner's lease every third of its length, on a connection of its own, and says when it is lost.
 
     Lost means that the queue said so, or that two thirds of the lease have passed since the last heartbeat that
     succeeded began, by this machine's monotonic clock. The second is told by a thread that touches no network, since a
-    heartbeat may be stuck in one. `on_loss` is called from that thread.
+    heartbeat may be stuck in one. It calls `on_loss`, and again every second, as what it stops may have a sequel.
     """
 
     def __init__(self, owner: Owner, route: Route, on_loss: Callable[[], None]) -> None:
@@ -92,8 +92,9 @@ class LeaseKeeper:
                     )
                 else:
                     self._changed.wait(left)
-        if self._lost is not None and not self._stopped.is_set():
+        while not self._stopped.is_set():
             self._on_loss()
+            self._stopped.wait(1)
 
     def _lose(self, error: LeaseLost) -> None:
         """Takes the queue's word for it."""

@@ -36,6 +36,7 @@ from tests.queue.conftest import everything, lapse
 from tests.queue.queue_model import MAX_ATTEMPTS, MAX_CRASHES, Model, ModelOwner, ModelTask
 
 NAMES = ("anna", "bert", "carl")
+RESULTS = [Result.FAILURE, Result.FAILURE, *Result]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -62,7 +63,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         pushed=st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(-1, 1)), max_size=4),
-        insertion=st.sampled_from(Insertion),
+        insertion=st.sampled_from([Insertion.APPEND] * 3 + list(Insertion)),
         streamed=st.booleans(),
     )
     def push(self, pushed: list[tuple[str, bool, int]], insertion: Insertion, streamed: bool) -> None:
@@ -115,7 +116,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.working())
     @rule(
         data=st.data(),
-        results=st.lists(st.sampled_from(Result), min_size=1, max_size=3),
+        results=st.lists(st.sampled_from(RESULTS), min_size=1, max_size=3),
         stray=st.sampled_from([False, False, True]),
     )
     def complete(self, data: st.DataObject, results: list[Result], stray: bool) -> None:
@@ -137,6 +138,12 @@ class QueueMachine(RuleBasedStateMachine):
             self.refused(NotHeld, lambda: self.queue.complete(known.owner, decisions))
         else:
             self.finish(known.owner, chosen, results)
+
+    @rule(name=st.sampled_from(NAMES[:2]), results=st.lists(st.sampled_from(RESULTS), min_size=1, max_size=4))
+    def work(self, name: str, results: list[Result]) -> None:
+        """What a consumer does most of the time, so that tasks live long enough to fail twice."""
+        self.poll(name, len(results), Order.FIRST_IN_FIRST_OUT, late=False)
+        self.finish(self.model.owners[name].owner, self.model.held(name), results)
 
     def finish(self, owner: Owner, chosen: list[ModelTask], results: list[Result]) -> None:
         """Failures one by one, so that the order of their second tries is told."""
@@ -216,7 +223,7 @@ def machine(dsn: str) -> Iterator[type[QueueMachine]]:
 
 def test_the_queue_does_what_its_model_does(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None, database=None)
+        machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None, database=None)
     )
 
 

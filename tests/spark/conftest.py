@@ -27,13 +27,21 @@ def python_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def spark(python_environment: Mapping[str, str]) -> Iterator["SparkSession"]:
+def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Spark's JVM and its Python workers write to their standard error."""
+    return tmp_path_factory.mktemp("spark") / "log"
+
+
+@pytest.fixture(scope="session")
+def spark(python_environment: Mapping[str, str], spark_log: Path) -> Iterator["SparkSession"]:
     """Two cores, a failed task is tried three times, the UI is up; its JVM starts without any database in sight."""
     from pyspark.sql import SparkSession
 
-    before = dict(os.environ)
+    before, stderr = dict(os.environ), os.dup(2)
     os.environ.clear()
     os.environ.update(python_environment)
+    with spark_log.open("wb") as log:
+        os.dup2(log.fileno(), 2)
     try:
         session = (
             SparkSession.builder.master("local[2,3]")
@@ -45,6 +53,8 @@ def spark(python_environment: Mapping[str, str]) -> Iterator["SparkSession"]:
             .getOrCreate()
         )
     finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.environ.clear()
         os.environ.update(before)
     os.environ["PYTHONPATH"] = python_environment["PYTHONPATH"]

