@@ -5,11 +5,13 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from types import FrameType
-from typing import NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,7 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Drains a topic and returns the exit code: 0, or 1 after one sentence on the standard error."""
     asked = _parser().parse_args(arguments)
     _log_to_stdout()
-    signal.signal(signal.SIGTERM, _give_up)
     try:
         transform = _found_transform(asked.transform)
         _check_queue(asked.topic)
@@ -41,15 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(asked: argparse.Namespace, transform: NamedTransform, options: Mapping[str, str]) -> None:
     """Drains round by round, as many as were asked for, or until one finds nothing that it could decide."""
     spark = _session(f"taskq drain of {asked.topic}")
+    stopping = _stop_when_asked(spark)
     spark.sparkContext.setLogLevel(asked.log_level)
     try:
         rounds, total, seconds = 0, 0, 0.0
-        while rounds < asked.rounds:
+        while rounds < asked.rounds and not stopping.is_set():
             result = _round(spark, asked, transform, options)
             rounds, total, seconds = rounds + 1, total + result.done, seconds + result.seconds
             logger.info("round %s: %s tasks done in all, %s a second", rounds, f"{total:,}", f"{total / seconds:,.0f}")
             if not result.done:
                 break
+    except Exception as error:
+        if stopping.is_set():
+            raise TaskQueueError("it was asked to stop, and gave back what it held") from error
+        raise
     finally:
         spark.stop()
 
@@ -73,7 +79,7 @@ def _round(
 
 def _session(name: str) -> SparkSession:
     """The Spark session: the one that spark-submit describes, or a local one with this Python for its workers."""
-    if "spark.master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", "") and "SPARK_ENV_LOADED" not in os.environ:
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # no spark-submit has started this
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return SparkSession.builder.appName(name).getOrCreate()
 
@@ -148,6 +154,24 @@ def _log_to_stdout() -> None:
     logger.setLevel(logging.INFO)
 
 
-def _give_up(signum: int, _: FrameType | None) -> NoReturn:
-    """Ends in good order when asked to: what is held is given back on the way out."""
-    sys.exit(128 + signum)
+def _stop_when_asked(spark: SparkSession) -> threading.Event:
+    """Ends in good order on SIGTERM; the event tells whether that has come.
+
+    The Spark jobs are cancelled, the drain fails by that and gives back what it holds. Cancelled from a thread, and as
+    often as it takes: the main thread is inside a call to the JVM, whose connection an exception would leave unusable.
+    """
+    asked = threading.Event()
+
+    def cancel() -> None:
+        with suppress(Exception):  # when the session has stopped there is nothing left to cancel
+            while True:
+                spark.sparkContext.cancelAllJobs()
+                time.sleep(0.5)
+
+    def stop(_: int, __: FrameType | None) -> None:
+        if not asked.is_set():
+            asked.set()
+            threading.Thread(target=cancel, name="taskq stop", daemon=True).start()
+
+    signal.signal(signal.SIGTERM, stop)
+    return asked

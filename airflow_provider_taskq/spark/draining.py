@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -155,7 +156,7 @@ class _Held:
             return TaskQueue(conn).release(self.lease)
 
     def cancel(self) -> None:
-        """Stops this drain's Spark jobs. From any thread: SparkSession.interruptTag knows its own thread's tags only."""
+        """Stops this drain's Spark jobs. From any thread: SparkSession.interruptTag knows only its own."""
         self.spark.sparkContext.cancelJobsWithTag(self.tag)
 
     @contextmanager
@@ -164,6 +165,8 @@ class _Held:
         try:
             yield
         except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt, from which the Spark jobs know nothing
+                threading.Thread(target=self.cancel, daemon=True).start()
             if keeper.lost is not None:
                 raise LeaseLost(str(keeper.lost)) from error
             with suppress(psycopg.Error, TaskQueueError):  # the error that is being raised says more
@@ -183,11 +186,18 @@ class _Held:
         context.addJobTag(self.tag)
         try:
             yield
-        finally:
-            # A JVM that is gone has no tags, and nothing to say that the error under way does not say better.
+        except Exception:
+            # A JVM that is gone has nothing to say that the error under way does not say better.
             with suppress(Exception):
-                context.removeJobTag(self.tag)
-                context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it
+                self._undescribe(before)
+            raise
+        self._undescribe(before)
+
+    def _undescribe(self, before: str | None) -> None:
+        """Takes the marks off. Not after a KeyboardInterrupt: this thread's call to the JVM is still under way then."""
+        context = self.spark.sparkContext
+        context.removeJobTag(self.tag)
+        context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it
 
     def _count(self, conn: psycopg.Connection[Any]) -> int:
         """How many tasks of the topic are held."""

@@ -1,10 +1,11 @@
 """The options of the data source: names of things, never a secret."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue import LeaseLost, TaskQueue, TaskQueueError
+from airflow_provider_taskq.spark.route import Route
 
 PARTITIONS = 8
 _KNOWN = {"held": {"topic", "owner", "fence", "partitions"}, "complete": {"topic", "owner", "fence", "stage"}}
@@ -12,11 +13,15 @@ _KNOWN = {"held": {"topic", "owner", "fence", "partitions"}, "complete": {"topic
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a DataFrame of the format `taskq` reads or writes, and under whose lease."""
+    """What a DataFrame of the format `taskq` reads or writes, and under whose lease.
+
+    Without a fence it is that of the lease which the owner's name has when the DataFrame is planned; without a topic
+    all that the owner holds is read.
+    """
 
     mode: str
     owner: str
-    fence: int
+    fence: int | None
     topic: str | None
     partitions: int
     stage: str | None
@@ -35,11 +40,21 @@ class SourceOptions:
         return cls(
             mode=mode,
             owner=_required(given, mode, "owner"),
-            fence=_number(_required(given, mode, "fence"), "fence"),
-            topic=_required(given, mode, "topic") if mode == "held" else given.get("topic"),
+            fence=_number(given["fence"], "fence") if "fence" in given else None,
+            topic=given.get("topic"),
             partitions=_number(given.get("partitions", str(PARTITIONS)), "partitions"),
             stage=given.get("stage"),
         )
+
+    def fenced(self, route: Route) -> Self:
+        """The same with a fence; LeaseLost where the owner has no lease."""
+        if self.fence is not None:
+            return self
+        with route.connect() as conn:
+            owner = TaskQueue(conn).owner(self.owner)
+        if owner is None:
+            raise LeaseLost(f"format taskq, mode {self.mode}: owner {self.owner!r} has no lease")
+        return replace(self, fence=owner.fence)
 
 
 def _required(given: Mapping[str, str], mode: str, name: str) -> str:

@@ -16,9 +16,11 @@ class TaskQDataSource(DataSource):
     """What an owner holds as a DataFrame, and a DataFrame of decisions as its end.
 
         spark.dataSource.register(TaskQDataSource)
-        held = {"topic": "flights", "owner": owner.name, "fence": owner.fence}
-        tasks = spark.read.format("taskq").options(mode="held", **held).load()
-        decisions.write.format("taskq").mode("append").options(mode="complete", **held).save()
+        tasks = spark.read.format("taskq").options(mode="held", owner=owner.name, fence=owner.fence).load()
+        decisions.write.format("taskq").mode("append").options(mode="complete", owner=owner.name).save()
+
+    `topic` narrows what is read, `partitions` says in how many slices. A `fence` ties the DataFrame to one
+    registration of the owner; without it, it is tied to the one that is current when it is planned.
 
     The database is the one that TASKQ_DSN, TASKQ_DSN_FILE or libpq's environment named on the driver when its JVM
     started; `TaskQDataSource.bound(route)` makes a source for another. Executors are handed that route inside what
@@ -61,11 +63,13 @@ class TaskQDataSource(DataSource):
         options = SourceOptions.parsed(self.options, "held")
         if schema.simpleString() != HELD_SCHEMA.simpleString():
             raise TaskQueueError(f"format taskq, mode held: its schema is fixed: {HELD_SCHEMA.simpleString()}")
-        return HeldReader(options, self.route or Route.found())
+        route = self.route or Route.found()
+        return HeldReader(options.fenced(route), route)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of mode=complete."""
         options = SourceOptions.parsed(self.options, "complete")
         if overwrite:
             raise TaskQueueError('format taskq, mode complete: decisions are added: use .mode("append")')
-        return CompleteWriter.opened(options, schema, self.route or Route.found())
+        route = self.route or Route.found()
+        return CompleteWriter.opened(options.fenced(route), schema, route)

@@ -118,7 +118,7 @@ class CompleteWriter(DataSourceArrowWriter):
                 abandon_stage(conn, self.stage)
 
 
-def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int) -> str:
+def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int | None) -> str:
     """The number of a new stage of this owner; forgets the stages of owners that are gone."""
     with translated():
         conn.execute("SELECT taskq.prune_stages()")

@@ -42,7 +42,7 @@ def run(
         ({"topic": "nowhere"}, "topic 'nowhere' is not known"),
         ({"dsn": None}, "no database is named: set TASKQ_DSN"),
         ({"dsn": "postgresql://nobody:sesame@127.0.0.1:1/nowhere"}, "cannot connect to the queue's database"),
-        ({"dsn": "postgresql://nobody:sesame@:x:/"}, "the DSN of the queue's database is not well formed"),
+        ({"dsn": "postgresql://nobody:sesame@[h/d"}, "the DSN of the queue's database is not well formed"),
         ({"dsn": "empty"}, "the schema taskq"),
         ({"option": "no-equals-sign"}, "--option must be key=value, not 'no-equals-sign'"),
     ],
@@ -180,7 +180,7 @@ def test_speculation_on_executors_that_know_no_database(
     program = Path(__file__).parent / "programs" / "speculation.py"
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "dsn")],
-        env=dict(python_environment),
+        env={**python_environment, "SPARK_WORKER_DIR": str(tmp_path / "work")},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -71,11 +71,32 @@ def test_a_lease_that_is_gone_fails_with_its_own_name(tasks: Tasks, held: Held, 
     assert sentence(failed.value).startswith("the lease of owner 'owner' under fence")
 
 
+def test_the_owners_name_is_enough_and_reads_all_its_topics(
+    tasks: Tasks, held: Held, complete: Callable[[DataFrame, Mapping[str, str]], None], queue: TaskQueue, owner: Owner
+) -> None:
+    held(3)
+    queue.create_topic("more")
+    queue.push("more", ["other"])
+    queue.poll("more", owner)
+    frame = tasks({"owner": owner.name})
+    assert {(row.topic, row.identifier) for row in frame.collect()} == {
+        ("work", "item-0"), ("work", "item-1"), ("work", "item-2"), ("more", "other"),
+    }  # fmt: skip
+    complete(frame.select("sequence", f.lit("SUCCESS").alias("result")), {"owner": owner.name})
+    assert queue.held(owner) == []
+
+
+def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
+    with pytest.raises(PySparkException) as failed:
+        tasks({"owner": "nobody"}).count()
+    assert sentence(failed.value) == "format taskq, mode held: owner 'nobody' has no lease"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"topic": "nowhere"}, "topic 'nowhere' is not known"),
-        ({"fence": ""}, "option 'fence' is missing"),
+        ({"fence": ""}, "option 'fence' must be a whole number from 1, not ''"),
         ({"dsn": "postgresql://u:sesame@h/d"}, "unknown option 'dsn'"),
     ],
 )

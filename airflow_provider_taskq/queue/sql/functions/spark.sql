@@ -1,22 +1,22 @@
 -- For a distributed engine: what an owner holds in equal slices, and decisions staged by many, committed by one.
 
--- Cuts what the owner holds of a topic into at most p_parts ranges of sequences of nearly equal length, with the
+-- Cuts what the owner holds (of a topic, or NULL: of all) into at most p_parts ranges of sequences of nearly equal length, with the
 -- number of tasks in each. Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq.find_topic(p_topic)).topic_id END;
 BEGIN
     RETURN QUERY
     SELECT min(n.sequence), max(n.sequence), count(*)
     FROM (SELECT l.sequence, ntile(p_parts) OVER (ORDER BY l.sequence) AS part
-          FROM taskq.live l WHERE l.holder = v_owner_id AND l.topic_id = v_topic_id) n
+          FROM taskq.live l WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)) n
     GROUP BY n.part ORDER BY 1;
 END $$;
 
--- The tasks that the owner holds of a topic in one range of sequences, in their order. Pure: read it as often as
+-- The tasks that the owner holds (of a topic, or NULL: of all) in one range of sequences, in their order. Pure: read it as often as
 -- you like, it is the same until the tasks are completed. Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
@@ -26,18 +26,22 @@ SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS
 #variable_conflict use_column
 DECLARE
     v_owner_id bigint;
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topics   int[];
 BEGIN
     SELECT owner_id INTO v_owner_id FROM taskq.owner WHERE name = p_owner AND fence = p_fence;
     IF NOT FOUND THEN
         PERFORM taskq.refuse_lease(p_owner, p_fence);
     END IF;
+    v_topics := CASE WHEN p_topic IS NOT NULL THEN ARRAY[(taskq.find_topic(p_topic)).topic_id]
+                     ELSE ARRAY(SELECT DISTINCT topic_id FROM taskq.live WHERE holder = v_owner_id) END;
     RETURN QUERY
-    SELECT t.sequence, p_topic, t.identifier, t.payload::text, t.reference, l.attempt, l.redelivered,
+    SELECT t.sequence, p.name, t.identifier, t.payload::text, t.reference, l.attempt, l.redelivered,
            t.priority::int, t.created
     FROM (SELECT * FROM taskq.live
-          WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = v_topic_id) l
-    JOIN (SELECT * FROM taskq.task WHERE topic_id = v_topic_id AND sequence BETWEEN p_low AND p_high) t USING (sequence)
+          WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = ANY (v_topics)) l
+    JOIN (SELECT * FROM taskq.task WHERE topic_id = ANY (v_topics) AND sequence BETWEEN p_low AND p_high) t
+        USING (sequence)
+    JOIN taskq.topic p ON p.topic_id = t.topic_id
     ORDER BY t.sequence;
 END $$;
 

@@ -1,0 +1,24 @@
+"""The documents say what is so."""
+
+import ast
+import re
+from pathlib import Path
+
+
+def test_every_test_that_the_guarantees_name_exists(repository: Path) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (repository / "docs" / "guarantees.md").read_text(encoding="utf-8")))
+    defined = {
+        node.name
+        for file in (repository / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert named - defined == set()
+    assert len(named) > 50
+
+
+def test_every_make_target_that_the_readme_names_exists(repository: Path) -> None:
+    named = set(re.findall(r"\bmake ([a-z]+)", (repository / "README.md").read_text(encoding="utf-8")))
+    targets = set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"demo", "test", "bench"} <= named
+    assert named - targets == set()
