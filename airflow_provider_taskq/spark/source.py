@@ -16,11 +16,13 @@ class TaskQDataSource(DataSource):
     """What an owner holds as a DataFrame, and a DataFrame of decisions as its end.
 
         spark.dataSource.register(TaskQDataSource)
-        tasks = spark.read.format("taskq").options(mode="held", owner=owner.name, fence=owner.fence).load()
-        decisions.write.format("taskq").mode("append").options(mode="complete", owner=owner.name).save()
+        held = {"owner": owner.name, "fence": owner.fence}
+        tasks = spark.read.format("taskq").options(mode="held", **held).load()
+        decisions.write.format("taskq").mode("append").options(mode="complete", **held).save()
 
     `topic` narrows what is read, `partitions` says in how many slices. A `fence` ties the DataFrame to one
-    registration of the owner; without it, it is tied to the one that is current when it is planned.
+    registration of the owner, and so locks out a job whose successor has registered the name anew. Without it the
+    name is trusted: what is planned later than that, a write above all, goes under the successor's fence.
 
     The database is the one that TASKQ_DSN, TASKQ_DSN_FILE or libpq's environment named on the driver when its JVM
     started; `TaskQDataSource.bound(route)` makes a source for another. Executors are handed that route inside what
