@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,18 @@ def environment(dsn: str) -> dict[str, str]:
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         "TASKQ_DSN": dsn,
         "PYSPARK_PYTHON": sys.executable,
+        "SPARK_HOME": _spark_home(),  # spark-submit's own search for it fails where a path has a space
         "SPARK_LOCAL_IP": "127.0.0.1",  # Spark's ports and its UI stay on this machine
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
+
+
+def _spark_home() -> str:
+    """The folder of the installed pyspark, found without importing it."""
+    spec = find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the package pyspark is missing: install airflow-provider-taskq[demo,spark]")
+    return str(spec.submodule_search_locations[0])
 
 
 def _moment(text: str) -> datetime:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,11 @@ def python_environment() -> dict[str, str]:
     hidden = ("TASKQ_", "PG", "SPARK_", "PYSPARK_", "AIRFLOW")
     env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     path = f"{ROOT}{os.pathsep}{PROGRAMS}"
-    return {**env, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    spec = find_spec("pyspark")
+    assert spec is not None
+    home = str(Path(str(spec.origin)).parent)  # spark-submit's own search for it fails where a path has a space
+    named = {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {**env, **named}
 
 
 @pytest.fixture(scope="session")
