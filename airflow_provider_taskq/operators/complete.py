@@ -1,5 +1,6 @@
 """Completes, from a DAG, what an owner holds."""
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_provider_taskq.operators.holding import given_owner, held_sequences
-from airflow_provider_taskq.queue import Decision, Json, LeaseLost, Result, TaskQueue
+from airflow_provider_taskq.queue import Decision, Json, LeaseLost, NotHeld, Owner, Result, TaskQueue
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -46,7 +47,7 @@ class TaskQCompleteOperator(BaseOperator):
         topic: str,
         owner: str,
         result: Result | str = "SUCCESS",
-        sequences: Sequence[int] | None = None,
+        sequences: Sequence[int] | str | None = None,
         message: Json = None,
         taskq_conn_id: str = "taskq_default",
         **kwargs: Any,
@@ -79,12 +80,22 @@ class TaskQCompleteOperator(BaseOperator):
                     f"owner {self.task_owner!r} has no lease: it was never registered, was released, or expired, "
                     "and its tasks were given back"
                 )
-            sequences = self.sequences
-            if sequences is None:
-                sequences = held_sequences(connection, owner, self.topic)
-            queue.complete(owner, dict.fromkeys(map(int, sequences), decision))
+            held = held_sequences(connection, owner, self.topic)
+            sequences = held if self.sequences is None else self._wanted(owner, held)
+            queue.complete(owner, dict.fromkeys(sequences, decision))
         self.log.info("Completed %d tasks of %s in topic %s.", len(sequences), owner.name, self.topic)
         return {"topic": self.topic, "owner": owner.name, "result": self.result, "completed": len(sequences)}
+
+    def _wanted(self, owner: Owner, held: Sequence[int]) -> list[int]:
+        """The sequences asked for, a rendered template's text too; NotHeld where one is not held in this topic."""
+        asked: Any = json.loads(self.sequences) if isinstance(self.sequences, str) else self.sequences
+        wanted = [int(sequence) for sequence in asked]
+        if missing := sorted(set(wanted) - set(held)):
+            raise NotHeld(
+                f"owner {owner.name!r} does not hold {len(missing)} of {len(wanted)} tasks in topic {self.topic!r}: "
+                f"sequence {', '.join(map(str, missing[:10]))}{', ...' if len(missing) > 10 else ''}"
+            )
+        return wanted
 
     def _decision(self) -> Decision:
         """The decision for each of the tasks."""

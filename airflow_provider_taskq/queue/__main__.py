@@ -1,13 +1,23 @@
-"""`python -m airflow_provider_taskq.queue install|verify|uninstall`: the schema from the command line."""
+"""`python -m airflow_provider_taskq.queue install|verify|uninstall|expire`: upkeep from the command line."""
 
 import argparse
 import sys
+from typing import Any
+
+import psycopg
 
 from airflow_provider_taskq.queue.connection import connect
 from airflow_provider_taskq.queue.errors import TaskQueueError
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
+from airflow_provider_taskq.queue.task_queue import TaskQueue
 
-_ACTIONS = {"install": install, "verify": verify, "uninstall": uninstall}
+
+def _expire(conn: psycopg.Connection[Any]) -> None:
+    """Takes the leases that have lapsed, and says how many tasks were held under them."""
+    sys.stdout.write(f"{TaskQueue(conn).expire()} tasks of owners whose lease had lapsed\n")
+
+
+_ACTIONS = {"install": install, "verify": verify, "uninstall": uninstall, "expire": _expire}
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from airflow_provider_taskq.queue.verbs.call import all_or_nothing
 OLDEST_SERVER = 140_000
 _LOCK = 8275717  # one installer at a time
 _FUNCTIONS = 0  # the number in the ledger under which all function files together stand
+RELEASE = 1  # of the functions: raised by every release that changes one, so that an older package leaves them alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def migrations() -> tuple[Step, ...]:
 def functions() -> Step:
     """The functions and views of this package as one script: replaced as a whole when any of them changes."""
     scripts = (file.read_text(encoding="utf-8") for file in _sql_files("functions"))
-    return Step(_FUNCTIONS, "functions", "\n".join(scripts))
+    return Step(_FUNCTIONS, f"functions {RELEASE}", "\n".join(scripts))
 
 
 def _sql_files(folder: str) -> Iterator[Traversable]:
@@ -70,14 +71,12 @@ def install(conn: psycopg.Connection[Any]) -> None:
         )
         ledger = _ledger(conn)
         _refuse_foreign(ledger)
+        _refuse_newer_functions(conn)
         for step in migrations():
             if step.number not in ledger:
                 _apply(conn, step)
         if ledger.get(_FUNCTIONS) != functions().checksum:
-            _drop_functions(conn)
-            conn.execute("SET LOCAL check_function_bodies = off")  # they call each other, across files
-            _apply(conn, functions())
-            conn.execute("RESET check_function_bodies")
+            _replace_functions(conn)
 
 
 def uninstall(conn: psycopg.Connection[Any]) -> None:
@@ -93,6 +92,7 @@ def verify(conn: psycopg.Connection[Any]) -> None:
         raise SchemaMismatch(f"the schema taskq is missing in this database: run {INSTALL}")
     ledger = _ledger(conn)
     _refuse_foreign(ledger)
+    _refuse_newer_functions(conn)
     missing = [step.name for step in migrations() if step.number not in ledger]
     if missing or ledger.get(_FUNCTIONS) != functions().checksum:
         wants = f"lacks {', '.join(missing)}" if missing else "has other functions than this package"
@@ -127,18 +127,41 @@ def _apply(conn: psycopg.Connection[Any], step: Step) -> None:
     conn.execute(step.script.encode())
     conn.execute(
         "INSERT INTO taskq.migration (number, name, checksum) VALUES (%s, %s, %s)"
-        " ON CONFLICT (number) DO UPDATE SET checksum = excluded.checksum, applied = excluded.applied",
+        " ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,"
+        " applied = excluded.applied",
         (step.number, step.name, step.checksum),
     )
 
 
-def _drop_functions(conn: psycopg.Connection[Any]) -> None:
-    """Drops every function and view of the schema, so that the new set is exactly what the files say."""
-    conn.execute(
-        "DO $$ DECLARE thing text; things text[] := ARRAY("
-        " SELECT format('VIEW IF EXISTS %s', oid::regclass) FROM pg_class"
-        "  WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v'"
-        " UNION ALL SELECT format('FUNCTION IF EXISTS %s', oid::regprocedure) FROM pg_proc"
-        "  WHERE pronamespace = 'taskq'::regnamespace);"
-        " BEGIN FOREACH thing IN ARRAY things LOOP EXECUTE format('DROP %s CASCADE', thing); END LOOP; END $$"
-    )
+def _refuse_newer_functions(conn: psycopg.Connection[Any]) -> None:
+    """Refuses functions of a later release, which this package would take back."""
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute("SELECT name FROM taskq.migration WHERE number = %s", (_FUNCTIONS,)).fetchone()
+    release = int(row[0].partition(" ")[2] or 0) if row else 0
+    if release > RELEASE:
+        raise SchemaMismatch(
+            f"the schema taskq in this database is newer (functions of release {release}) than this package"
+            f" ({RELEASE}): upgrade airflow-provider-taskq"
+        )
+
+
+def _replace_functions(conn: psycopg.Connection[Any]) -> None:
+    """Puts exactly what the files say in the place of every function and view of the schema.
+
+    Whatever somebody else built on them is not dropped along: it is named, and nothing is changed.
+    """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        before = cursor.execute("SELECT current_setting('check_function_bodies')").fetchone()
+    try:
+        conn.execute(
+            "DO $$ DECLARE thing text; things text[] := ARRAY("
+            " SELECT format('FUNCTION %s', oid::regprocedure) FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace"
+            " UNION ALL SELECT format('VIEW %s', oid::regclass) FROM pg_class"
+            "  WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v');"
+            " BEGIN FOREACH thing IN ARRAY things LOOP EXECUTE format('DROP %s', thing); END LOOP; END $$"
+        )
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise TaskQueueError(f"the schema taskq cannot be upgraded: {error.diag.message_detail}") from error
+    conn.execute("SET LOCAL check_function_bodies = off")  # they call each other, across files
+    _apply(conn, functions())
+    conn.execute("SELECT set_config('check_function_bodies', %s, true)", before)

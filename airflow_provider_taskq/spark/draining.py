@@ -210,9 +210,13 @@ class _Held:
 
 
 def _registered(route: Route, owner: str, lease: timedelta) -> Owner:
-    """Registers the owner under a new fence."""
+    """Registers the owner under a new fence; after that, so that it keeps its own, frees what others let lapse."""
     with route.connect() as conn:
-        return TaskQueue(conn).register(owner, lease)
+        queue = TaskQueue(conn)
+        registered = queue.register(owner, lease)
+        conn.commit()
+        queue.expire()
+        return registered
 
 
 _routes: list[Route] = []

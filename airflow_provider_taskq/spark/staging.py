@@ -134,5 +134,7 @@ def abandon_stage(conn: psycopg.Connection[Any], stage: str) -> None:
 
 
 def _is_absence(error: Exception) -> bool:
-    """Whether the server was away, rather than of another opinion."""
-    return isinstance(error, psycopg.OperationalError) or str(error).startswith("cannot connect")
+    """Whether the server was away or shutting down, rather than of another opinion."""
+    if isinstance(error, psycopg.OperationalError):
+        return (error.sqlstate or "08").startswith(("08", "57P"))
+    return str(error).startswith("cannot connect")

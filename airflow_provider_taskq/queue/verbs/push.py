@@ -1,6 +1,8 @@
 """Push (sql/functions/push.sql)."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
+from itertools import chain, islice
 
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Insertion, NewTask, Pushed, Task
@@ -42,8 +44,10 @@ class PushVerbs(Caller):
         """The same as `push` for an iterator of any length, in bounded memory."""
         _refuse_text(tasks)
         count, first, last = 0, None, None
-        with all_or_nothing(self.conn):
-            for chunk in chunks(topic, tasks):
+        pieces = chunks(topic, tasks)
+        begun = list(islice(pieces, 2))
+        with all_or_nothing(self.conn) if len(begun) > 1 else nullcontext():
+            for chunk in chain(begun, pieces):
                 stored = [n for n in self._push_chunk(topic, chunk, insertion, first) if n is not None]
                 count += len(chunk.tasks)
                 first = first if first is not None else min(stored, default=None)

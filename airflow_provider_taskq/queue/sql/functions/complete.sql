@@ -11,6 +11,7 @@ DECLARE
     v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
     v_done     bigint[] := '{}';
 BEGIN
+    PERFORM taskq.check_decisions(p_sequences, p_results);
     PERFORM taskq.check_outputs(p_sequences, p_outputs);
     IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
         v_done := taskq.put_back(v_owner_id, p_sequences, p_results, p_errors, p_delays);
@@ -20,6 +21,22 @@ BEGIN
         PERFORM taskq.refuse_not_held(p_owner, p_fence, p_sequences, v_done);
     END IF;
     RETURN cardinality(v_done);
+END $$;
+
+-- Refuses decisions that are no decisions (TQ002): results outside 0..3, one too few, a task decided twice.
+CREATE FUNCTION taskq.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_sequence bigint;
+BEGIN
+    SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
+    WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN 0 AND 3 LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq.refuse('TQ002', format('the decision on sequence %s has no result in 0..3', v_sequence));
+    END IF;
+    SELECT u.sequence INTO v_sequence FROM unnest(p_sequences) AS u (sequence) GROUP BY u.sequence HAVING count(*) > 1 LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq.refuse('TQ002', format('the task of sequence %s is decided twice in one call', v_sequence));
+    END IF;
 END $$;
 
 -- Refuses an output that could not be read back (TQ002), naming its task.
@@ -74,9 +91,10 @@ BEGIN
     v_topics := ARRAY(SELECT DISTINCT topic_id FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (v_asked));
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, d.result = 0 AND NOT f.young AS noted, d.error,
-               CASE WHEN d.result = 1 THEN v_now + d.delay
+               CASE WHEN d.result = 1 THEN least(v_now + d.delay, timestamptz '9999-12-31 00:00Z')
                     WHEN f.young THEN l.available_at
-                    ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon) END AS due
+                    ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
+                               timestamptz '9999-12-31 00:00Z') END AS due
         FROM (SELECT * FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (v_asked)) l
         JOIN (SELECT * FROM taskq.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_asked)) t USING (sequence)
         JOIN unnest(p_sequences, p_results, p_errors, p_delays) AS d (sequence, result, error, delay) USING (sequence)

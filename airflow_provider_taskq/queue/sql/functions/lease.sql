@@ -1,5 +1,14 @@
 -- The end of a lease: given back by its owner, or taken when it has lapsed.
 
+-- Refuses to end leases on an old snapshot (TQ000): what was polled since would stay held under a lease that is gone.
+CREATE FUNCTION taskq.need_read_committed() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM taskq.refuse('TQ000', format('leases end at READ COMMITTED only; this transaction is at %s',
+                                             upper(current_setting('transaction_isolation'))));
+    END IF;
+END $$;
+
 -- Gives back what the owner has not finished: READY in its old place, the attempt not counted. Ends the lease.
 -- Returns how many tasks, 0 where the lease is gone already.
 CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
@@ -8,6 +17,7 @@ DECLARE
     v_owner_id bigint;
     v_count    bigint;
 BEGIN
+    PERFORM taskq.need_read_committed();
     UPDATE taskq.owner SET fence = NULL, seen = clock_timestamp()
     WHERE name = p_owner AND fence = p_fence RETURNING owner_id INTO v_owner_id;
     IF NOT FOUND THEN
@@ -31,6 +41,7 @@ DECLARE
     v_given  bigint;
     v_ended  bigint;
 BEGIN
+    PERFORM taskq.need_read_committed();
     v_lapsed := ARRAY(SELECT owner_id FROM taskq.owner
                       WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - greatest(p_grace, interval '0')
                       FOR UPDATE SKIP LOCKED);

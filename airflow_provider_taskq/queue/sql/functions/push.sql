@@ -17,7 +17,7 @@ DECLARE
     v_sequences bigint[];
     v_states    smallint[];
 BEGIN
-    IF p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
+    IF p_insertion IS NULL OR p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
         PERFORM taskq.refuse('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
     END IF;
     PERFORM taskq.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_priorities,
@@ -119,8 +119,9 @@ RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
         ORDER BY n.place)::smallint[]
 $$;
 
--- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another
--- transaction holds is being polled or ended by it, and counts as ACTIVE.
+-- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another transaction
+-- holds counts as ACTIVE. Mostly it is being polled or ended; where it is another push that displaces it too, both
+-- pushes stand, as if one had come after a poll.
 CREATE FUNCTION taskq.displace(p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint)
 RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$

@@ -185,5 +185,8 @@ BEGIN
         WHERE taskq.stage_fence(k.stage) IS NOT NULL
           AND NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(k.stage)));
     DELETE FROM taskq.staged WHERE stage = ANY (v_dead);
+    DELETE FROM taskq.stage s  -- a fence that is gone never comes back to ask again
+    WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq.stage_fence(s.stage) IS NOT NULL
+      AND NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(s.stage));
     RETURN cardinality(v_dead);
 END $$;

@@ -77,12 +77,22 @@ CREATE FUNCTION taskq.topic_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $
     SELECT 8275717  -- 0x7E4705, "taskq" to nobody else
 $$;
 
--- The topic of that name, which nobody can drop until this transaction ends.
+-- The topic of that name, which nobody can drop until this transaction ends. Where it was dropped while we waited, and
+-- made anew, the new one. Above READ COMMITTED our snapshot cannot tell, so there its row is locked as well: a topic
+-- dropped since then is a serialization failure.
 CREATE FUNCTION taskq.keep_topic(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic taskq.topic;
+    v_kept  taskq.topic;
+    v_topic taskq.topic := taskq.find_topic(p_topic);
 BEGIN
-    v_topic := taskq.find_topic(p_topic);
-    PERFORM pg_advisory_xact_lock_shared(taskq.topic_lock_class(), v_topic.topic_id);
-    RETURN taskq.find_topic(p_topic);  -- a new snapshot: it may have been dropped while we waited
+    LOOP
+        v_kept := v_topic;
+        PERFORM pg_advisory_xact_lock_shared(taskq.topic_lock_class(), v_kept.topic_id);
+        v_topic := taskq.find_topic(p_topic);
+        EXIT WHEN v_topic.topic_id = v_kept.topic_id;
+    END LOOP;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM FROM taskq.topic WHERE topic_id = v_kept.topic_id FOR KEY SHARE;
+    END IF;
+    RETURN v_topic;
 END $$;
