@@ -18,8 +18,8 @@ def claimed(queue: TaskQueue, *identifiers: str, owner: str = "gate") -> list[in
     return [task.sequence for task in tasks]
 
 
-def complete(owner: str = "gate", **arguments: Any) -> dict[str, Any]:
-    operator = TaskQCompleteOperator(task_id="complete", topic="work", owner=owner, **arguments)
+def complete(owner: str = "gate", topic: str = "work", **arguments: Any) -> dict[str, Any]:
+    operator = TaskQCompleteOperator(task_id="complete", topic=topic, owner=owner, **arguments)
     operator.render_template_fields(context_of())
     result: dict[str, Any] = operator.execute(context_of())
     return result
@@ -48,6 +48,19 @@ def test_completes_only_the_sequences_named(queue: TaskQueue) -> None:
     first, _, third = claimed(queue, "a", "b", "c")
     assert complete(sequences=[first, third], result="FILTER")["completed"] == 2
     assert [task.state for task in queue.page("work")] == [State.FILTERED, State.ACTIVE, State.FILTERED]
+
+
+def test_sequences_may_be_what_a_template_became(queue: TaskQueue) -> None:
+    first, second = claimed(queue, "a", "b")
+    assert complete(sequences=f"[{first}, {second}]")["completed"] == 2
+
+
+def test_a_sequence_of_another_topic_is_not_completed(queue: TaskQueue) -> None:
+    (sequence,) = claimed(queue, "a")
+    queue.create_topic("other")
+    with pytest.raises(NotHeld, match=f"in topic 'other': sequence {sequence}"):
+        complete(topic="other", sequences=[sequence])
+    assert [task.state for task in queue.page("work")] == [State.ACTIVE]
 
 
 def test_a_failure_keeps_its_message_as_error(queue: TaskQueue) -> None:

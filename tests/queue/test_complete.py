@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
@@ -284,3 +285,27 @@ def test_a_thousand_decisions_take_one_call(queue: TaskQueue, owner: Owner) -> N
     counts = queue.count("work")["work"]
     assert {state: count.count for state, count in counts.items()} == dict.fromkeys(RESULTS, 250)
     assert known(queue, tasks[7]).output == 7
+
+
+def test_a_snooze_beyond_all_time_can_be_read_back(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    [task] = queue.poll("work", owner)
+    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(days=4_000_000))})
+    [info] = queue.page("work")
+    assert info.available_at.year == 9999
+
+
+@pytest.mark.parametrize(
+    ("sequences", "results", "words"),
+    [("{%s}", "{4}", "no result in 0..3"), ("{%s}", "{}", "no result in 0..3"), ("{%s,%s}", "{3,3}", "decided twice")],
+)
+def test_a_decision_made_in_sql_keeps_the_same_rules(
+    queue: TaskQueue, owner: Owner, sequences: str, results: str, words: str
+) -> None:
+    queue.push("work", ["a"])
+    [task] = queue.poll("work", owner)
+    named = sequences.replace("%s", str(task.sequence))
+    with pytest.raises(psycopg.Error, match=words) as refusal:
+        queue.conn.execute("SELECT taskq.complete(%s, %s, %s, %s)", (owner.name, owner.fence, named, results))
+    assert refusal.value.sqlstate == "TQ002"
+    assert queue.held(owner) == [task]

@@ -198,3 +198,18 @@ def test_expire_skips_an_owner_whose_work_is_in_flight(
     queue.conn.execute(lapse_others.encode())
     assert hurry(queue).expire() == 1, "the bystander's, without waiting for the other"
     assert known(queue, task).state is State.ACTIVE
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_leases_end_at_read_committed_only(queue: TaskQueue, owner: Owner, session: TaskQueue, level: str) -> None:
+    """On an older snapshot the tasks polled since would stay held under a lease that is gone."""
+    queue.push("work", ["a"])
+    session.conn.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+    session.topics()
+    queue.poll("work", owner)
+    with pytest.raises(TaskQueueError, match="READ COMMITTED"), session.conn.transaction():
+        session.expire()
+    with pytest.raises(TaskQueueError, match="READ COMMITTED"), session.conn.transaction():
+        session.release(owner)
+    session.conn.rollback()
+    assert queue.release(owner) == 1

@@ -9,7 +9,7 @@ from subprocess import PIPE, Popen
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue, connect, install, uninstall, verify
+from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue, TaskQueueError, connect, install, uninstall, verify
 from tests.queue.conftest import identifiers
 
 THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
@@ -195,3 +195,23 @@ def test_install_works_whatever_the_search_path(empty: psycopg.Connection) -> No
     )
     owner = queue.register("me")
     assert len(queue.poll("work", owner)) == 1
+
+
+def test_functions_of_a_later_release_are_left_alone(empty: psycopg.Connection) -> None:
+    install(empty)
+    empty.execute("UPDATE taskq.migration SET name = 'functions 9999', checksum = 'later' WHERE number = 0")
+    before = things(empty)
+    for verb in (verify, install):
+        with pytest.raises(SchemaMismatch, match=r"newer.*upgrade"):
+            verb(empty)
+    assert things(empty) == before
+
+
+def test_an_upgrade_names_what_others_built_on_it_and_drops_nothing_of_theirs(empty: psycopg.Connection) -> None:
+    install(empty)
+    empty.execute("CREATE VIEW public.mine AS SELECT sequence FROM taskq.task_info")
+    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 0")
+    with pytest.raises(TaskQueueError, match=r"view mine depends on view (taskq\.)?task_info"):
+        install(empty)
+    assert empty.execute("SELECT to_regclass('public.mine') IS NOT NULL").fetchone() == (True,)
+    assert TaskQueue(empty).topics() == []

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
@@ -230,3 +231,11 @@ def test_a_push_that_comes_after_the_drop_is_refused(
     session.conn.commit()
     with pytest.raises(UnknownTopic):
         pushed.result()
+
+
+def test_a_push_on_an_old_snapshot_does_not_go_to_a_topic_dropped_since(queue: TaskQueue, session: TaskQueue) -> None:
+    session.conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    session.topics()
+    queue.drop_topic("work")
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        session.push("work", ["a"])

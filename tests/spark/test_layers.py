@@ -37,7 +37,7 @@ def test_an_executor_needs_no_airflow(module: str, python_environment: Mapping[s
 def test_importing_the_package_imports_no_pyspark(python_environment: Mapping[str, str]) -> None:
     program = "import airflow_provider_taskq.spark as s; print(s.application_path(), 'pyspark' in sys.modules)"
     done = run(program, python_environment, "pyspark")
-    path, imported = done.stdout.split()
+    path, imported = done.stdout.strip().rsplit(maxsplit=1)
     assert imported == "False"
     assert Path(path).is_file()
 
