@@ -46,8 +46,7 @@ constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml an
 	@for version in 3.11 3.12 3.13; do \
 		echo "constraints: Python $$version"; \
 		$(BIN)/uv pip compile --quiet --upgrade --all-extras --python-version $$version --constraint .ci/pins.txt \
-			--no-annotate --no-header --no-emit-index-url --no-emit-find-links \
-			-o .ci/constraints-$$version.txt pyproject.toml || exit 1; \
+			--no-annotate --no-header -o .ci/constraints-$$version.txt pyproject.toml || exit 1; \
 	done
 
 clean:  ## remove .venv, caches and build products

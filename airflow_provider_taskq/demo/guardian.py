@@ -44,7 +44,7 @@ def wait_until_gone(processes: Iterable[psutil.Process], patience: float) -> Non
     deadline = time.monotonic() + patience
     left = [process for process in processes if alive(process)]
     while left and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two looks: they are not all our children, to be waited for
         left = [process for process in left if alive(process)]
 
 

@@ -91,7 +91,7 @@ class CompleteWriter(DataSourceArrowWriter):
             except (psycopg.OperationalError, TaskQueueError) as error:
                 if not _is_absence(error) or time.monotonic() > deadline:
                     raise
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(PAUSE_SECONDS)  # the server is away: nothing tells when it is back
             else:
                 return
 

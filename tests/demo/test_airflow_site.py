@@ -124,7 +124,7 @@ def test_a_killed_scheduler_takes_its_tasks_along_and_comes_back(site: AirflowSi
     while not any("987" in process.cmdline() for process in before if alive(process)):
         assert time.monotonic() < deadline
         before = family(site.pids["scheduler"])
-        time.sleep(0.2)
+        time.sleep(0.2)  # between two looks
     site.kill("scheduler")
     assert not any(alive(process) for process in before)
     assert "scheduler" not in site.pids

@@ -60,7 +60,7 @@ def gone(pid: int, seconds: float = 20) -> bool:
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or not alive(psutil.Process(pid)):
             return True
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks
     return False
 
 

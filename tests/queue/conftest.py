@@ -98,7 +98,7 @@ def until(condition: Callable[[], object], seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "what was awaited did not happen"
-        time.sleep(0.005)
+        time.sleep(0.005)  # between two looks
 
 
 def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:

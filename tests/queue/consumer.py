@@ -85,7 +85,7 @@ def main() -> None:
         except (psycopg.OperationalError, TaskQueueError) as error:
             if not isinstance(error, psycopg.OperationalError | LeaseLost) and "cannot connect" not in str(error):
                 raise
-            time.sleep(0.05)
+            time.sleep(0.05)  # until the server is back
 
 
 if __name__ == "__main__":
