@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from airflow_provider_taskq.demo.airflow_site import AirflowError, AirflowSite
-from airflow_provider_taskq.demo.flight import DAGS, Flight, environment, prepare
 from airflow_provider_taskq.demo.flights import data_folder
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from airflow_provider_taskq.demo.tour import DAGS, Tour, environment, prepare
 from airflow_provider_taskq.queue import TaskQueueError
 
 
@@ -45,7 +45,7 @@ def _fly(stack: ExitStack, limit: int | None, keep: bool) -> None:
     _say("Starting Airflow: api-server, scheduler, dag-processor, triggerer.")
     site = stack.enter_context(AirflowSite(stack.enter_context(_home()), DAGS, env=environment(dsn)))
     _say(f"Airflow is up at {site.url} (user {site.username}, password {site.password}).")
-    Flight(site, dsn, limit, _say).run()
+    Tour(site, dsn, limit, _say).run()
     if keep:
         _say(f"\nLeft up at {site.url} (user {site.username}, password {site.password}). Ctrl-C stops it.")
         signal.pause()

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from airflow_provider_taskq.demo.airflow_site import AirflowSite
-from airflow_provider_taskq.demo.flight import DAGS, environment, prepare
 from airflow_provider_taskq.demo.flights import TOPIC, flights
+from airflow_provider_taskq.demo.tour import DAGS, environment, prepare
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect
 from tests.demo.expected import expected
 

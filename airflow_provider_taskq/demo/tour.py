@@ -1,4 +1,4 @@
-"""One flight through the whole of it: a queue, a real Airflow, a gate that waits, a push, and Spark."""
+"""A tour of the whole of it: a queue, a real Airflow, a gate that waits, a push, and Spark."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 1800
 ENDED = {"success", "failed", "skipped", "upstream_failed"}
 
 
-class Flight:
+class Tour:
     """Runs the demo's two DAGs on an Airflow and a database that are there, and says what happens."""
 
     def __init__(self, site: AirflowSite, dsn: str, limit: int | None, say: Callable[[str], None]) -> None:
