@@ -46,7 +46,9 @@ FORCED_PLANS = {
     "nested loops": "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_material = off",
     "merge joins": "SET enable_hashjoin = off; SET enable_nestloop = off",
     "generic plans": "SET plan_cache_mode = force_generic_plan",
-    "parallel": "SET debug_parallel_query = on; SET parallel_setup_cost = 0; SET min_parallel_table_scan_size = 0",
+    "parallel": "SELECT set_config(name, 'on', false) FROM pg_settings"  # it has another name before PostgreSQL 16
+    " WHERE name IN ('debug_parallel_query', 'force_parallel_mode');"
+    " SET parallel_setup_cost = 0; SET min_parallel_table_scan_size = 0",
 }
 
 
