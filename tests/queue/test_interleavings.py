@@ -15,7 +15,7 @@ NAIVE_POLL = """UPDATE naive SET state = 0, owner = %s WHERE topic = 'work' AND 
     SELECT sequence FROM naive WHERE topic = 'work' AND state = 1 ORDER BY sequence LIMIT %s FOR UPDATE SKIP LOCKED)"""
 # The plan that a server may choose on its own on a table it knows nothing of: the sub-select again for every row.
 UNLUCKY = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_material = off; SET enable_hashagg = off; \
-    SET enable_sort = off; SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_memoize = off"
+    SET enable_sort = off; SET enable_memoize = off"
 
 
 @pytest.fixture
