@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from airflow_provider_taskq.queue import Result, TaskQueue, connect
@@ -23,6 +24,8 @@ FINISH = (
     "UPDATE raw.wide SET state = 6, completed = now()"
     " WHERE topic_id = 1 AND state = 0 AND holder = 1 AND sequence = ANY (%b::bigint[])"
 )
+
+_meeting: list[Barrier] = []  # of a process of the pool
 
 
 def run(rig: Rig) -> None:
@@ -46,8 +49,10 @@ def _measure(rig: Rig, drain: Callable[[str, int], int], size: int, count: int, 
             start = time.perf_counter()
             done = [drain(dsn, size)]
         else:
-            with ProcessPoolExecutor(consumers, mp_context=get_context("spawn")) as pool:
-                list(pool.map(_warm, range(consumers)))
+            context = get_context("spawn")
+            together = (context.Barrier(consumers),)
+            with ProcessPoolExecutor(consumers, context, initializer=_meet_at, initargs=together) as pool:
+                list(pool.map(_meet, range(consumers)))
                 start = time.perf_counter()
                 done = list(pool.map(drain, [dsn] * consumers, [size] * consumers))
         elapsed = time.perf_counter() - start
@@ -94,7 +99,12 @@ def ours(dsn: str, size: int) -> int:
     return done
 
 
-def _warm(number: int) -> int:
-    """Makes a process of the pool import what it needs before the clock runs."""
-    time.sleep(0.2)  # long enough for each process to take one of these
+def _meet_at(barrier: Barrier) -> None:
+    """Gives a process of the pool the place where all of them meet."""
+    _meeting.append(barrier)
+
+
+def _meet(number: int) -> int:
+    """Returns when every process of the pool runs and has imported what it needs, so that the clock may start."""
+    _meeting[0].wait(60)
     return number
