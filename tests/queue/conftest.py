@@ -24,6 +24,9 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 
+# All but the ledger and the locks of lanes, which are made with the schema.
+TABLES = ("live", "ended", "task", "dependency", "probe", "topic", "owner", "staged", "stage", "lock", "progress")
+
 T = TypeVar("T")
 InBackground = Callable[[Callable[[], T]], "Future[T]"]
 
@@ -53,7 +56,7 @@ def dsn(shared_dsn: str) -> str:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
-        for table in ("live", "ended", "task", "topic", "owner", "staged", "stage"):
+        for table in TABLES:
             conn.execute(f"DELETE FROM taskq.{table}".encode())  # of few rows: cheaper than TRUNCATE
     return shared_dsn
 

@@ -16,19 +16,19 @@ BEGIN
     LOOP
         EXIT WHEN cardinality(v_taken) >= p_size;
         SELECT l.priority INTO v_priority FROM taskq.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority < v_priority
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
         ORDER BY l.priority DESC LIMIT 1;
         EXIT WHEN NOT FOUND;
         IF p_order = 'LAST_IN_FIRST_OUT' THEN
             v_found := ARRAY(
                 SELECT l.sequence FROM taskq.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority = v_priority AND l.available_at <= v_now
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at <= v_now
                 ORDER BY l.available_at DESC, l.sequence DESC
                 LIMIT p_size - cardinality(v_taken) FOR UPDATE SKIP LOCKED);
         ELSE
             v_found := ARRAY(
                 SELECT l.sequence FROM taskq.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority = v_priority AND l.available_at <= v_now
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at <= v_now
                 ORDER BY l.available_at, l.sequence
                 LIMIT p_size - cardinality(v_taken) FOR UPDATE SKIP LOCKED);
         END IF;
@@ -126,12 +126,12 @@ BEGIN
     LOOP
         EXIT WHEN v_count >= p_limit;
         SELECT l.priority INTO v_priority FROM taskq.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority < v_priority
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
         ORDER BY l.priority DESC LIMIT 1;
         EXIT WHEN NOT FOUND;
         SELECT count(*) INTO v_found FROM (
             SELECT FROM taskq.live l
-            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.priority = v_priority AND l.available_at <= v_now
+            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at <= v_now
               AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next))
             ORDER BY l.available_at, l.sequence LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;

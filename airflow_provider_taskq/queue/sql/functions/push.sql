@@ -130,7 +130,7 @@ DECLARE
     v_ended   bigint[];
 BEGIN
     v_waiting := ARRAY(SELECT l.sequence FROM taskq.live l
-                       WHERE l.identifier = ANY (p_identifiers) AND l.topic_id = p_topic_id AND l.holder IS NULL
+                       WHERE l.topic_id::bigint = p_topic_id AND l.identifier = ANY (p_identifiers) AND l.holder IS NULL
                        FOR UPDATE SKIP LOCKED);
     IF p_insertion IN ('REPLACE', 'DELETE') OR p_since IS NOT NULL THEN
         v_ended := ARRAY(SELECT t.sequence FROM taskq.task t

@@ -1,0 +1,26 @@
+-- Turns and waits: what keeps a READY task from being handed out.
+
+-- The locks of lanes. Whoever polls under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its
+-- transaction ends, and then looks again: so that of two such polls only one decides on an identifier. Rows rather than
+-- advisory locks, as those of a large batch would not fit the server's lock table. Locked only, never changed, so the
+-- table stays as it is made here. Identifiers that share a bucket by chance exclude each other while a poll is open.
+CREATE TABLE taskq.lane_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
+INSERT INTO taskq.lane_lock SELECT generate_series(0, 65535);
+
+-- What a task depends on: the latest task of an identifier, of any topic. Written once, at push.
+CREATE TABLE taskq.dependency (
+    topic_id      int NOT NULL,
+    sequence      bigint NOT NULL,
+    on_topic_id   int NOT NULL,
+    on_identifier text COLLATE "C" NOT NULL,
+    PRIMARY KEY (topic_id, sequence, on_topic_id, on_identifier)
+);
+CREATE INDEX dependency_on ON taskq.dependency (on_identifier, on_topic_id);
+
+-- The probe of a topic whose policy stops at the first failure: while its retries fail, one of them is out at a time.
+CREATE TABLE taskq.probe (
+    topic_id int PRIMARY KEY,
+    failing  boolean NOT NULL,
+    until    timestamptz NOT NULL,             -- no retry goes out before
+    sequence bigint                            -- the retry that is out, or was last
+) WITH (fillfactor = 50);
