@@ -39,7 +39,7 @@ format: setup  ## put the sources into ruff's format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-bench: setup  ## measure push, claim and drain beside the raw-SQL limit; ARGS go to the benchmark
+bench: setup  ## measure push, claim and drain beside the limits of raw SQL; ARGS=peers: beside other queues
 	@$(RUN) -m bench $(ARGS)
 
 constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml and .ci/pins.txt

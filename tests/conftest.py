@@ -16,7 +16,7 @@ from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
 TEMPLATE = f"taskq_template_{os.getpid()}"
 
 # Tests lose nothing that matters when the machine goes down, and start a database each.
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_prepared_transactions": "8"}
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ Every verb runs in the caller's transaction and never commits.
 
 from airflow_provider_taskq.queue.connection import connect
 from airflow_provider_taskq.queue.errors import (
+    InvalidArgument,
     InvalidState,
     InvalidTask,
     LeaseLost,
@@ -17,17 +18,21 @@ from airflow_provider_taskq.queue.errors import (
     TaskQueueError,
     UnknownTopic,
 )
+from airflow_provider_taskq.queue.finding import Finding, Severity
+from airflow_provider_taskq.queue.log import Cursor, Events, partition_of, sequence_id
 from airflow_provider_taskq.queue.model import (
     Condition,
     Count,
     Decision,
     Insertion,
     Json,
+    Junction,
     NewTask,
     Order,
     Owner,
     Pushed,
     Result,
+    Revival,
     State,
     Task,
     TaskInfo,
@@ -35,15 +40,21 @@ from airflow_provider_taskq.queue.model import (
 from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
 from airflow_provider_taskq.queue.task_queue import TaskQueue
+from airflow_provider_taskq.queue.ticks import config_hash, ticks_cron, ticks_daily, ticks_every
 
 __all__ = [
     "Condition",
     "Count",
+    "Cursor",
     "Decision",
+    "Events",
+    "Finding",
     "Insertion",
+    "InvalidArgument",
     "InvalidState",
     "InvalidTask",
     "Json",
+    "Junction",
     "LeaseLost",
     "NewTask",
     "NotHeld",
@@ -52,7 +63,9 @@ __all__ = [
     "Pushed",
     "Result",
     "RetryPolicy",
+    "Revival",
     "SchemaMismatch",
+    "Severity",
     "State",
     "Task",
     "TaskInfo",
@@ -60,8 +73,14 @@ __all__ = [
     "TaskQueueError",
     "TopicPolicy",
     "UnknownTopic",
+    "config_hash",
     "connect",
     "install",
+    "partition_of",
+    "sequence_id",
+    "ticks_cron",
+    "ticks_daily",
+    "ticks_every",
     "uninstall",
     "verify",
 ]

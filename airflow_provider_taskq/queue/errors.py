@@ -30,6 +30,10 @@ class LeaseLost(NotHeld):
     """The owner's lease is gone, or too old for what was asked."""
 
 
+class InvalidArgument(TaskQueueError, ValueError):
+    """An argument that nothing can be made of; a ValueError too, as Python's own functions raise."""
+
+
 class SchemaMismatch(TaskQueueError):
     """The schema in the database is missing, or not the one that this package was made for."""
 
@@ -76,6 +80,8 @@ def own_error(error: psycopg.Error) -> TaskQueueError | None:
         return _OWN_CODES[code](message)
     if code in _SCHEMA_CODES and "taskq" in message:
         return SchemaMismatch(f"the schema taskq in this database {_SCHEMA_CODES[code]}: run {INSTALL}")
+    if code == "23514" and (error.diag.constraint_name or "").startswith("topic_moves_"):
+        return TaskQueueError("this topic is being moved to tables of its own: try again when it has been")
     if code == "23514" and error.diag.constraint_name:
         return TaskQueueError(f"a rule of {error.diag.table_name} is broken: {_rule(error.diag.constraint_name)}")
     if code in _RULE_CODES or (isinstance(error, psycopg.DataError) and not code):

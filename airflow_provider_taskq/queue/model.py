@@ -41,6 +41,15 @@ class Insertion(StrEnum):
     DELETE = "DELETE"
 
 
+class Revival(StrEnum):
+    """How an ended task goes on: itself, or as a copy that is pushed by that insertion."""
+
+    RESET = "RESET"
+    APPEND = "APPEND"
+    SUPERSEDE = "SUPERSEDE"
+    REPLACE = "REPLACE"
+
+
 class Order(StrEnum):
     """The order in which due tasks of one priority go out."""
 
@@ -55,6 +64,13 @@ class Condition(StrEnum):
     SINGULAR_BY_IDENTIFIER = "SINGULAR_BY_IDENTIFIER"
     SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE = "SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE"
     SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS = "SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS"
+
+
+class Junction(StrEnum):
+    """What each identifier of a group needs for the group to be released: a suspended task, or any but a redundant."""
+
+    SINGULAR = "SINGULAR"
+    ETERNAL = "ETERNAL"
 
 
 @dataclass(frozen=True, slots=True)

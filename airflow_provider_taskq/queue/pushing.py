@@ -1,6 +1,6 @@
 """Tasks on their way in: columns for the wire, in chunks of bounded memory."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -43,6 +43,13 @@ class Chunk:
             _filled([task.priority or None for task in self.tasks]),
         )
 
+    def dependencies(self) -> tuple[list[int] | None, list[str] | None, list[str] | None]:
+        """The dependencies of all tasks: place in the chunk, topic, identifier; None where there are none."""
+        found = [(place, *pair) for place, task in enumerate(self.tasks) for pair in task.depends_on]
+        if not found:
+            return None, None, None
+        return [place for place, _, _ in found], [topic for _, topic, _ in found], [name for _, _, name in found]
+
     def _check_texts(self, name: str, texts: list[str]) -> None:
         """Refuses what cannot even be sent: all texts at a glance, one by one only to name the first bad one."""
         if _can_be_sent(texts):
@@ -62,7 +69,14 @@ class Chunk:
             if max(task.delay or NONE, task.ttl or NONE) > LONGEST:
                 self._refuse(place, "its delay or ttl is longer than 1,000 years")
             if task.depends_on:
-                self._refuse(place, "its depends_on is not offered by this version")
+                self._check_dependencies(place, task.depends_on)
+
+    def _check_dependencies(self, place: int, dependencies: Sequence[object]) -> None:
+        """Refuses what is no list of pairs of topic and identifier, and a task that would wait for itself."""
+        if isinstance(dependencies, str) or not all(_is_pair(pair) for pair in dependencies):
+            self._refuse(place, "its depends_on is no list of pairs of a topic and an identifier")
+        if (self.topic, self.tasks[place].identifier) in [tuple(pair) for pair in self.tasks[place].depends_on]:
+            self._refuse(place, "it depends on its own identifier")
 
     def _refuse(self, place: int, reason: str) -> None:
         raise InvalidTask(f"topic {self.topic!r}, task at position {self.offset + place}: {reason}")
@@ -91,6 +105,11 @@ def chunks(topic: str, tasks: Iterable[NewTask | str]) -> Iterator[Chunk]:
 def _filled(column: list[Any]) -> list[Any] | None:
     """The column, or None where it holds nothing but None."""
     return column if any(value is not None for value in column) else None
+
+
+def _is_pair(pair: object) -> bool:
+    """Whether this is a pair of texts that can be sent."""
+    return isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2 and _can_be_sent(list(pair))
 
 
 def _can_be_sent(texts: list[str]) -> bool:

@@ -19,6 +19,36 @@ _LOCK = 8275717  # one installer at a time
 _FUNCTIONS = 0  # the number in the ledger under which all function files together stand
 RELEASE = 1  # of the functions: raised by every release that changes one, so that an older package leaves them alone
 
+# They depend on each other, views on functions and functions on views: so what is left is tried again while any goes.
+_DROP_FUNCTIONS = """DO $$ DECLARE
+    thing text; reason text; reasons text[]; kept text[];
+    things text[] := ARRAY(
+        SELECT format('function %s', oid::regprocedure) FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace
+        UNION ALL SELECT format('view %s', oid::regclass) FROM pg_class
+        WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v');
+BEGIN
+    LOOP
+        kept := '{}';
+        reasons := '{}';
+        FOREACH thing IN ARRAY things LOOP
+            BEGIN
+                EXECUTE format('DROP %s', thing);
+            EXCEPTION WHEN dependent_objects_still_exist THEN
+                GET STACKED DIAGNOSTICS reason = PG_EXCEPTION_DETAIL;
+                reasons := reasons || string_to_array(reason, E'\n');
+                kept := kept || thing;
+            END;
+        END LOOP;
+        EXIT WHEN cardinality(kept) = 0;
+        IF cardinality(kept) = cardinality(things) THEN
+            SELECT string_agg(DISTINCT r, E'\n') INTO reason FROM unnest(reasons) AS r
+            WHERE split_part(r, ' depends on ', 1) <> ALL (kept);
+            RAISE dependent_objects_still_exist USING DETAIL = reason;
+        END IF;
+        things := kept;
+    END LOOP;
+END $$"""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -153,15 +183,10 @@ def _replace_functions(conn: psycopg.Connection[Any]) -> None:
     with conn.cursor(row_factory=tuple_row) as cursor:
         before = cursor.execute("SELECT current_setting('check_function_bodies')").fetchone()
     try:
-        conn.execute(
-            "DO $$ DECLARE thing text; things text[] := ARRAY("
-            " SELECT format('FUNCTION %s', oid::regprocedure) FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace"
-            " UNION ALL SELECT format('VIEW %s', oid::regclass) FROM pg_class"
-            "  WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v');"
-            " BEGIN FOREACH thing IN ARRAY things LOOP EXECUTE format('DROP %s', thing); END LOOP; END $$"
-        )
+        conn.execute(_DROP_FUNCTIONS.encode())
     except psycopg.errors.DependentObjectsStillExist as error:
         raise TaskQueueError(f"the schema taskq cannot be upgraded: {error.diag.message_detail}") from error
     conn.execute("SET LOCAL check_function_bodies = off")  # they call each other, across files
     _apply(conn, functions())
     conn.execute("SELECT set_config('check_function_bodies', %s, true)", before)
+    conn.execute("SELECT taskq.close_schema()")

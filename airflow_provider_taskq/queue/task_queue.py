@@ -1,14 +1,37 @@
 """The queue: all its verbs over one connection."""
 
 from airflow_provider_taskq.queue.verbs.complete import CompleteVerbs
+from airflow_provider_taskq.queue.verbs.health import HealthVerbs
+from airflow_provider_taskq.queue.verbs.junction import JunctionVerbs
+from airflow_provider_taskq.queue.verbs.lock import LockVerbs
+from airflow_provider_taskq.queue.verbs.log import LogVerbs
 from airflow_provider_taskq.queue.verbs.owner import OwnerVerbs
+from airflow_provider_taskq.queue.verbs.partition import PartitionVerbs
 from airflow_provider_taskq.queue.verbs.poll import PollVerbs
+from airflow_provider_taskq.queue.verbs.purge import PurgeVerbs
 from airflow_provider_taskq.queue.verbs.push import PushVerbs
 from airflow_provider_taskq.queue.verbs.read import ReadVerbs
+from airflow_provider_taskq.queue.verbs.revive import ReviveVerbs
+from airflow_provider_taskq.queue.verbs.ticks import TickVerbs
 from airflow_provider_taskq.queue.verbs.topic import TopicVerbs
 
 
-class TaskQueue(TopicVerbs, OwnerVerbs, PushVerbs, PollVerbs, CompleteVerbs, ReadVerbs):
+class TaskQueue(
+    TopicVerbs,
+    OwnerVerbs,
+    PushVerbs,
+    PollVerbs,
+    CompleteVerbs,
+    ReadVerbs,
+    ReviveVerbs,
+    JunctionVerbs,
+    PurgeVerbs,
+    LockVerbs,
+    HealthVerbs,
+    PartitionVerbs,
+    LogVerbs,
+    TickVerbs,
+):
     """The queue in the database that a `psycopg.Connection` reaches.
 
     Every verb runs in the caller's transaction and never commits: push inside the transaction that writes your

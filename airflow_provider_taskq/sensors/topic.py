@@ -156,7 +156,7 @@ class TaskQSensor(BaseSensorOperator):
         """The trigger that waits; it ends the task itself where nothing is left for a worker to do or to verify."""
         from airflow_provider_taskq.triggers.topic import TaskQTrigger
 
-        ends_task = self.claim is None and self.condition is Condition.NONE and not self.outlets
+        ends_task = self.claim is None and not self.outlets
         return TaskQTrigger(
             topic=self.topic,
             min_tasks=self.min_tasks,

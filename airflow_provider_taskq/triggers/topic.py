@@ -19,8 +19,7 @@ class TaskQTrigger(BaseTrigger):
 
     :param topic: the topic's name.
     :param min_tasks: how many tasks are enough.
-    :param condition: which tasks the sensor asks for. The looks count without it, so that under any but NONE the
-        sensor looks itself when it is resumed, and waits on where the condition holds tasks back.
+    :param condition: under which condition the tasks are counted.
     :param taskq_conn_id: the Airflow connection.
     :param poll_interval: seconds between two looks.
     :param ends_task: whether to end the deferred task with success rather than resume it in a worker.
@@ -62,7 +61,7 @@ class TaskQTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Waits, then fires once: a success, a number, or why it will never be."""
         await asyncio.sleep(self.first_look)
-        wait = Wait(self.topic, self.min_tasks, self.poll_interval)
+        wait = Wait(self.topic, self.min_tasks, self.poll_interval, self.condition)
         try:
             ready = await watcher(self.taskq_conn_id).ready(wait)
         except (AirflowException, TaskQueueError) as error:

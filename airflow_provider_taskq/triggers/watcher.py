@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,13 +33,20 @@ class Wait:
     topic: str
     min_tasks: int
     poll_interval: float
+    condition: str = "NONE"
+
+    @property
+    def subject(self) -> tuple[str, str]:
+        """What is counted for it: the topic, under the condition."""
+        return self.topic, self.condition
 
 
 class Watcher:
     """Looks, on one database connection, for all waits of one event loop on one Airflow connection.
 
     It works in a task of its own, which begins with the first wait and ends with the last. Every look is one query over
-    the distinct topics, so ten thousand waits cost one connection and, at most, a query in the shortest interval.
+    the distinct topics and conditions, so ten thousand waits cost one connection and, at most, a query in the shortest
+    interval.
     A database that cannot be reached is tried again with growing pauses, for as long as the waits go on: Airflow
     limits those, by the sensor's timeout. What would not get better by waiting ends the waits that it concerns.
     """
@@ -107,26 +114,27 @@ class Watcher:
         look.result()
 
     async def _look(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
-        """Asks once for all topics, and answers the waits that are over."""
-        bounds: dict[str, int] = {}
+        """Asks once for all topics and conditions, and answers the waits that are over."""
+        bounds: dict[tuple[str, str], int] = {}
         for wait in self._waits.values():
-            bounds[wait.topic] = max(wait.min_tasks, bounds.get(wait.topic, 0))
+            bounds[wait.subject] = max(wait.min_tasks, bounds.get(wait.subject, 0))
+        subjects = list(bounds)
         cursor = await connection.execute(
-            'SELECT "position", ready FROM taskq.ready_many(%s::text[], %s::int[])',
-            (list(bounds), list(bounds.values())),
+            'SELECT "position", ready FROM taskq.ready_many(%s::text[], %s::int[], %s::text[])',
+            ([topic for topic, _ in subjects], list(bounds.values()), [condition for _, condition in subjects]),
         )
-        topics = list(bounds)
-        ready = {topics[position - 1]: count async for position, count in cursor}
+        ready = {subjects[position - 1]: count async for position, count in cursor}
         for answer, wait in self._open(ready):
-            count = ready[wait.topic]
+            count = ready[wait.subject]
             if count is None:
                 answer.set_exception(UnknownTopic(f"topic {wait.topic!r} is not known, it was dropped"))
             elif count >= wait.min_tasks:
                 answer.set_result(count)
 
-    def _open(self, topics: Iterable[str]) -> list[tuple[Future[int], Wait]]:
-        """The waits on these topics that were not answered or cancelled meanwhile."""
-        return [(answer, wait) for answer, wait in self._waits.items() if wait.topic in topics and not answer.done()]
+    def _open(self, subjects: Collection[tuple[str, str]]) -> list[tuple[Future[int], Wait]]:
+        """The waits on these subjects that were not answered or cancelled meanwhile."""
+        waits = self._waits.items()
+        return [(answer, wait) for answer, wait in waits if wait.subject in subjects and not answer.done()]
 
     def _judged(self, error: Exception, failures: int) -> int:
         """Ends all waits if the error would come again and again; else returns the number of failures so far."""

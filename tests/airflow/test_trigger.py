@@ -81,6 +81,20 @@ def test_fires_when_there_are_enough(queue: TaskQueue, looks: list[int]) -> None
     in_loop(test)
 
 
+def test_counts_under_its_condition(queue: TaskQueue, looks: list[int]) -> None:
+    async def test() -> None:
+        queue.push("work", ["a", "a", "a"])
+        wait = waiting(min_tasks=2, condition="SINGULAR_BY_IDENTIFIER")
+        other = waiting(min_tasks=3)
+        assert (await other).payload == {"status": "ready", "topic": "work", "ready": 3}
+        await until(lambda: len(looks) > 3)
+        assert not wait.done(), "three tasks, but one turn"
+        queue.push("work", ["b"])
+        assert (await wait).payload == {"status": "ready", "topic": "work", "ready": 2}
+
+    in_loop(test)
+
+
 def test_ends_the_task_with_success(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
 

@@ -73,8 +73,10 @@ def own_dsn(server_dsn: str, template: str) -> Iterator[str]:
 
 @pytest.fixture
 def own_queue(own_dsn: str) -> Iterator[TaskQueue]:
-    """A queue with a topic `work` in a database for one test alone."""
+    """A queue with a topic `work` in a database for one test alone, which no autovacuum reads or analyses beside it."""
     with connect(own_dsn, autocommit=True) as conn:
+        for table in ("task_default", "live_default", "ended_default"):
+            conn.execute(f"ALTER TABLE taskq.{table} SET (autovacuum_enabled = off)".encode())
         queue = TaskQueue(conn)
         queue.create_topic("work")
         yield queue

@@ -242,16 +242,6 @@ def test_a_poll_sees_what_its_own_transaction_pushed(queue: TaskQueue, session: 
     assert states(queue) == [("a", State.SUCCEEDED)]
 
 
-@pytest.mark.parametrize("condition", [condition for condition in Condition if condition is not Condition.NONE])
-def test_a_condition_is_kept_or_refused_but_never_ignored(queue: TaskQueue, owner: Owner, condition: Condition) -> None:
-    queue.push("work", ["a", "a"])
-    try:
-        assert len(queue.poll("work", owner, 2, condition=condition)) == 1
-    except TaskQueueError as refusal:
-        assert condition in str(refusal)  # noqa: PT017 - either will do
-    assert queue.count("work")["work"][State.READY].count >= 1
-
-
 @pytest.mark.parametrize("arguments", [{"order": "SIDEWAYS"}, {"condition": "MAYBE"}], ids=["order", "condition"])
 def test_an_unknown_order_or_condition_is_refused(queue: TaskQueue, owner: Owner, arguments: dict[str, str]) -> None:
     queue.push("work", ["a"])

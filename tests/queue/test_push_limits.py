@@ -133,13 +133,6 @@ def test_an_unknown_insertion_is_refused(queue: TaskQueue) -> None:
     assert everything(queue) == []
 
 
-def test_a_task_that_names_dependencies_is_not_stored_as_if_it_had_none(queue: TaskQueue, owner: Owner) -> None:
-    """Whether this release offers dependencies or refuses them: the task must not be handed out before them."""
-    with pytest.raises(TaskQueueError):
-        queue.push("work", [NewTask("a", depends_on=[("work", "unknown")])])
-    assert queue.poll("work", owner) == []
-
-
 @pytest.mark.parametrize(
     "task",
     [

@@ -1,7 +1,7 @@
 """What a verb leaves behind and costs: nothing in the session, one round trip, a bounded number of pages."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
+    Cursor,
     Decision,
     Insertion,
     NewTask,
@@ -22,6 +23,7 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import numbered
 
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 Verb = Callable[[TaskQueue, Owner, Any], object]
 
 VERBS: dict[str, Verb] = {
@@ -51,6 +53,11 @@ VERBS: dict[str, Verb] = {
     "count": lambda queue, _owner, _task: queue.count(recent=True),
     "expire": lambda queue, _owner, _task: queue.expire(),
     "release": lambda queue, owner, _task: queue.release(owner),
+    "events": lambda queue, _owner, _task: queue.events("work", None, partitions=2),
+    "progress": lambda queue, _owner, _task: queue.progress("readers", "work"),
+    "advance": lambda queue, _owner, _task: queue.advance("readers", "work", 0, Cursor(7)),
+    "install_ticks": lambda queue, _owner, _task: queue.install_ticks("work", "tick", "hash", [(NOON, {"n": 1})]),
+    "uninstall_ticks": lambda queue, _owner, _task: queue.uninstall_ticks("work", "tick", "hash"),
     "drop_topic": lambda queue, _owner, _task: queue.drop_topic("work"),
 }
 LEFT = """SELECT (SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) FROM pg_cursors WHERE name <> ''),
@@ -112,7 +119,7 @@ def test_a_verb_is_undone_by_the_callers_rollback(
 
 def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
     """Every row of every table of the schema, physical place and all."""
-    tables = ("topic", "owner", "task", "live", "ended", "staged", "stage")
+    tables = ("topic", "owner", "task", "live", "ended", "staged", "stage", "progress")
     return [conn.execute(f"SELECT ctid, t.* FROM taskq.{name} t ORDER BY 1".encode()).fetchall() for name in tables]
 
 

@@ -116,12 +116,6 @@ def test_a_refused_policy_is_told_in_the_words_of_a_policy(queue: TaskQueue) -> 
     assert "relation" not in str(refusal.value), "this speaks of our table, not of the caller's mistake"
 
 
-def test_a_probing_policy_is_not_taken_as_one_that_does_not_probe(queue: TaskQueue) -> None:
-    """Until probe is built it has to be refused, or it is a promise not kept."""
-    with pytest.raises(TaskQueueError):
-        queue.create_topic("orders", TopicPolicy(RetryPolicy(max_attempts=5, probe=True)))
-
-
 @pytest.mark.parametrize(
     "verb",
     [

@@ -17,6 +17,11 @@ class Caller:
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self.conn = conn
 
+    @property
+    def _alone(self) -> bool:
+        """Whether the next call is a transaction of its own, which ends with it."""
+        return self.conn.autocommit and self.conn.info.transaction_status == TransactionStatus.IDLE
+
     def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """All rows of one call, as tuples whatever the connection's own row factory."""
         with translated(), self.conn.cursor(row_factory=tuple_row) as cursor:

@@ -1,4 +1,4 @@
-"""Poll, claim, ready (sql/functions/poll.sql)."""
+"""Poll, claim, ready (sql/functions/poll.sql, turn.sql, batch.sql)."""
 
 from airflow_provider_taskq.queue.model import Condition, Order, Owner, Task
 from airflow_provider_taskq.queue.verbs.call import Caller
@@ -27,6 +27,21 @@ class PollVerbs(Caller):
             (topic, owner.name, owner.fence, min(size, LARGEST), order, condition),
         )
         return [task_of(topic, row) for row in rows]
+
+    def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
+        """Takes whole groups: of up to `identifiers` identifiers the due READY tasks, in order, to be handled together.
+
+        `size`: how many tasks of each group, -1 for all. Left out is an identifier with an ACTIVE task, with one that
+        waits to be retried and is not due, or with a FAILED one.
+        """
+        groups: dict[str, list[Task]] = {}
+        for row in self._rows(
+            "SELECT * FROM taskq.poll_batch(%s::text, %s::text, %s::bigint, %s::int, %s::int)",
+            (topic, owner.name, owner.fence, min(identifiers, LARGEST), min(size, LARGEST)),
+        ):
+            task = task_of(topic, row)
+            groups.setdefault(task.identifier, []).append(task)
+        return groups
 
     def claim(
         self,

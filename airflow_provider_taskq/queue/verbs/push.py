@@ -52,7 +52,9 @@ class PushVerbs(Caller):
                 count += len(chunk.tasks)
                 first = first if first is not None else min(stored, default=None)
                 last = max(stored, default=last)
-            if insertion is Insertion.DELETE and first is not None:  # a later chunk may have deleted it
+            if (
+                insertion is Insertion.DELETE and first is not None and len(begun) > 1
+            ):  # a later one may have deleted it
                 first = self._value("SELECT taskq.first_pushed(%s::text, %s::bigint)", (topic, first))
         return Pushed(count, first, last)
 
@@ -63,8 +65,9 @@ class PushVerbs(Caller):
         """
         stored: list[int | None] = self._value(
             "SELECT taskq.push(%s::text, %s::text, %b::text[], %b::text[], %b::text[], %b::boolean[],"
-            " %b::timestamptz[], %b::text[]::interval[], %b::text[]::interval[], %b::int[], %s::int, %s::bigint)",
-            (topic, insertion, *chunk.columns(), chunk.offset, since),
+            " %b::timestamptz[], %b::text[]::interval[], %b::text[]::interval[], %b::int[], %s::int, %s::bigint,"
+            " %b::int[], %b::text[], %b::text[])",
+            (topic, insertion, *chunk.columns(), chunk.offset, since, *chunk.dependencies()),
         )
         return stored
 

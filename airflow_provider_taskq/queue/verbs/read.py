@@ -1,9 +1,10 @@
 """Reading tasks (sql/functions/read.sql)."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from airflow_provider_taskq.queue.errors import InvalidTask
-from airflow_provider_taskq.queue.model import Count, State, TaskInfo
+from airflow_provider_taskq.queue.model import Count, Result, State, TaskInfo
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.wire import task_info_of
 
@@ -66,3 +67,34 @@ class ReadVerbs(Caller):
             if found is not None:
                 states[State(found)] = Count(number, last)
         return counted
+
+    def results(self, since: datetime | None = None, until: datetime | None = None) -> dict[str, dict[Result, int]]:
+        """How many tasks of each topic completed with which result between two moments, both included.
+
+        Costs what completed between them. A topic without any has an empty dict.
+        """
+        counted: dict[str, dict[Result, int]] = {}
+        for name, result, number in self._rows(
+            "SELECT * FROM taskq.results(%s::timestamptz, %s::timestamptz)", (_moment(since), _moment(until))
+        ):
+            results = counted.setdefault(name, {})
+            if result is not None:
+                results[Result(result)] = number
+        return counted
+
+    def resolve(self, moment: datetime, preceding: bool = False) -> int | None:
+        """The first sequence, of all topics, created at or after a moment; None where there is none.
+
+        `preceding`: the last one created at or before it.
+        """
+        found: int | None = self._value(
+            "SELECT taskq.resolve(%s::timestamptz, %s::boolean)", (_moment(moment), preceding)
+        )
+        return found
+
+
+def _moment(value: datetime | None) -> datetime | None:
+    """The moment, unless it has no time zone and would be another one on every machine."""
+    if value is not None and value.utcoffset() is None:
+        raise InvalidTask(f"the moment {value} has no time zone")
+    return value

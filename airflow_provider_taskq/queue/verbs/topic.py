@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from airflow_provider_taskq.queue.errors import TaskQueueError
 from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.wire import interval_text
@@ -37,14 +36,17 @@ class TopicVerbs(Caller):
         """A topic's policy."""
         row = self._rows(
             "SELECT max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,"
-            " on_expiry, max_crashes, max_payload_bytes, ttl FROM taskq.find_topic(%s::text)",
+            " on_expiry, max_crashes, max_payload_bytes, ttl FROM taskq.policy_of(%s::text)",
             (topic,),
         )[0]
         return TopicPolicy(RetryPolicy(*row[:8]), *row[8:])
 
     def drop_topic(self, topic: str) -> bool:
-        """Removes a topic with all its tasks, held ones too; False where there is none."""
-        return bool(self._value("SELECT taskq.drop_topic(%s::text)", (topic,)))
+        """Removes a topic with all its tasks, held ones too; False where there is none.
+
+        Instant, on a connection in autocommit, for a topic that has partitions of its own.
+        """
+        return bool(self._value("SELECT taskq.drop_topic(%s::text, %s::boolean)", (topic, self._alone)))
 
     def pause_topic(self, topic: str) -> bool:
         """Lets a topic hand out nothing, while it takes pushes and completions; False if it was paused already."""
@@ -58,8 +60,6 @@ class TopicVerbs(Caller):
 def _columns(policy: TopicPolicy) -> tuple[Any, ...]:
     """A policy in the order of the arguments of taskq.create_topic."""
     retry = policy.retry
-    if retry.probe:
-        raise TaskQueueError("a policy that probes is not offered by this version")
     return (
         retry.max_attempts,
         interval_text(retry.base),

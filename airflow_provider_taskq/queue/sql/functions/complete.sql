@@ -6,13 +6,19 @@
 CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
     p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
     v_done     bigint[] := '{}';
+    v_topics   int[];
+    v_topic_id int;
 BEGIN
     PERFORM taskq.check_decisions(p_sequences, p_results);
     PERFORM taskq.check_outputs(p_sequences, p_outputs);
+    IF taskq.anyone_waits() THEN
+        v_topics := taskq.topics_held(v_owner_id, p_sequences);
+    END IF;
     IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
         v_done := taskq.put_back(v_owner_id, p_sequences, p_results, p_errors, p_delays);
     END IF;
@@ -20,7 +26,19 @@ BEGIN
     IF cardinality(v_done) <> cardinality(p_sequences) THEN
         PERFORM taskq.refuse_not_held(p_owner, p_fence, p_sequences, v_done);
     END IF;
+    IF v_topics IS NOT NULL THEN
+        FOREACH v_topic_id IN ARRAY v_topics LOOP
+            PERFORM taskq.tell_waiting(v_topic_id, p_sequences, p_results);
+        END LOOP;
+    END IF;
     RETURN cardinality(v_done);
+END $$;
+
+-- The topics, in order, of the tasks that the owner holds among these.
+CREATE FUNCTION taskq.topics_held(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+BEGIN
+    RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) ORDER BY 1);
 END $$;
 
 -- Refuses decisions that are no decisions (TQ002): results outside 0..3, one too few, a task decided twice.
@@ -88,9 +106,9 @@ DECLARE
 BEGIN
     v_asked := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
                      WHERE d.result = 0 OR d.result = 1 AND d.delay IS NOT NULL);
-    v_topics := ARRAY(SELECT DISTINCT topic_id FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (v_asked));
+    v_topics := taskq.topics_held(p_owner_id, v_asked);
     WITH judged AS MATERIALIZED (
-        SELECT l.sequence, d.result = 0 AND NOT f.young AS noted, d.error,
+        SELECT l.sequence, d.result = 0 AND NOT f.young AS noted, p.probe, d.error,
                CASE WHEN d.result = 1 THEN least(v_now + d.delay, timestamptz '9999-12-31 00:00Z')
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
@@ -107,6 +125,7 @@ BEGIN
             holder = NULL,
             available_at = j.due,
             attempt = CASE WHEN j.noted THEN l.attempt ELSE l.attempt - 1 END,
+            waits = CASE WHEN j.noted AND j.probe THEN 2 ELSE l.waits END,
             error = CASE WHEN j.noted THEN left(j.error, 10000) ELSE l.error END
         FROM judged j
         WHERE l.holder = p_owner_id AND l.sequence = ANY (v_asked) AND l.sequence = j.sequence

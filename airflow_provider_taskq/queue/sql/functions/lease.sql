@@ -1,14 +1,5 @@
 -- The end of a lease: given back by its owner, or taken when it has lapsed.
 
--- Refuses to end leases on an old snapshot (TQ000): what was polled since would stay held under a lease that is gone.
-CREATE FUNCTION taskq.need_read_committed() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM taskq.refuse('TQ000', format('leases end at READ COMMITTED only; this transaction is at %s',
-                                             upper(current_setting('transaction_isolation'))));
-    END IF;
-END $$;
-
 -- Gives back what the owner has not finished: READY in its old place, the attempt not counted. Ends the lease.
 -- Returns how many tasks, 0 where the lease is gone already.
 CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
@@ -17,14 +8,14 @@ DECLARE
     v_owner_id bigint;
     v_count    bigint;
 BEGIN
-    PERFORM taskq.need_read_committed();
+    PERFORM taskq.need_read_committed('leases end');
     UPDATE taskq.owner SET fence = NULL, seen = clock_timestamp()
     WHERE name = p_owner AND fence = p_fence RETURNING owner_id INTO v_owner_id;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, available_at = (
-        SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+    UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, waits = taskq.waits_again(l.topic_id, l.attempt, l.waits),
+        available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = v_owner_id;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
@@ -41,7 +32,7 @@ DECLARE
     v_given  bigint;
     v_ended  bigint;
 BEGIN
-    PERFORM taskq.need_read_committed();
+    PERFORM taskq.need_read_committed('leases end');
     v_lapsed := ARRAY(SELECT owner_id FROM taskq.owner
                       WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - greatest(p_grace, interval '0')
                       FOR UPDATE SKIP LOCKED);
@@ -62,10 +53,19 @@ BEGIN
     FROM gone g;
     GET DIAGNOSTICS v_ended = ROW_COUNT;
     UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1, redelivered = true,
-        available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+        waits = taskq.waits_again(l.topic_id, l.attempt, l.waits), available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = ANY (v_lapsed);
     GET DIAGNOSTICS v_given = ROW_COUNT;
     RETURN v_given + v_ended;
+END $$;
+
+-- What a task waits for when it is given back: a retry of a probing topic for its probe again, others for nothing.
+CREATE FUNCTION taskq.waits_again(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_attempt > 1 AND (SELECT p.probe FROM taskq.topic p WHERE p.topic_id = p_topic_id) THEN
+        RETURN 2;
+    END IF;
+    RETURN p_waits;
 END $$;
 
 -- What this owner holds under this fence, in polled order; nothing once the lease is gone.

@@ -3,17 +3,20 @@
 -- Stores tasks at the end of a topic and returns their sequences in input order, NULL for one not stored.
 -- Each array but the first may be NULL, or holds a value or NULL per task; payloads are JSON texts.
 -- p_offset and p_since are for a push in several calls of one transaction: the number of tasks sent before
--- (errors name positions counted from 0), and the first sequence of the whole push.
+-- (errors name positions counted from 0), and the first sequence of the whole push. The arrays of dependencies go
+-- together: the place of a task in this call, counted from 0, and the topic and the identifier that it depends on.
 CREATE FUNCTION taskq.push(
     p_topic text, p_insertion text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
     p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL,
     p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL,
     p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL,
-    p_offset int DEFAULT 0, p_since bigint DEFAULT NULL
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
+    p_offset int DEFAULT 0, p_since bigint DEFAULT NULL,
+    p_depend_places int[] DEFAULT NULL, p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
+) RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_now       timestamptz := clock_timestamp();
     v_topic     taskq.topic := taskq.keep_topic(p_topic);
+    v_now       timestamptz := clock_timestamp();
     v_sequences bigint[];
     v_states    smallint[];
 BEGIN
@@ -28,7 +31,7 @@ BEGIN
     IF p_insertion <> 'APPEND' OR p_suspended IS NOT NULL THEN
         v_states := taskq.states_of_push(p_insertion, p_identifiers, p_suspended);
     END IF;
-    v_sequences := ARRAY(SELECT nextval('taskq.task_sequence') FROM generate_series(1, cardinality(p_identifiers)));
+    v_sequences := taskq.draw_sequences(cardinality(p_identifiers));
     INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
     SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
            v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
@@ -40,7 +43,7 @@ BEGIN
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, p_priorities, v_states)
          AS n (sequence, identifier, available_at, delay, priority, state)
     WHERE coalesce(n.state, 1) = 1;
-    IF v_states IS NULL THEN
+    IF v_states IS NULL AND p_depend_places IS NULL THEN
         RETURN v_sequences;
     END IF;
     INSERT INTO taskq.ended (sequence, available_at, topic_id, state, descent, identifier)
@@ -49,6 +52,12 @@ BEGIN
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, v_states, p_suspended)
          AS n (sequence, identifier, available_at, delay, state, suspended)
     WHERE n.state IN (4, 8);
+    IF p_depend_places IS NOT NULL THEN
+        PERFORM taskq.depend(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
+    END IF;
+    IF v_states IS NULL THEN
+        RETURN v_sequences;
+    END IF;
     RETURN ARRAY(SELECT CASE WHEN n.state <> 0 THEN n.sequence END
                  FROM unnest(v_sequences, v_states) WITH ORDINALITY AS n (sequence, state, place) ORDER BY n.place);
 END $$;
@@ -144,6 +153,7 @@ BEGIN
         DELETE FROM taskq.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting);
         DELETE FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (v_ended);
         DELETE FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
+        DELETE FROM taskq.dependency WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
         RETURN;
     END IF;
     WITH gone AS (

@@ -1,4 +1,4 @@
--- Reading: one task, the latest of an identifier, pages, counts. None of these change or lock anything.
+-- Reading: one task, the latest of an identifier, pages, counts, moments. None of these change or lock anything.
 
 -- One row a task, whichever tables it is in, with the names of things.
 CREATE VIEW taskq.task_info AS
@@ -10,6 +10,7 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        CASE WHEN l.holder IS NOT NULL THEN 'active'
             WHEN l.sequence IS NOT NULL THEN CASE
                 WHEN p.paused THEN 'paused'
+                WHEN l.waits = 1 THEN 'waiting'
                 WHEN l.attempt > 0 THEN 'retrying'
                 WHEN l.available_at > clock_timestamp() THEN 'scheduled'
                 ELSE 'ready' END
@@ -19,7 +20,7 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        o.name AS owner,
        coalesce(l.crashes, e.crashes) AS crashes,
        t.priority, t.created,
-       coalesce(l.available_at, e.available_at) AS available_at,
+       CASE WHEN l.waits = 1 THEN t.due ELSE coalesce(l.available_at, e.available_at) END AS available_at,
        e.completed, e.output,
        coalesce(l.error, e.error) AS error,
        t.topic_id
@@ -54,35 +55,37 @@ BEGIN
 END $$;
 
 -- A page of tasks beyond a sequence: ascending after p_after, or descending before p_before; every filter may be NULL.
--- The tables that can hold such tasks are walked in order, so that a page costs its length, not the topic's.
+-- Walks the table that can hold such tasks in order: all tasks of an identifier or a reference, or of a state the table that has
+-- it, by the index of the troubled where it is one of those. So a page costs its length, or at most what the filter has.
 CREATE FUNCTION taskq.page(
     p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text
 ) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id  int := (taskq.find_topic(p_topic)).topic_id;
-    v_down      boolean := p_before IS NOT NULL;
-    v_source    text := CASE WHEN p_state IN (0, 1) THEN 'live' WHEN p_state >= 2 THEN 'ended' ELSE 'task' END;
-    v_where     text := 's.topic_id = $1';
+    v_direction text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
+    v_source    text := CASE WHEN p_state <= 1 THEN 'live' WHEN p_state <= 4 THEN 'ended'
+                             WHEN coalesce(p_identifier, p_reference) IS NULL AND p_state IS NOT NULL THEN 'ended' ELSE 'task' END;
+    v_where     text;
     v_sequences bigint[];
 BEGIN
-    v_where := v_where
+    v_where := CASE WHEN p_state BETWEEN 2 AND 4 THEN 's.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4)' ELSE 's.topic_id = $1' END
         || CASE WHEN p_after IS NOT NULL THEN ' AND s.sequence > $2' ELSE '' END
-        || CASE WHEN v_down THEN ' AND s.sequence < $3' ELSE '' END
+        || CASE WHEN p_before IS NOT NULL THEN ' AND s.sequence < $3' ELSE '' END
         || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
-        || CASE p_state WHEN 0 THEN ' AND s.holder IS NOT NULL' WHEN 1 THEN ' AND s.holder IS NULL' ELSE '' END
-        || CASE WHEN p_state >= 2 THEN ' AND s.state = $5' ELSE '' END
+        || CASE WHEN p_state IS NULL THEN '' WHEN p_state = 0 THEN ' AND s.holder IS NOT NULL' WHEN p_state = 1 THEN ' AND s.holder IS NULL'
+                WHEN v_source = 'ended' THEN ' AND s.state::int = $5'
+                ELSE ' AND (SELECT e.state FROM taskq.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence) = $5' END
         || CASE WHEN p_reference IS NULL THEN ''
                 WHEN v_source = 'task' THEN ' AND s.reference = $6'
-                ELSE ' AND EXISTS (SELECT FROM taskq.task t WHERE t.topic_id = s.topic_id AND t.sequence = s.sequence'
-                     ' AND t.reference = $6)' END;
+                ELSE ' AND (SELECT t.reference FROM taskq.task t WHERE t.topic_id = s.topic_id AND t.sequence = s.sequence) = $6' END;
     EXECUTE format('SELECT ARRAY(SELECT s.sequence FROM taskq.%I s WHERE %s ORDER BY s.sequence %s LIMIT $7)',
-                   v_source, v_where, CASE WHEN v_down THEN 'DESC' ELSE 'ASC' END)
+                   v_source, v_where, v_direction)
         INTO v_sequences
         USING v_topic_id, p_after, p_before, p_identifier, p_state, p_reference, greatest(p_size, 0);
     RETURN QUERY EXECUTE format(
-        'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s',
-        CASE WHEN v_down THEN 'DESC' ELSE 'ASC' END) USING v_topic_id, v_sequences;
+        'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s', v_direction)
+        USING v_topic_id, v_sequences;
 END $$;
 
 -- How many tasks per topic and state, with the highest sequence among them; every filter may be NULL.
@@ -97,13 +100,18 @@ DECLARE
         || CASE WHEN p_topic IS NOT NULL THEN ' AND s.topic_id = $1' ELSE '' END
         || CASE WHEN p_to IS NOT NULL THEN ' AND s.sequence <= $3' ELSE '' END
         || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
-        || CASE WHEN p_reference IS NOT NULL
-                THEN ' AND EXISTS (SELECT FROM taskq.task t WHERE t.topic_id = s.topic_id AND t.sequence = s.sequence'
-                     ' AND t.reference = $5)' ELSE '' END;
+        || CASE WHEN p_reference IS NOT NULL THEN ' AND s.reference = $5' ELSE '' END;
     v_rows     text := format(
-        'SELECT s.topic_id, s.sequence, s.identifier, CASE WHEN s.holder IS NULL THEN 1 ELSE 0 END AS state
-         FROM taskq.live s WHERE %1$s
-         UNION ALL SELECT s.topic_id, s.sequence, s.identifier, s.state FROM taskq.ended s WHERE %1$s', v_where);
+        CASE WHEN coalesce(p_identifier, p_reference) IS NULL THEN
+            'SELECT s.topic_id, s.sequence, s.identifier, CASE WHEN s.holder IS NULL THEN 1 ELSE 0 END AS state
+             FROM taskq.live s WHERE %1$s
+             UNION ALL SELECT s.topic_id, s.sequence, s.identifier, s.state FROM taskq.ended s WHERE %1$s'
+        ELSE
+            'SELECT s.topic_id, s.sequence, s.identifier, coalesce(
+                 (SELECT CASE WHEN l.holder IS NULL THEN 1 ELSE 0 END FROM taskq.live l
+                  WHERE l.topic_id = s.topic_id AND l.sequence = s.sequence),
+                 (SELECT e.state FROM taskq.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
+             FROM taskq.task s WHERE %1$s' END, v_where);
 BEGIN
     IF p_recent THEN
         v_rows := format('SELECT DISTINCT ON (r.topic_id, r.identifier) r.* FROM (%s) r
@@ -115,4 +123,101 @@ BEGIN
                     WHERE $6 IS NULL OR n.state = $6 GROUP BY n.topic_id, n.state) c ON c.topic_id = p.topic_id
          WHERE $7 IS NULL OR p.name = $7 ORDER BY p.name, c.state', v_rows)
         USING v_topic_id, p_from, p_to, p_identifier, p_reference, p_state, p_topic;
+END $$;
+
+-- How many tasks of each topic completed with which result, between two moments, both included; a bound that is NULL is open.
+-- Costs what is between them: the block ranges that can hold such times are read. A topic without any has one row of NULLs.
+CREATE FUNCTION taskq.results(p_since timestamptz, p_until timestamptz)
+RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT p.name, c.state - 3, c.count FROM taskq.topic p
+    LEFT JOIN taskq.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c ON c.topic_id = p.topic_id
+    ORDER BY p.name, c.state;
+END $$;
+
+-- The same by number of topic and state, topics without any left out.
+CREATE FUNCTION taskq.count_completed(p_since timestamptz, p_until timestamptz)
+RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_indexscan = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT e.topic_id, e.state::int, count(*) FROM taskq.ended e
+    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN 3 AND 6 GROUP BY e.topic_id, e.state;
+END $$;
+
+-- The first sequence, of all topics, created at or after a moment; p_preceding: the last one created at or before it. NULL where
+-- there is none. Calls of push at the same time may draw sequences in another order than their times: so all that was created
+-- within ten seconds of the nearest task is compared, which is longer than a call takes between the two.
+CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS bigint LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
+DECLARE
+    v_slack   interval := '10 seconds';
+    v_range   record := taskq.created_range();
+    v_nearest timestamptz;
+BEGIN
+    IF p_preceding THEN
+        v_nearest := taskq.created_before(least(p_moment, v_range.newest + v_slack), v_range.oldest - v_slack);
+        RETURN (SELECT max(t.sequence) FROM taskq.task t WHERE t.created BETWEEN v_nearest - v_slack AND p_moment);
+    END IF;
+    v_nearest := taskq.created_after(greatest(p_moment, v_range.oldest - v_slack), v_range.newest + v_slack);
+    RETURN (SELECT min(t.sequence) FROM taskq.task t WHERE t.created BETWEEN p_moment AND v_nearest + v_slack);
+END $$;
+
+-- When the first and the last task of all topics were created, told by their sequences.
+CREATE FUNCTION taskq.created_range(OUT oldest timestamptz, OUT newest timestamptz) LANGUAGE plpgsql STABLE
+SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    SELECT min(low.created), max(high.created) INTO oldest, newest FROM taskq.topic p
+    CROSS JOIN LATERAL (SELECT t.created FROM taskq.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence LIMIT 1) low
+    CROSS JOIN LATERAL (SELECT t.created FROM taskq.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence DESC LIMIT 1) high;
+END $$;
+
+-- A time from p_low on at which a task was created, at most ten seconds after the first such; NULL where there is none, as none
+-- is after p_end. Looks at a second, then at four times as much each, then halves what it found: few block ranges are read.
+CREATE FUNCTION taskq.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
+DECLARE
+    v_low   timestamptz := p_low;  -- nothing is between p_low and here
+    v_span  interval := '1 second';
+    v_next  timestamptz;
+    v_found timestamptz;
+BEGIN
+    WHILE v_found IS NULL AND v_low <= p_end LOOP
+        v_found := (SELECT t.created FROM taskq.task t WHERE t.created >= v_low AND t.created <= v_low + v_span LIMIT 1);
+        v_low := CASE WHEN v_found IS NULL THEN v_low + v_span ELSE v_low END;
+        v_span := v_span * 4;
+    END LOOP;
+    WHILE v_found - v_low > interval '10 seconds' LOOP
+        v_span := (v_found - v_low) / 2;
+        v_next := (SELECT t.created FROM taskq.task t WHERE t.created >= v_low AND t.created <= v_low + v_span LIMIT 1);
+        v_low := CASE WHEN v_next IS NULL THEN v_low + v_span ELSE v_low END;
+        v_found := coalesce(v_next, v_found);
+    END LOOP;
+    RETURN v_found;
+END $$;
+
+-- The same backwards: a time up to p_high, at most ten seconds before the last such; NULL where none is, as none is before p_end.
+CREATE FUNCTION taskq.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
+DECLARE
+    v_high  timestamptz := p_high;  -- nothing is between here and p_high
+    v_span  interval := '1 second';
+    v_next  timestamptz;
+    v_found timestamptz;
+BEGIN
+    WHILE v_found IS NULL AND v_high >= p_end LOOP
+        v_found := (SELECT t.created FROM taskq.task t WHERE t.created >= v_high - v_span AND t.created <= v_high LIMIT 1);
+        v_high := CASE WHEN v_found IS NULL THEN v_high - v_span ELSE v_high END;
+        v_span := v_span * 4;
+    END LOOP;
+    WHILE v_high - v_found > interval '10 seconds' LOOP
+        v_span := (v_high - v_found) / 2;
+        v_next := (SELECT t.created FROM taskq.task t WHERE t.created >= v_high - v_span AND t.created <= v_high LIMIT 1);
+        v_high := CASE WHEN v_next IS NULL THEN v_high - v_span ELSE v_high END;
+        v_found := coalesce(v_next, v_found);
+    END LOOP;
+    RETURN v_found;
 END $$;

@@ -7,3 +7,12 @@ CREATE FUNCTION taskq.refuse(p_code text, p_message text) RETURNS void LANGUAGE 
 BEGIN
     RAISE EXCEPTION USING ERRCODE = p_code, MESSAGE = p_message;
 END $$;
+
+-- Refuses what has to see the commits of others (TQ000) to a transaction with an old snapshot.
+CREATE FUNCTION taskq.need_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM taskq.refuse('TQ000', format('%s at READ COMMITTED only; this transaction is at %s', p_what,
+                                             upper(current_setting('transaction_isolation'))));
+    END IF;
+END $$;

@@ -12,6 +12,12 @@ BEGIN
     RETURN v_topic;
 END $$;
 
+-- The same for clients: a topic with its policy.
+CREATE FUNCTION taskq.policy_of(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN taskq.find_topic(p_topic);
+END $$;
+
 -- Creates a topic; false, and nothing changed, where it exists.
 CREATE FUNCTION taskq.create_topic(
     p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,
@@ -33,13 +39,17 @@ CREATE FUNCTION taskq.alter_topic(
     p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean,
     p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval
 ) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic taskq.topic := taskq.find_topic(p_topic);
 BEGIN
-    PERFORM taskq.find_topic(p_topic);
     UPDATE taskq.topic SET
         max_attempts = p_max_attempts, base = p_base, factor = p_factor, max_delay = p_max_delay,
         horizon = p_horizon, max_elapsed = p_max_elapsed, jitter = p_jitter, probe = p_probe,
         on_expiry = p_on_expiry, max_crashes = p_max_crashes, max_payload_bytes = p_max_payload_bytes, ttl = p_ttl
     WHERE name = p_topic;
+    IF p_probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
+        UPDATE taskq.live SET waits = 2 WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= 0;
+    END IF;
 END $$;
 
 -- Pauses or resumes a topic; false where it already was so.
@@ -55,8 +65,10 @@ CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT name FROM taskq.topic ORDER BY name
 $$;
 
--- Removes a topic with all its tasks, held ones too; false where there is none. Waits for open pushes to it.
-CREATE FUNCTION taskq.drop_topic(p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Removes a topic with all its tasks, held ones too; false where there is none. Waits for open pushes to it. Wakes the tasks of
+-- other topics that wait for its tasks, which are gone now. p_alone: that this call is a transaction of its own, so that a
+-- topic with tables of its own may have them emptied at once; drop_vacant() removes these.
+CREATE FUNCTION taskq.drop_topic(p_topic text, p_alone boolean DEFAULT false) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int;
 BEGIN
@@ -65,9 +77,14 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM pg_advisory_xact_lock(taskq.topic_lock_class(), v_topic_id);
-    DELETE FROM taskq.live WHERE topic_id = v_topic_id;
-    DELETE FROM taskq.ended WHERE topic_id = v_topic_id;
-    DELETE FROM taskq.task WHERE topic_id = v_topic_id;
+    IF NOT p_alone OR taskq.truncate_topic(v_topic_id) IS NULL THEN
+        DELETE FROM taskq.live WHERE topic_id = v_topic_id;
+        DELETE FROM taskq.ended WHERE topic_id = v_topic_id;
+        DELETE FROM taskq.task WHERE topic_id = v_topic_id;
+    END IF;
+    PERFORM taskq.forget_waits(v_topic_id);
+    DELETE FROM taskq.probe WHERE topic_id = v_topic_id;
+    DELETE FROM taskq.progress WHERE topic_id = v_topic_id;
     DELETE FROM taskq.topic WHERE topic_id = v_topic_id;
     RETURN true;
 END $$;
@@ -77,9 +94,9 @@ CREATE FUNCTION taskq.topic_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $
     SELECT 8275717  -- 0x7E4705, "taskq" to nobody else
 $$;
 
--- The topic of that name, which nobody can drop until this transaction ends. Where it was dropped while we waited, and
--- made anew, the new one. Above READ COMMITTED our snapshot cannot tell, so there its row is locked as well: a topic
--- dropped since then is a serialization failure.
+-- The topic of that name, which nobody can drop until this transaction ends: for whoever adds rows to its tables. Where it
+-- was dropped while we waited, and made anew, the new one. Above READ COMMITTED our snapshot cannot tell, so there its
+-- row is locked as well: a topic dropped since then is a serialization failure.
 CREATE FUNCTION taskq.keep_topic(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql AS $$
 DECLARE
     v_kept  taskq.topic;

@@ -20,6 +20,7 @@ CREATE TABLE taskq.topic (
     max_payload_bytes int NOT NULL CHECK (max_payload_bytes >= 0),
     ttl               interval
 );
+CREATE INDEX topic_probe ON taskq.topic (topic_id) WHERE probe;
 
 -- Fences only grow: one sequence for all owners, drawn at each registration.
 CREATE SEQUENCE taskq.fence;

@@ -79,6 +79,9 @@ CREATE TABLE taskq.ended (
 ) PARTITION BY LIST (topic_id);
 -- What blocks an identifier, and what an operator looks for: few rows in a healthy queue.
 CREATE INDEX ended_troubled ON taskq.ended (identifier, topic_id, state, sequence) WHERE state IN (2, 3, 4);
+-- The same in order of sequence, for those who revive, reassign and look through them state by state. By expressions, as
+-- topic_id in live_lane, so that no poll ever gets it.
+CREATE INDEX ended_state ON taskq.ended ((topic_id::bigint), (state::int), sequence) WHERE state::int IN (2, 3, 4);
 -- For results between two moments.
 CREATE INDEX ended_completed ON taskq.ended USING brin (completed) WITH (pages_per_range = 32, autosummarize = on);
 

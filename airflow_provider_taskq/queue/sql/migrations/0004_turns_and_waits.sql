@@ -7,15 +7,16 @@
 CREATE TABLE taskq.lane_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
 INSERT INTO taskq.lane_lock SELECT generate_series(0, 65535);
 
--- What a task depends on: the latest task of an identifier, of any topic. Written once, at push.
+-- What a task depends on: the latest task of an identifier, of any topic.
 CREATE TABLE taskq.dependency (
     topic_id      int NOT NULL,
     sequence      bigint NOT NULL,
     on_topic_id   int NOT NULL,
     on_identifier text COLLATE "C" NOT NULL,
+    waiting       boolean NOT NULL DEFAULT true,   -- whether the task was seen to wait; else nobody has to be woken for it
     PRIMARY KEY (topic_id, sequence, on_topic_id, on_identifier)
 );
-CREATE INDEX dependency_on ON taskq.dependency (on_identifier, on_topic_id);
+CREATE INDEX dependency_waiting ON taskq.dependency (on_topic_id, on_identifier) WHERE waiting;
 
 -- The probe of a topic whose policy stops at the first failure: while its retries fail, one of them is out at a time.
 CREATE TABLE taskq.probe (

@@ -1,0 +1,224 @@
+-- The log: a topic's tasks read in the order of their sequences, by any number of readers, taking nothing.
+--
+-- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a reader
+-- may pass a number whose task is committed later. So a transaction that pushes opens the log before it draws its first
+-- number: until its end it holds an advisory lock whose key carries a floor, a number no greater than any that it will
+-- draw. A reader stays below the horizon: the least floor among the open pushes to its topic. Why nothing below the
+-- horizon is ever skipped:
+--
+--   1. The reader looks up M, the last number drawn, and then, in one look at pg_locks, the floors of open pushes. The
+--      horizon H is the least of them, at most M + 1. Then it reads on a new snapshot, up to but not including H.
+--   2. Let a task have a number s < H. s <= M, so its transaction had drawn s, and before that had locked its topic and
+--      a floor <= s, before the reader looked at the locks.
+--   3. Were the transaction open at that look, H would be at most its floor, and so at most s. So it had ended. Locks
+--      are let go after the rows became visible: the reader's later snapshot sees the task, or it will never be.
+--
+-- A savepoint that is rolled back takes its tasks along with its locks, and the next push opens the log anew. Prepared
+-- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_holders names them), and for
+-- no other transaction, in this database or another. Its own uncommitted push counts like any other's: the log has
+-- committed tasks only.
+--
+-- Numbers are drawn one by one (CACHE 1), which all this rests on.
+
+-- The upper 16 of the 64 bits of the advisory locks that carry a floor.
+CREATE FUNCTION taskq.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT 32327  -- 0x7E47, "taskq" to nobody else
+$$;
+
+-- Opens the log for this transaction, before it draws a number from taskq.task_sequence. Never waits.
+-- Once a transaction is enough, and 10,000 locks would fill the server's table, so a setting that lives as long as the
+-- lock says that it was done; both go with a savepoint that is rolled back. Whoever else holds that very key
+-- exclusively makes us take a lower floor, which is right as well; so is the one for numbers beyond 48 bits.
+CREATE FUNCTION taskq.open_log() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_floor bigint;
+BEGIN
+    IF current_setting('taskq.log_opened', true) = pg_current_xact_id()::text THEN
+        RETURN;
+    END IF;
+    v_floor := least(coalesce(pg_sequence_last_value('taskq.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
+    WHILE NOT pg_try_advisory_xact_lock_shared((taskq.log_lock_class()::bigint << 48) | v_floor) LOOP
+        v_floor := v_floor - 1;
+    END LOOP;
+    PERFORM set_config('taskq.log_opened', pg_current_xact_id()::text, true);
+END $$;
+
+-- Draws the numbers of new tasks, ascending, for a transaction that keeps their topic (taskq.keep_topic).
+CREATE FUNCTION taskq.draw_sequences(p_count int) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq.open_log();
+    RETURN ARRAY(SELECT nextval('taskq.task_sequence') FROM generate_series(1, p_count));
+END $$;
+
+-- The open transactions that pushed to a topic, with the number from which on each holds its log back. One look at
+-- pg_locks. A transaction prepared for a two-phase commit has no pid.
+CREATE FUNCTION taskq.open_pushes(p_topic_id int) RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT l.virtualtransaction, min(l.pid),
+           min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
+               FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq.log_lock_class())
+    FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    GROUP BY l.virtualtransaction
+    HAVING bool_or(l.objsubid = 2 AND l.classid::bigint = taskq.topic_lock_class() AND l.objid::bigint = p_topic_id)
+       AND bool_or(l.objsubid = 1 AND l.classid::bigint >> 16 = taskq.log_lock_class())
+$$;
+
+-- Who holds a topic's log back: readers get no task from `floor` on before all of them have ended. For the operator.
+-- Of other users' transactions `since` and `application` are NULL where the schema's owner may not see them: that takes
+-- pg_read_all_stats.
+CREATE FUNCTION taskq.log_holders(p_topic text)
+RETURNS TABLE (pid int, since timestamptz, application text, floor bigint) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT o.pid, coalesce(a.xact_start, p.prepared),
+           coalesce(a.application_name, format('prepared transaction %s', p.gid)), o.floor
+    FROM taskq.open_pushes(v_topic_id) o
+    LEFT JOIN pg_stat_activity a ON a.pid = o.pid
+    LEFT JOIN pg_locks x
+        ON o.pid IS NULL AND x.locktype = 'transactionid' AND x.virtualtransaction = o.virtualtransaction
+    LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+    ORDER BY o.floor, o.pid;
+END $$;
+
+-- The number up to which a topic's log is settled: no task below it will ever appear that is not there now, for a
+-- statement that begins after this one. See above for the order of its two looks.
+CREATE FUNCTION taskq.log_horizon(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_next bigint := (SELECT s.last_value + s.is_called::int FROM taskq.task_sequence s);
+BEGIN
+    RETURN least(v_next, (SELECT min(o.floor) FROM taskq.open_pushes(p_topic_id) o));
+END $$;
+
+-- The next tasks of a topic's log after p_after (NULL: from its beginning), in order, at most p_size, of one partition
+-- of p_partitions; p_level is that of taskq.sequence_id. The tasks come as they were pushed, whatever their state is
+-- now; what was deleted or purged since has left the log. Fewer than p_size: a last row without a task says how far the
+-- log was read, past the tasks of other partitions too; the next read may begin there.
+-- That place is one of a committed task, as the server may forget numbers that were only drawn when it crashes.
+-- Needs READ COMMITTED, and the primary: a standby does not know which pushes are open.
+CREATE FUNCTION taskq.events(p_topic text, p_after bigint, p_size int, p_partition int, p_partitions int, p_level int)
+RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_after    bigint := coalesce(p_after, 0);
+    v_horizon  bigint;
+    v_count    bigint;
+BEGIN
+    PERFORM taskq.check_reader(p_partition, p_partitions, p_level);
+    v_horizon := taskq.log_horizon(v_topic_id);
+    RETURN QUERY
+    SELECT t.sequence, t.identifier, t.payload, t.reference FROM taskq.task t
+    WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < v_horizon
+      AND (p_partitions = 1 OR taskq.partition_of(t.identifier, p_partitions, p_level, t.sequence) = p_partition)
+    ORDER BY t.sequence LIMIT greatest(p_size, 0);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count < p_size THEN
+        RETURN QUERY
+        SELECT greatest(v_after, (SELECT t.sequence FROM taskq.task t
+                                  WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
+                                  ORDER BY t.sequence DESC LIMIT 1)), NULL, NULL::json, NULL;
+    END IF;
+END $$;
+
+-- Refuses a partition that there is none of, and a reader for whom nothing is promised (TQ000).
+CREATE FUNCTION taskq.check_reader(p_partition int, p_partitions int, p_level int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_partitions < 1 OR p_partition NOT BETWEEN 0 AND p_partitions - 1 THEN
+        PERFORM taskq.refuse('TQ000', format('partition %s of %s: partitions count from 0, and there is at least one',
+                                             p_partition, p_partitions));
+    END IF;
+    IF p_level < 0 THEN
+        PERFORM taskq.refuse('TQ000', format('level %s: 0 is the task itself, n its first n levels', p_level));
+    END IF;
+    PERFORM taskq.need_read_committed('the log is read');
+    IF pg_is_in_recovery() THEN
+        PERFORM taskq.refuse('TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
+    END IF;
+END $$;
+
+-- What decides on a task's partition. p_level NULL: its identifier; n: the first n levels of it, from its first slash
+-- on (whatever stands before is no level; without a slash it has none, and is taken whole); 0: its own sequence.
+-- STABLE, like array_to_string: declared IMMUTABLE it could not be expanded in place, and would cost a call a task.
+CREATE FUNCTION taskq.sequence_id(p_identifier text, p_level int, p_sequence bigint) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN p_level IS NULL THEN p_identifier
+                WHEN p_level = 0 THEN p_sequence::text
+                WHEN strpos(p_identifier, '/') = 0 THEN p_identifier
+                ELSE '/' || array_to_string((string_to_array(p_identifier, '/'))[2:least(p_level, 1000) + 1], '/') END
+$$;
+
+-- The partition of a task: the CRC-32 of its sequence id, modulo the partitions.
+CREATE FUNCTION taskq.partition_of(p_identifier text, p_partitions int, p_level int, p_sequence bigint)
+RETURNS int LANGUAGE sql STABLE AS $$
+    SELECT (taskq.crc32(taskq.sequence_id(p_identifier, p_level, p_sequence)) % p_partitions)::int
+$$;
+
+-- The CRC-32 of a text's UTF-8, as zlib has it.
+CREATE FUNCTION taskq.crc32(p_text text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+BEGIN
+    IF current_setting('server_version_num')::int >= 180000 THEN
+        RETURN crc32(convert_to(p_text, 'UTF8'));  -- a tenth of the time
+    END IF;
+    RETURN taskq.crc32_of(convert_to(p_text, 'UTF8'));
+END $$;
+
+-- The same on servers before 18: a byte at a time, by the table of all 256.
+CREATE FUNCTION taskq.crc32_of(p_bytes bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    v_crc bigint := 4294967295;
+BEGIN
+    FOR v_place IN 0 .. octet_length(p_bytes) - 1 LOOP
+        v_crc := (v_crc >> 8) # ('{
+        0,1996959894,3993919788,2567524794,124634137,1886057615,3915621685,2657392035,249268274,2044508324,3772115230,
+        2547177864,162941995,2125561021,3887607047,2428444049,498536548,1789927666,4089016648,2227061214,450548861,
+        1843258603,4107580753,2211677639,325883990,1684777152,4251122042,2321926636,335633487,1661365465,4195302755,
+        2366115317,997073096,1281953886,3579855332,2724688242,1006888145,1258607687,3524101629,2768942443,901097722,
+        1119000684,3686517206,2898065728,853044451,1172266101,3705015759,2882616665,651767980,1373503546,3369554304,
+        3218104598,565507253,1454621731,3485111705,3099436303,671266974,1594198024,3322730930,2970347812,795835527,
+        1483230225,3244367275,3060149565,1994146192,31158534,2563907772,4023717930,1907459465,112637215,2680153253,
+        3904427059,2013776290,251722036,2517215374,3775830040,2137656763,141376813,2439277719,3865271297,1802195444,
+        476864866,2238001368,4066508878,1812370925,453092731,2181625025,4111451223,1706088902,314042704,2344532202,
+        4240017532,1658658271,366619977,2362670323,4224994405,1303535960,984961486,2747007092,3569037538,1256170817,
+        1037604311,2765210733,3554079995,1131014506,879679996,2909243462,3663771856,1141124467,855842277,2852801631,
+        3708648649,1342533948,654459306,3188396048,3373015174,1466479909,544179635,3110523913,3462522015,1591671054,
+        702138776,2966460450,3352799412,1504918807,783551873,3082640443,3233442989,3988292384,2596254646,62317068,
+        1957810842,3939845945,2647816111,81470997,1943803523,3814918930,2489596804,225274430,2053790376,3826175755,
+        2466906013,167816743,2097651377,4027552580,2265490386,503444072,1762050814,4150417245,2154129355,426522225,
+        1852507879,4275313526,2312317920,282753626,1742555852,4189708143,2394877945,397917763,1622183637,3604390888,
+        2714866558,953729732,1340076626,3518719985,2797360999,1068828381,1219638859,3624741850,2936675148,906185462,
+        1090812512,3747672003,2825379669,829329135,1181335161,3412177804,3160834842,628085408,1382605366,3423369109,
+        3138078467,570562233,1426400815,3317316542,2998733608,733239954,1555261956,3268935591,3050360625,752459403,
+        1541320221,2607071920,3965973030,1969922972,40735498,2617837225,3943577151,1913087877,83908371,2512341634,
+        3803740692,2075208622,213261112,2463272603,3855990285,2094854071,198958881,2262029012,4057260610,1759359992,
+        534414190,2176718541,4139329115,1873836001,414664567,2282248934,4279200368,1711684554,285281116,2405801727,
+        4167216745,1634467795,376229701,2685067896,3608007406,1308918612,956543938,2808555105,3495958263,1231636301,
+        1047427035,2932959818,3654703836,1088359270,936918000,2847714899,3736837829,1202900863,817233897,3183342108,
+        3401237130,1404277552,615818150,3134207493,3453421203,1423857449,601450431,3009837614,3294710456,1567103746,
+        711928724,3020668471,3272380065,1510334235,755167117
+        }'::bigint[])[((v_crc # get_byte(p_bytes, v_place)) & 255) + 1];
+    END LOOP;
+    RETURN v_crc # 4294967295;
+END $$;
+
+-- How far a group of readers has handled a partition of a topic; NULL where it has not begun.
+CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN (SELECT p.cursor FROM taskq.progress p
+            WHERE p.reader_group = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
+END $$;
+
+-- Stores how far a group of readers has handled a partition of a topic. An earlier place than before is stored as well:
+-- that is how one replays. Of two transactions that store it at once the one that commits last stands, after a wait.
+CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO taskq.progress AS p (reader_group, topic_id, partition, cursor, advanced)
+    VALUES (p_group, (taskq.find_topic(p_topic)).topic_id, p_partition, p_cursor, clock_timestamp())
+    ON CONFLICT (reader_group, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
+END $$;

@@ -1,0 +1,124 @@
+-- Tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
+--
+--   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
+--   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
+--   SELECT * FROM taskq.newest('orders', 50);
+--   SELECT * FROM taskq.topics_at_a_glance;
+--
+-- Payloads are left out (taskq.task has them), outputs and errors are cut to a line. For people only: programs call
+-- functions, and the columns here may change with any release.
+
+-- What a task that waits for dependencies waits for: a sentence about the first that is not fulfilled.
+CREATE FUNCTION taskq.unfulfilled(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_first record;
+BEGIN
+    SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, 1) AS state INTO v_first
+    FROM taskq.dependency d
+    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                        ORDER BY t.sequence DESC LIMIT 1) n
+    LEFT JOIN taskq.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
+    LEFT JOIN taskq.topic p ON p.topic_id = d.on_topic_id
+    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM 6 LIMIT 1;
+    RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll looks again'
+                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name, v_first.sequence,
+                            CASE WHEN v_first.state = 1 THEN 'not ended' ELSE taskq.state_name(v_first.state) END) END;
+END $$;
+
+-- Why a READY task is not running, by its columns in taskq.live.
+CREATE FUNCTION taskq.why_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz)
+RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN CASE WHEN p_paused THEN 'the topic is paused'
+                WHEN p_waits = 1 THEN taskq.unfulfilled(p_topic_id, p_sequence)
+                WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
+                WHEN p_due > statement_timestamp() THEN
+                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.in_words(p_due - statement_timestamp()))
+                ELSE concat_ws('; ', 'may be polled', taskq.in_the_way(p_topic_id, p_sequence)) END;
+END $$;
+
+-- Tasks that wait or are held, with the columns of taskq.tasks.
+CREATE VIEW taskq.live_tasks AS
+SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
+       CASE WHEN l.holder IS NULL THEN taskq.why_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt, l.available_at)
+            WHEN o.lease_until < statement_timestamp()
+                THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.in_words(statement_timestamp() - o.lease_until))
+            ELSE format('held by %s for another %s at least', o.name, taskq.in_words(o.lease_until - statement_timestamp())) END AS why,
+       l.attempt, l.crashes, t.priority, t.reference, statement_timestamp() - t.created AS age,
+       CASE WHEN l.holder IS NULL THEN CASE WHEN l.waits = 1 THEN t.due ELSE l.available_at END - statement_timestamp() END AS due_in,
+       o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
+       NULL::timestamptz AS completed, NULL::text AS output, left(split_part(l.error, E'\n', 1), 120) AS error,
+       l.topic_id, l.holder IS NULL AS waiting, NULL::smallint AS number
+FROM taskq.live l
+JOIN taskq.topic p ON p.topic_id = l.topic_id
+JOIN taskq.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
+LEFT JOIN taskq.owner o ON o.owner_id = l.holder;
+
+-- Tasks in the other states, with the columns of taskq.tasks.
+CREATE VIEW taskq.ended_tasks AS
+SELECT p.name AS topic, t.sequence, t.identifier,
+       CASE e.state WHEN 3 THEN 'FAILURE' WHEN 4 THEN 'SUSPENSION' WHEN 5 THEN 'FILTER' WHEN 6 THEN 'SUCCESS' END AS result,
+       CASE WHEN e.state = 2 THEN format('the lease of %s ran out; it waits to be revived', o.name)
+            WHEN e.state = 3 THEN format('given up after %s of %s attempts', e.attempt, p.max_attempts)
+            WHEN e.state = 4 THEN 'waits to be released or revived'
+            WHEN e.descent IS NOT NULL THEN 'was ' || taskq.state_name(e.descent) END AS why,
+       e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - t.created AS age, NULL::interval AS due_in,
+       o.name AS holder, NULL::timestamptz AS lease_until, e.completed, left(e.output::text, 120) AS output,
+       left(split_part(e.error, E'\n', 1), 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
+FROM taskq.ended e
+JOIN taskq.topic p ON p.topic_id = e.topic_id
+JOIN taskq.task t ON t.topic_id = e.topic_id AND t.sequence = e.sequence
+LEFT JOIN taskq.owner o ON o.owner_id = e.holder;
+
+-- All tasks by name. Every state is a branch of its own, so that a question for one leaves the tables of the others alone.
+CREATE VIEW taskq.tasks AS
+SELECT v.topic, v.sequence, v.identifier, v.state, v.result, v.why, v.attempt, v.crashes, v.priority, v.reference, v.age, v.due_in,
+       v.holder, v.lease_until, v.completed, v.output, v.error, v.topic_id
+FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq.live_tasks l WHERE NOT l.waiting
+      UNION ALL SELECT 'READY', l.* FROM taskq.live_tasks l WHERE l.waiting
+      UNION ALL SELECT 'EXPIRED', e.* FROM taskq.ended_tasks e WHERE e.number = 2
+      UNION ALL SELECT 'FAILED', e.* FROM taskq.ended_tasks e WHERE e.number = 3
+      UNION ALL SELECT 'SUSPENDED', e.* FROM taskq.ended_tasks e WHERE e.number = 4
+      UNION ALL SELECT 'FILTERED', e.* FROM taskq.ended_tasks e WHERE e.number = 5
+      UNION ALL SELECT 'SUCCEEDED', e.* FROM taskq.ended_tasks e WHERE e.number = 6
+      UNION ALL SELECT 'RECREATED', e.* FROM taskq.ended_tasks e WHERE e.number = 7
+      UNION ALL SELECT 'REDUNDANT', e.* FROM taskq.ended_tasks e WHERE e.number = 8) v;
+
+-- The newest tasks of a topic, or of one of its identifiers, the newest first: found by an index, however many there are.
+CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL) RETURNS SETOF taskq.tasks
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_topic_id  int := (taskq.find_topic(p_topic)).topic_id;
+    v_sequences bigint[];
+BEGIN
+    IF p_identifier IS NULL THEN
+        v_sequences := ARRAY(SELECT t.sequence FROM taskq.task t WHERE t.topic_id = v_topic_id ORDER BY t.sequence DESC LIMIT p_size);
+    ELSE
+        v_sequences := ARRAY(SELECT t.sequence FROM taskq.task t WHERE t.identifier = p_identifier AND t.topic_id = v_topic_id
+                             ORDER BY t.sequence DESC LIMIT p_size);
+    END IF;
+    RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic_id AND v.sequence = ANY (v_sequences) ORDER BY v.sequence DESC;
+END $$;
+
+-- A line a topic. due and later: of its first thousand READY tasks in the order of a poll; waiting: those that wait for
+-- dependencies or a probe, counted to a thousand; held: of the first ten thousand that anybody holds. oldest: how long the task
+-- that has been due for longest has been so; last_end: how long ago the last of its newest hundred ended.
+CREATE VIEW taskq.topics_at_a_glance AS
+SELECT p.name AS topic, p.paused, r.due, r.later, w.waiting, coalesce(h.held, 0) AS held,
+       statement_timestamp() - (taskq.longest_due(p.topic_id)).since AS oldest,
+       statement_timestamp() - (SELECT max(n.completed) FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p.topic_id
+                                                              ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
+       to_regclass('taskq.live_' || p.topic_id) IS NOT NULL AS own_partition, p.topic_id
+FROM taskq.topic p
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE l.available_at <= statement_timestamp()) AS due,
+           count(*) FILTER (WHERE l.available_at > statement_timestamp()) AS later
+    FROM (SELECT n.available_at FROM taskq.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits <= 0
+          ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) r
+CROSS JOIN LATERAL (
+    SELECT count(*) AS waiting FROM (SELECT FROM taskq.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits > 0 LIMIT 1000) l) w
+LEFT JOIN (SELECT l.topic_id, count(*) AS held FROM (SELECT n.topic_id FROM taskq.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
+           GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
+ORDER BY p.name;

@@ -1,0 +1,453 @@
+-- Turns: one task of an identifier at a time, for polls under a condition and polls of batches.
+--
+-- The tasks of one identifier in a topic are a lane. Its turn belongs to its ACTIVE task; else to its attempted task with
+-- the lowest sequence; else to its first due one in polled order. A poll finds the turns that are to be handed out without
+-- any lock, locks their lanes (rows of taskq.lane_lock, SKIP LOCKED), and looks again in a new statement. Whoever else
+-- polled a lane has then either committed, and is seen, or still holds its lock, and the lane is left out: so no two tasks
+-- of a lane go out at once, nobody waits, and none overtakes another.
+--
+-- Turns are looked for among the first due tasks of the topic, more of them each time; and where the lanes ahead are so
+-- long that these do not suffice, from lane to lane. Either way the cost grows with lanes, not with tasks in a lane.
+
+-- The states that keep a whole identifier back.
+CREATE FUNCTION taskq.blocking_states(p_condition text) RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT (CASE p_condition
+        WHEN 'SINGULAR_BY_IDENTIFIER' THEN '{}'
+        WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE' THEN '{2,3}'
+        WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS' THEN '{2,3,4}'
+        WHEN 'BATCH' THEN '{3}' END)::smallint[]
+$$;
+
+-- The turns among the first p_window due tasks, at most p_size, in polled order; identifiers in p_missed are left out.
+-- seen: how many due tasks there were; lanes: of how many identifiers; seen_at: the snapshot that this was found in.
+CREATE FUNCTION taskq.turns_in_front(
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_window int, p_size int, p_missed text[],
+    OUT sequences bigint[], OUT identifiers text[], OUT seen int, OUT lanes int, OUT seen_at text
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    v_blocking smallint[] := taskq.blocking_states(p_condition);
+BEGIN
+    WITH RECURSIVE level (priority) AS (
+        (SELECT l.priority FROM taskq.live l
+         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 ORDER BY l.priority DESC LIMIT 1)
+        UNION ALL
+        SELECT (SELECT l.priority FROM taskq.live l
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v.priority
+                ORDER BY l.priority DESC LIMIT 1)
+        FROM level v WHERE v.priority IS NOT NULL
+    ), front AS MATERIALIZED (
+        SELECT row_number() OVER () AS place, f.sequence, f.identifier FROM (
+            SELECT d.sequence, d.identifier FROM level v CROSS JOIN LATERAL (
+                (SELECT l.sequence, l.identifier FROM taskq.live l
+                 WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                   AND l.priority = v.priority AND l.available_at <= p_now
+                 ORDER BY l.available_at, l.sequence LIMIT p_window)
+                UNION ALL
+                (SELECT l.sequence, l.identifier FROM taskq.live l
+                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                   AND l.priority = v.priority AND l.available_at <= p_now
+                 ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)) d
+            LIMIT p_window) f
+    ), places AS MATERIALIZED (  -- the sequence at each place: an array, as that is looked up at once
+        SELECT array_agg(f.sequence ORDER BY f.place) AS sequences FROM front f
+    ), lane AS MATERIALIZED (
+        SELECT min(f.place)::int AS place, f.identifier FROM front f GROUP BY f.identifier
+    ), turn AS (
+        SELECT n.identifier, CASE WHEN t.sequence IS NULL OR p_condition = 'BATCH' THEN n.place
+            ELSE array_position((SELECT p.sequences FROM places p), t.sequence) END AS place
+        FROM lane n
+        LEFT JOIN LATERAL (
+            SELECT a.sequence, a.holder FROM taskq.live a
+            WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+            ORDER BY a.holder, a.sequence LIMIT 1) t ON true
+        WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed)
+          AND (cardinality(v_blocking) = 0 OR (
+              SELECT e.sequence FROM taskq.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
+                                          AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                                          ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
+          AND (p_condition <> 'BATCH' OR NOT taskq.has_undue_retry(p_topic_id, n.identifier, p_now)))
+    SELECT coalesce(array_agg(((SELECT p.sequences FROM places p))[c.place] ORDER BY c.place), '{}'),
+           coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM front), (SELECT count(*) FROM lane), pg_current_snapshot()::text
+    INTO sequences, identifiers, seen, lanes, seen_at
+    FROM (SELECT t.identifier, t.place FROM turn t WHERE t.place IS NOT NULL ORDER BY t.place LIMIT p_size) c;
+END $$;
+
+-- The first task of the topic in polled order where it is due and has the turn, as the poll of a single task mostly finds:
+-- at a third of the price of looking at several. Else none, and nothing is said of those behind it.
+CREATE FUNCTION taskq.first_turn(
+    p_topic_id int, p_now timestamptz, p_condition text, OUT sequences bigint[], OUT identifiers text[], OUT seen_at text
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
+    FROM (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq.live l
+          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+          ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) f
+    WHERE f.available_at <= p_now AND f.attempt = 0
+      AND (SELECT a.sequence FROM taskq.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+ ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
+      AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = f.identifier AND e.topic_id = p_topic_id
+                                                  AND e.state IN (2, 3, 4) AND e.state = ANY (taskq.blocking_states(p_condition))
+                                                  ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
+    sequences := coalesce(sequences, '{}');
+    identifiers := coalesce(identifiers, '{}');
+END $$;
+
+-- Whether an identifier has an attempted task that is to wait on: it keeps a batch back.
+CREATE FUNCTION taskq.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM taskq.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+                                              AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > 0));
+END $$;
+
+-- The first due task of a lane in polled order, priority by priority; NULL where none is due.
+CREATE FUNCTION taskq.lane_head(p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean) RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_priority smallint := 101;
+    v_head     bigint;
+BEGIN
+    LOOP
+        SELECT b.priority INTO v_priority FROM taskq.live b
+        WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL AND b.priority < v_priority
+        ORDER BY b.priority DESC LIMIT 1;
+        IF NOT FOUND THEN
+            RETURN NULL;
+        END IF;
+        IF p_lifo THEN
+            SELECT b.sequence INTO v_head FROM taskq.live b
+            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
+              AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= 0
+            ORDER BY b.available_at DESC, b.sequence DESC LIMIT 1;
+        ELSE
+            SELECT b.sequence INTO v_head FROM taskq.live b
+            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
+              AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= 0
+            ORDER BY b.available_at, b.sequence LIMIT 1;
+        END IF;
+        IF FOUND THEN
+            RETURN v_head;
+        END IF;
+    END LOOP;
+END $$;
+
+-- The turns of the first thousand lanes whose identifiers come after p_after (and not after p_until), at most p_size of
+-- them in polled order. last: the last of those identifiers, NULL where there are no more.
+CREATE FUNCTION taskq.turns_beyond(
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_size int, p_missed text[],
+    OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT seen_at text
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    v_blocking smallint[] := taskq.blocking_states(p_condition);
+    v_sign     int := CASE WHEN p_lifo THEN -1 ELSE 1 END;
+BEGIN
+    WITH RECURSIVE lane AS (
+        (SELECT l.identifier, l.sequence, l.waits <= 0 AND l.available_at <= p_now AS due, 1 AS nth FROM taskq.live l
+         WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
+         ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM lane v CROSS JOIN LATERAL (
+            SELECT l.identifier, l.sequence, l.waits <= 0 AND l.available_at <= p_now, v.nth + 1 FROM taskq.live l
+            WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > v.identifier
+            ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1) n
+        WHERE v.nth < 1000 AND (p_until IS NULL OR v.identifier <= p_until)
+    ), turn AS MATERIALIZED (
+        SELECT n.identifier, CASE WHEN t.sequence IS NOT NULL AND p_condition <> 'BATCH' THEN t.sequence
+            WHEN n.due AND NOT p_lifo THEN n.sequence
+            ELSE taskq.lane_head(p_topic_id, n.identifier, p_now, p_lifo) END AS sequence
+        FROM lane n
+        LEFT JOIN LATERAL (
+            SELECT a.sequence, a.holder FROM taskq.live a
+            WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+            ORDER BY a.holder, a.sequence LIMIT 1) t ON true
+        WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed) AND (p_until IS NULL OR n.identifier <= p_until)
+          AND (cardinality(v_blocking) = 0 OR (
+              SELECT e.sequence FROM taskq.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
+                                          AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                                          ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
+          AND (p_condition <> 'BATCH' OR NOT taskq.has_undue_retry(p_topic_id, n.identifier, p_now)))
+    SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'), coalesce(array_agg(c.identifier ORDER BY c.place), '{}'),
+           (SELECT n.identifier FROM lane n WHERE n.nth = 1000 AND (p_until IS NULL OR n.identifier < p_until)),
+           pg_current_snapshot()::text
+    INTO sequences, identifiers, last, seen_at
+    FROM (SELECT l.sequence, l.identifier, row_number() OVER (
+              ORDER BY l.priority DESC,
+                       extract(epoch FROM l.available_at) * v_sign, l.sequence * v_sign) AS place
+          FROM turn t JOIN taskq.live l ON l.topic_id = p_topic_id AND l.sequence = t.sequence
+          WHERE l.waits <= 0 AND l.available_at <= p_now
+          ORDER BY place LIMIT p_size) c;
+END $$;
+
+-- Where to begin to hop from lane to lane: somewhere between the first and the last identifier, at random, so that polls
+-- that find enough on the way don't always serve the same lanes. After what they begin with in common, two letters count.
+CREATE FUNCTION taskq.random_lane(p_topic_id int) RETURNS text LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_first  text := (SELECT l.identifier FROM taskq.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
+                      ORDER BY l.identifier LIMIT 1);
+    v_last   text := (SELECT l.identifier FROM taskq.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
+                      ORDER BY l.identifier DESC LIMIT 1);
+    v_common int := 0;
+    v_letter int;
+BEGIN
+    WHILE v_common < length(v_first) AND substr(v_first, v_common + 1, 1) = substr(v_last, v_common + 1, 1) LOOP
+        v_common := v_common + 1;
+    END LOOP;
+    v_letter := coalesce(nullif(ascii(substr(v_first, v_common + 1, 1)), 0), 32);
+    v_letter := v_letter + floor(random() * (ascii(substr(v_last, v_common + 1, 1)) - v_letter + 1))::int;
+    IF v_letter < 32 OR v_letter BETWEEN 55296 AND 57343 THEN
+        RETURN v_first;
+    END IF;
+    RETURN left(v_first, v_common) || chr(v_letter) || chr(32 + floor(random() * 95)::int);
+END $$;
+
+-- Locks the lanes of turns that were seen in a snapshot, looks at them again, and takes for a holder what still has the
+-- turn. taken: the sequences in the order given; lanes: how many lanes they are of;
+-- missed: the identifiers of lanes that others hold or have changed.
+CREATE FUNCTION taskq.take_lanes(
+    p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text,
+    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT lanes int, OUT missed text[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_mine  bigint[] := taskq.lock_lanes(p_topic_id, p_sequences, p_identifiers);
+    v_found bigint[] := taskq.still_turns(p_topic_id, p_now, p_lifo, p_condition, v_mine, p_seen_at);
+BEGIN
+    missed := '{}';
+    IF cardinality(v_found) < cardinality(p_sequences) THEN
+        missed := ARRAY(SELECT u.identifier FROM unnest(p_sequences, p_identifiers) AS u (sequence, identifier)
+                        WHERE u.sequence <> ALL (v_found));
+        v_found := ARRAY(SELECT u.sequence FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
+                         WHERE u.sequence = ANY (v_found) ORDER BY u.place);
+    ELSE
+        v_found := p_sequences;
+    END IF;
+    taken := taskq.seize(p_topic_id, p_holder, v_found);
+    lanes := cardinality(taken);
+END $$;
+
+-- The same for batches: of each lane that is still to go out all due tasks, up to p_each of them.
+CREATE FUNCTION taskq.take_groups(
+    p_topic_id int, p_holder bigint, p_now timestamptz, p_each int, p_sequences bigint[], p_identifiers text[],
+    OUT taken bigint[], OUT lanes int, OUT missed text[]
+) LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_mine  bigint[] := taskq.lock_lanes(p_topic_id, p_sequences, p_identifiers);
+    v_found bigint[];
+    v_of    text[];
+BEGIN
+    v_found := taskq.groups_of(p_topic_id, p_now, ARRAY(
+        SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY AS u (sequence, identifier, place)
+        WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
+    v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found));
+    missed := ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier) WHERE u.identifier <> ALL (v_of));
+    taken := taskq.seize(p_topic_id, p_holder, v_found);
+    lanes := (SELECT count(DISTINCT l.identifier) FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (taken));
+END $$;
+
+-- Locks the lanes of these identifiers until the transaction ends, and returns the sequences of those that it got.
+CREATE FUNCTION taskq.lock_lanes(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_buckets int[] := ARRAY(SELECT (hashtextextended(u.identifier, p_topic_id) & 65535)::int FROM unnest(p_identifiers) AS u (identifier));
+    v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq.lane_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
+BEGIN
+    IF cardinality(v_locked) = cardinality(v_buckets) THEN
+        RETURN p_sequences;
+    END IF;
+    RETURN ARRAY(SELECT u.sequence FROM unnest(p_sequences, v_buckets) AS u (sequence, bucket) WHERE u.bucket = ANY (v_locked));
+END $$;
+
+-- Those of the tasks that have the turn of their lanes, whose locks this transaction holds, and locks them. Where nothing
+-- was committed since the snapshot that they were seen in, they still have it.
+CREATE FUNCTION taskq.still_turns(
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_sequences bigint[], p_seen_at text
+) RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    v_blocking smallint[] := taskq.blocking_states(p_condition);
+BEGIN
+    RETURN ARRAY(
+        SELECT l.sequence FROM taskq.live l
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits <= 0
+          AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
+              coalesce((SELECT a.sequence FROM taskq.live a
+                        WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+                        ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
+              AND CASE WHEN l.attempt > 0 THEN true
+                  WHEN NOT p_lifo AND l.sequence = (
+                      SELECT b.sequence FROM taskq.live b
+                      WHERE b.topic_id::bigint = p_topic_id AND b.identifier = l.identifier AND b.holder IS NULL
+                      ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT 1) THEN true
+                  ELSE l.sequence = taskq.lane_head(p_topic_id, l.identifier, p_now, p_lifo) END
+              AND (cardinality(v_blocking) = 0 OR (
+                  SELECT e.sequence FROM taskq.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
+                                              AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                                              ORDER BY e.state, e.sequence LIMIT 1) IS NULL)))
+        FOR UPDATE OF l SKIP LOCKED);
+END $$;
+
+-- Takes up to p_size turns for a holder and returns the tasks' sequences, in polled order where the tasks in front suffice.
+-- Under BATCH: the groups of up to p_size identifiers, of each up to p_each tasks (NULL: all).
+CREATE FUNCTION taskq.take_turns(
+    p_topic_id int, p_holder bigint, p_size int, p_lifo boolean, p_condition text, p_each int DEFAULT 1
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_window int := p_size + 16;
+    v_widest int := greatest(1000, 2 * p_size);
+    v_wanted int := p_size;
+    v_turns  record;
+    v_got    record;
+    v_taken  bigint[] := '{}';
+    v_missed text[] := '{}';
+BEGIN
+    IF p_size = 1 AND NOT p_lifo AND p_condition <> 'BATCH' THEN
+        v_turns := taskq.first_turn(p_topic_id, v_now, p_condition);
+        v_got := taskq.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
+        IF v_got.lanes = 1 THEN
+            RETURN v_got.taken;
+        END IF;
+    END IF;
+    LOOP
+        v_turns := taskq.turns_in_front(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
+        v_got := taskq.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
+        v_taken := v_taken || v_got.taken;
+        v_missed := v_missed || v_got.missed;
+        EXIT WHEN v_got.lanes >= v_wanted;
+        IF cardinality(v_turns.sequences) < v_wanted THEN
+            IF v_turns.seen < v_window THEN  -- these were all; what was left out may have made room
+                EXIT WHEN v_got.lanes = cardinality(v_turns.sequences);
+            ELSIF v_window >= v_widest THEN
+                RETURN v_taken || taskq.take_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+                                                          v_wanted - v_got.lanes, v_missed);
+            ELSE  -- at once as far as it goes where the lanes ahead are long
+                v_window := CASE WHEN v_turns.lanes * 4 < v_turns.seen THEN v_widest ELSE least(v_window * 4, v_widest) END;
+            END IF;
+        END IF;
+        v_wanted := v_wanted - v_got.lanes;
+    END LOOP;
+    RETURN v_taken;
+END $$;
+
+-- Takes what was found, one task a lane or as groups.
+CREATE FUNCTION taskq.take_found(
+    p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int,
+    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT lanes int, OUT missed text[]
+) LANGUAGE plpgsql AS $$
+BEGIN
+    IF cardinality(p_sequences) = 0 THEN
+        taken := '{}'; lanes := 0; missed := '{}';
+    ELSIF p_condition = 'BATCH' THEN
+        SELECT * INTO taken, lanes, missed
+        FROM taskq.take_groups(p_topic_id, p_holder, p_now, p_each, p_sequences, p_identifiers);
+    ELSE
+        SELECT * INTO taken, lanes, missed
+        FROM taskq.take_lanes(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_sequences, p_identifiers, p_seen_at);
+    END IF;
+END $$;
+
+-- The same from lane to lane, a thousand lanes at a time: in polled order where there are no more, else from a random one
+-- on and around, until there are enough or all were seen.
+CREATE FUNCTION taskq.take_turns_beyond(
+    p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int, p_size int, p_missed text[]
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_start text;
+    v_after text := '';
+    v_until text;
+    v_turns record;
+    v_got   record;
+    v_taken bigint[] := '{}';
+BEGIN
+    LOOP
+        v_turns := taskq.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, p_size, p_missed);
+        IF v_start IS NULL AND v_turns.last IS NOT NULL THEN
+            v_start := taskq.random_lane(p_topic_id);
+            v_after := v_start;
+            CONTINUE;
+        END IF;
+        v_got := taskq.take_found(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_each,
+                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
+        p_missed := p_missed || v_got.missed;
+        v_taken := v_taken || v_got.taken;
+        p_size := p_size - v_got.lanes;
+        EXIT WHEN p_size <= 0;
+        CONTINUE WHEN v_got.lanes < cardinality(v_turns.sequences);  -- what was left out may have made room
+        IF v_turns.last IS NOT NULL THEN
+            v_after := v_turns.last;
+        ELSE
+            EXIT WHEN v_start IS NULL OR v_until IS NOT NULL;
+            v_after := '';
+            v_until := v_start;
+        END IF;
+    END LOOP;
+    RETURN v_taken;
+END $$;
+
+-- How many turns could be handed out now, counted to p_limit; those whose row another transaction holds are left out.
+CREATE FUNCTION taskq.count_turns(p_topic_id int, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_window int := p_limit + 16;
+    v_widest int := greatest(1000, 2 * p_limit);
+    v_turns  record;
+    v_after  text := '';
+    v_count  int := 0;
+BEGIN
+    LOOP
+        v_turns := taskq.turns_in_front(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
+        v_count := taskq.count_unlocked(p_topic_id, v_turns.sequences);
+        IF v_count >= p_limit OR v_turns.seen < v_window THEN
+            RETURN least(v_count, p_limit);
+        END IF;
+        EXIT WHEN v_window >= v_widest;
+        v_window := v_widest;
+    END LOOP;
+    v_count := 0;
+    WHILE v_count < p_limit AND v_after IS NOT NULL LOOP
+        v_turns := taskq.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, 1000, '{}');
+        v_count := v_count + taskq.count_unlocked(p_topic_id, v_turns.sequences);
+        v_after := v_turns.last;
+    END LOOP;
+    RETURN least(v_count, p_limit);
+END $$;
+
+-- How many lanes would hand out one of these tasks, which are about to be let out: those that have no other due task,
+-- or have begun with it already, are not blocked, and whose turn no other task has.
+CREATE FUNCTION taskq.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_blocking smallint[] := taskq.blocking_states(p_condition);
+BEGIN
+    RETURN (
+        SELECT count(DISTINCT l.identifier) FROM taskq.live l
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
+          AND (l.attempt > 0 OR taskq.lane_head(p_topic_id, l.identifier, v_now, false) IS NULL)
+          AND coalesce((SELECT a.sequence FROM taskq.live a
+                        WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+                        ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
+          AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
+                                                      AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                                                      ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
+END $$;
+
+-- How many of these tasks no other transaction holds, told without taking a lock.
+CREATE FUNCTION taskq.count_unlocked(p_topic_id int, p_sequences bigint[]) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_next bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+BEGIN
+    RETURN (SELECT count(*) FROM taskq.live l
+            WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
+              AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next)));
+END $$;

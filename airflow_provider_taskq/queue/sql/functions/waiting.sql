@@ -1,0 +1,270 @@
+-- Waiting: what keeps a READY task out of the indexes that a poll walks, beside its time. Either its dependencies
+-- (live.waits = 1), or the probe of its topic (live.waits = 2).
+--
+-- A task that waits for dependencies is looked at again when it is woken (available_at = -infinity): by the end of what
+-- it waits for. Two transactions can miss each other there, the one that makes it wait and the one that ends what it
+-- waits for; so it is looked at from time to time as well, after a tenth of its age, between a second and a minute.
+
+-- Those of the tasks whose dependencies are all fulfilled: of each, the latest task has SUCCEEDED, or there is none left.
+CREATE FUNCTION taskq.fulfilled(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT u.sequence FROM unnest(p_sequences) AS u (sequence)
+        WHERE NOT EXISTS (
+            SELECT FROM taskq.dependency d
+            CROSS JOIN LATERAL (SELECT t.sequence FROM taskq.task t
+                                WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                                ORDER BY t.sequence DESC LIMIT 1) latest
+            WHERE d.topic_id = p_topic_id AND d.sequence = u.sequence
+              AND NOT EXISTS (SELECT FROM taskq.ended e
+                              WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence AND e.state = 6)));
+END $$;
+
+-- When to look next at a task that waits for dependencies.
+CREATE FUNCTION taskq.next_look(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
+$$;
+
+-- Judges READY tasks that have dependencies, whose rows this transaction holds: those that are fulfilled may go out,
+-- at the place that they were pushed to; the others wait. Returns the former.
+CREATE FUNCTION taskq.judge_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now  timestamptz := clock_timestamp();
+    v_free bigint[] := taskq.fulfilled(p_topic_id, p_sequences);
+BEGIN
+    UPDATE taskq.live l SET waits = CASE WHEN l.sequence = ANY (v_free) THEN -1 ELSE 1 END,
+        available_at = CASE WHEN l.sequence = ANY (v_free) THEN t.due ELSE taskq.next_look(v_now, t.created) END
+    FROM (SELECT * FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
+    WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND t.sequence = l.sequence;
+    UPDATE taskq.dependency d SET waiting = NOT d.waiting
+    WHERE d.topic_id = p_topic_id AND d.sequence = ANY (p_sequences) AND d.waiting = (d.sequence = ANY (v_free));
+    RETURN v_free;
+END $$;
+
+-- Enters what the tasks of a push depend on, and makes them wait. The three arrays go together: the place of a task
+-- among p_sequences, counted from 0, and the topic and the identifier that it depends on. Refuses (TQ002) an identifier
+-- that has no task yet, and one that is the task's own, which could never be fulfilled.
+CREATE FUNCTION taskq.depend(
+    p_topic taskq.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[], p_identifiers text[]
+) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_unknown record;
+BEGIN
+    SELECT u.place, u.topic, u.identifier, p.topic_id INTO v_unknown
+    FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
+    LEFT JOIN taskq.topic p ON p.name = u.topic
+    WHERE p.topic_id IS NULL OR NOT EXISTS (
+        SELECT FROM taskq.task t WHERE t.identifier = u.identifier AND t.topic_id = p.topic_id
+                                   AND t.sequence < p_sequences[u.place + 1])
+    ORDER BY u.place LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq.refuse('TQ002', format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
+                                             p_topic.name, p_offset + v_unknown.place, v_unknown.topic, v_unknown.identifier));
+    END IF;
+    INSERT INTO taskq.dependency (topic_id, sequence, on_topic_id, on_identifier)
+    SELECT DISTINCT p_topic.topic_id, t.sequence, p.topic_id, u.identifier
+    FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
+    JOIN taskq.topic p ON p.name = u.topic
+    JOIN taskq.task t ON t.topic_id = p_topic.topic_id AND t.sequence = p_sequences[u.place + 1];
+    PERFORM taskq.judge_dependents(p_topic.topic_id, ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
+END $$;
+
+-- Wakes the tasks that wait for these identifiers of a topic, so that the next poll looks at them. Never waits: a task
+-- that another transaction is looking at is left to its next look.
+CREATE FUNCTION taskq.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_waiting  record;
+    v_sleeping bigint[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM taskq.dependency WHERE on_topic_id = p_topic_id AND waiting) THEN
+        RETURN;
+    END IF;
+    FOR v_waiting IN
+        SELECT d.topic_id, array_agg(d.sequence) AS sequences FROM taskq.dependency d
+        WHERE d.on_topic_id = p_topic_id AND d.on_identifier = ANY (p_identifiers) AND d.waiting GROUP BY d.topic_id
+    LOOP
+        v_sleeping := ARRAY(SELECT l.sequence FROM taskq.live l
+                            WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
+                              AND l.holder IS NULL AND l.waits = 1 AND l.available_at > '-infinity'
+                            FOR UPDATE SKIP LOCKED);
+        UPDATE taskq.live SET available_at = '-infinity'
+        WHERE topic_id = v_waiting.topic_id AND sequence = ANY (v_sleeping);
+    END LOOP;
+END $$;
+
+-- Lets out what has waited long enough, before a poll of up to p_size tasks walks the indexes.
+CREATE FUNCTION taskq.let_out(p_topic taskq.topic, p_size int) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    IF EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
+                                          AND l.available_at <= v_now) THEN
+        PERFORM taskq.let_out_dependents(p_topic.topic_id, p_size);
+    END IF;
+    IF EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2
+                                          AND l.available_at <= v_now) THEN
+        PERFORM taskq.let_out_retries(p_topic, p_size);
+    END IF;
+END $$;
+
+-- Looks at the tasks that were woken until p_size of them may go out, and at a hundred of those whose next look is due.
+CREATE FUNCTION taskq.let_out_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_looked bigint[];
+    v_freed  bigint := 0;
+BEGIN
+    LOOP
+        v_looked := ARRAY(SELECT l.sequence FROM taskq.live l
+                          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at = '-infinity'
+                          ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
+        EXIT WHEN cardinality(v_looked) = 0;
+        v_freed := v_freed + cardinality(taskq.judge_dependents(p_topic_id, v_looked));
+        EXIT WHEN v_freed >= p_size;
+    END LOOP;
+    v_looked := ARRAY(SELECT l.sequence FROM taskq.live l
+                      WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 1
+                        AND l.available_at > '-infinity' AND l.available_at <= clock_timestamp()
+                      ORDER BY l.available_at, l.sequence LIMIT 100 FOR UPDATE SKIP LOCKED);
+    IF cardinality(v_looked) > 0 THEN
+        PERFORM taskq.judge_dependents(p_topic_id, v_looked);
+    END IF;
+END $$;
+
+-- Lets out retries that wait for the probe of their topic: all that are due while retries succeed; while they fail one,
+-- and only when the last one is back and its own delay is over. Skips a topic whose probe another poll is about to send.
+CREATE FUNCTION taskq.let_out_retries(p_topic taskq.topic, p_size int) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_probe taskq.probe;
+    v_free  bigint[];
+BEGIN
+    SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing FOR UPDATE SKIP LOCKED;
+    IF p_topic.probe AND NOT taskq.may_probe(p_topic.topic_id, v_probe, v_now) THEN
+        RETURN;
+    END IF;
+    v_free := ARRAY(SELECT l.sequence FROM taskq.live l
+                    WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= v_now
+                    ORDER BY l.available_at, l.sequence
+                    LIMIT CASE WHEN p_topic.probe AND v_probe.failing THEN 1 ELSE p_size END FOR UPDATE SKIP LOCKED);
+    UPDATE taskq.live l SET waits = CASE WHEN EXISTS (SELECT FROM taskq.dependency d WHERE d.topic_id = l.topic_id
+                                                      AND d.sequence = l.sequence) THEN -1 ELSE 0 END
+    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free);
+    IF v_probe.failing AND cardinality(v_free) > 0 THEN
+        UPDATE taskq.probe SET sequence = v_free[1] WHERE topic_id = p_topic.topic_id;
+    END IF;
+END $$;
+
+-- Whether a poll may let out retries of a probing topic: yes while none fails; else where it holds the probe's row, the
+-- delay is over, and the last probe is neither held nor still to be polled.
+CREATE FUNCTION taskq.may_probe(p_topic_id int, p_probe taskq.probe, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+BEGIN
+    IF p_probe.topic_id IS NULL THEN
+        RETURN NOT EXISTS (SELECT FROM taskq.probe WHERE topic_id = p_topic_id AND failing);
+    END IF;
+    RETURN p_probe.until <= p_now AND NOT EXISTS (
+        SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_probe.sequence
+                                   AND (l.holder IS NOT NULL OR l.attempt > 0 AND l.waits <= 0));
+END $$;
+
+-- Whether any task at all may have to be told how others end.
+CREATE FUNCTION taskq.anyone_waits() RETURNS boolean LANGUAGE plpgsql STABLE
+SET enable_seqscan = off AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM taskq.dependency WHERE waiting) OR EXISTS (SELECT FROM taskq.topic WHERE probe);
+END $$;
+
+-- What a call of complete means for those who wait: wakes the dependents of what SUCCEEDED, and tells the probe.
+CREATE FUNCTION taskq.tell_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_topic taskq.topic;
+BEGIN
+    PERFORM taskq.wake_dependents(p_topic_id, ARRAY(
+        SELECT e.identifier FROM taskq.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = 6));
+    SELECT * INTO v_topic FROM taskq.topic WHERE topic_id = p_topic_id;
+    IF v_topic.probe THEN
+        PERFORM taskq.tell_probe(v_topic, p_sequences, p_results);
+    END IF;
+END $$;
+
+-- Tells a topic's probe how tasks did that this transaction just ended or put back. A noted failure makes the topic a
+-- failing one; the failure of the probe itself holds the next one back for as long as that task has to wait. Any other
+-- decision on a retry ends the failing. Writes only where something changes, so that completions don't wait in line.
+CREATE FUNCTION taskq.tell_probe(p_topic taskq.topic, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_probe  taskq.probe;
+    v_failed bigint[];
+    v_ok     boolean;
+BEGIN
+    v_failed := ARRAY(SELECT l.sequence FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_sequences) AND l.waits = 2
+                      UNION ALL
+                      SELECT e.sequence FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.state = 3);
+    SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
+    IF cardinality(v_failed) > 0 AND v_probe.failing IS NULL THEN
+        INSERT INTO taskq.probe (topic_id, failing, until) VALUES (p_topic.topic_id, true, v_now)
+        ON CONFLICT (topic_id) DO UPDATE SET failing = true, until = v_now, sequence = NULL;
+    ELSIF v_probe.sequence = ANY (v_failed) THEN
+        UPDATE taskq.probe SET until = coalesce(
+            (SELECT l.available_at FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = v_probe.sequence),
+            (SELECT v_now + taskq.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, e.attempt)
+             FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = v_probe.sequence))
+        WHERE topic_id = p_topic.topic_id;
+    ELSIF v_probe.failing AND cardinality(v_failed) = 0 THEN
+        v_ok := EXISTS (SELECT FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.attempt > 1)
+             OR v_probe.sequence IN (SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result) WHERE u.result > 0);
+        IF v_ok THEN
+            UPDATE taskq.probe SET failing = false WHERE topic_id = p_topic.topic_id;
+        END IF;
+    END IF;
+END $$;
+
+-- The tasks that a poll would let out now: woken dependents that are fulfilled and due, a hundred of those whose next look
+-- is due (another hundred at each call), and up to p_limit retries. Reads only.
+CREATE FUNCTION taskq.to_let_out(p_topic taskq.topic, p_limit int) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_first  timestamptz := (SELECT l.available_at FROM taskq.live l
+                             WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
+                               AND l.available_at > '-infinity' AND l.available_at <= v_now ORDER BY l.available_at LIMIT 1);
+    v_middle timestamptz;
+    v_aged   bigint[];
+    v_looked bigint[];
+    v_probe  taskq.probe;
+BEGIN
+    v_looked := ARRAY(SELECT l.sequence FROM taskq.live l
+                      WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at = '-infinity');
+    v_middle := v_first + random() * (v_now - v_first);
+    v_aged := ARRAY(
+        SELECT l.sequence FROM taskq.live l
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at BETWEEN v_middle AND v_now
+        ORDER BY l.available_at LIMIT 100);
+    v_looked := v_looked || v_aged || ARRAY(
+        SELECT l.sequence FROM taskq.live l
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
+          AND l.available_at >= v_first AND l.available_at < v_middle
+        ORDER BY l.available_at LIMIT 100 - cardinality(v_aged));
+    IF cardinality(v_looked) > 0 THEN
+        v_looked := taskq.fulfilled(p_topic.topic_id, v_looked);
+        v_looked := ARRAY(SELECT t.sequence FROM taskq.task t
+                          WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_looked) AND t.due <= v_now);
+    END IF;
+    SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
+    IF NOT p_topic.probe OR taskq.may_probe(p_topic.topic_id, v_probe, v_now) THEN
+        v_looked := v_looked || ARRAY(
+            SELECT l.sequence FROM taskq.live l
+            WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= v_now
+            ORDER BY l.available_at, l.sequence LIMIT CASE WHEN p_topic.probe AND v_probe.failing THEN 1 ELSE p_limit END);
+    END IF;
+    RETURN v_looked;
+END $$;

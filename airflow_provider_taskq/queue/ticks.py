@@ -1,0 +1,141 @@
+"""The times of recurring tasks, worked out ahead, and the hash that stands for what they were worked out from.
+
+Nothing here touches the database: `TaskQueue.install_ticks` makes tasks of these times.
+
+Of a clock that is put forward, the times that it skips give no tick. Of one that is put back, the hour that comes
+twice gives its ticks the first time only, whatever the schedule: also "every half hour" then pauses for an hour.
+Where each real half hour counts, use `ticks_every`, or a cron expression in UTC.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from airflow_provider_taskq.queue.errors import InvalidArgument
+from airflow_provider_taskq.queue.model import Json
+
+ONE_DAY = timedelta(days=1)
+ONE_MINUTE = timedelta(minutes=1)
+NONE = timedelta(0)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+HASH_LENGTH = 32  # hexadecimal digits: 128 bits
+
+
+def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[datetime]:
+    """The next `ahead` boundaries of a period strictly after `now`, counted from the epoch in UTC."""
+    if period <= NONE or ahead < 1:
+        raise InvalidArgument(f"ticks every {period}, {ahead} of them: there is no such period, or no tick asked for")
+    past = (_moment(now) - EPOCH) // period
+    try:
+        return [EPOCH + period * (past + nth) for nth in range(1, ahead + 1)]
+    except OverflowError:
+        raise InvalidArgument("there are no ticks after the year 9999") from None
+
+
+def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
+    """The times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one."""
+    if not hours or any(hour.tzinfo is not None for hour in hours):
+        raise InvalidArgument("daily ticks need at least one time of day, and the time zone beside it")
+    local, begin = _zone(zone), _moment(now)
+    return _within(_daily(sorted(set(hours)), begin.astimezone(local).date()), local, begin, ahead)
+
+
+def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
+    """The times of a cron expression in a time zone, as `ticks_daily` gives them.
+
+    Five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly, @monthly, @yearly.
+    Needs croniter, as Airflow does.
+    """
+    local, begin = _zone(zone), _moment(now)
+    wall = begin.astimezone(local).replace(tzinfo=None, second=0, microsecond=0) - ONE_MINUTE
+    return _within(_cron(expression, wall), local, begin, ahead)
+
+
+def config_hash(*parts: Json) -> str:
+    """A hash of a configuration, the same in every process and version: 32 hexadecimal digits.
+
+    Equal parts give the same hash, whatever the order of keys. 1, 1.0, "1" and True are four configurations.
+    """
+    _check_json(parts)
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+
+
+def _check_json(value: object) -> None:
+    """Refuses what JSON has no one text for: a key that is no text, a NaN, an object of another kind."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise InvalidArgument(f"a configuration is hashed as JSON, and its key {key!r:.50} is no text")
+            _check_json(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_json(inner)
+    elif not (
+        value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and value - value == 0)
+    ):
+        raise InvalidArgument(f"a configuration is hashed as JSON, and {value!r:.50} is none")
+
+
+def _daily(hours: list[time], first: date) -> Iterator[datetime]:
+    """The times of day of each day from the first one on."""
+    for day in range((date.max - first).days):
+        for hour in hours:
+            yield datetime.combine(first + ONE_DAY * day, hour)
+
+
+def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
+    """The times after `begin` on a clock that never changes: what a time change does to them is decided by us."""
+    from croniter import CroniterError, croniter
+
+    fields = expression.split()
+    if not expression.startswith("@") and len(fields) != 5:
+        raise InvalidArgument(f"the cron expression {expression!r} has {len(fields)} fields, not five")
+    if any(choice[:1] in ("R", "r") for field in fields for choice in field.split(",")):
+        raise InvalidArgument(f"the cron expression {expression!r} is random, so that no two would make the same ticks")
+    try:
+        times = croniter(expression, begin)
+        while True:
+            yield times.get_next(datetime)
+    except (CroniterError, OverflowError) as error:
+        raise InvalidArgument(f"the cron expression {expression!r} gives no times: {error}") from None
+
+
+def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: timedelta) -> list[datetime]:
+    """The moments of ascending clock times, strictly after `now` and no later than `ahead` after it; at least one."""
+    if ahead < NONE:
+        raise InvalidArgument(f"ticks are made ahead of their time, not {ahead}")
+    found: list[datetime] = []
+    for wall in walls:
+        moment = _first_moment(wall, zone)
+        if moment is None or moment <= now:
+            continue
+        if moment - now <= ahead or not found:
+            found.append(moment)
+        if moment - now > ahead:
+            break
+    if not found:
+        raise InvalidArgument("there are no ticks after the year 9999")
+    return found
+
+
+def _first_moment(wall: datetime, zone: ZoneInfo) -> datetime | None:
+    """When clocks of the zone first show this time; None where a change skips it."""
+    moment = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    return moment if moment.astimezone(zone).replace(tzinfo=None) == wall else None
+
+
+def _moment(now: datetime) -> datetime:
+    """The time in UTC; refuses one without a zone, which means another moment on every machine."""
+    if now.tzinfo is None:
+        raise InvalidArgument("now has no time zone")
+    return now.astimezone(UTC)
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError, TypeError):
+        raise InvalidArgument(f"there is no time zone {name!r}") from None

@@ -1,0 +1,83 @@
+"""How the server carried out a call: the plans of all statements inside it, as the server itself tells them."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+SETTINGS = {
+    "auto_explain.log_min_duration": "0",
+    "auto_explain.log_nested_statements": "on",
+    "auto_explain.log_analyze": "on",
+    "auto_explain.log_buffers": "on",
+    "auto_explain.log_timing": "off",
+    "auto_explain.log_format": "json",
+    "client_min_messages": "log",
+}
+INDEXES = """SELECT c.relname, coalesce(p.relname, c.relname) FROM pg_class c
+    LEFT JOIN pg_inherits h ON h.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = h.inhparent
+    WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind IN ('i', 'r')"""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What a call did: rows that it looked at by table and index (as the schema names them), and pages it touched."""
+
+    rows: dict[tuple[str, str], int]
+    whole: set[str]  # tables that were read from one end to the other
+    pages: int
+
+    @property
+    def indexes(self) -> set[str]:
+        """The indexes that were used."""
+        return {index for _, index in self.rows if index}
+
+
+def explain(conn: psycopg.Connection, work: Callable[[], object]) -> Explained:
+    """Has a call explained by auto_explain, which tells this session; the statements inside functions, too."""
+    told: list[str] = []
+    conn.execute("LOAD 'auto_explain'")
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        names = dict(cursor.execute(INDEXES.encode()).fetchall())
+    for name, value in SETTINGS.items():
+        conn.execute("SELECT set_config(%s, %s, false)", (name, value))
+    told.clear()
+
+    def listen(message: psycopg.errors.Diagnostic) -> None:
+        told.append(message.message_primary or "")
+
+    conn.add_notice_handler(listen)
+    work()
+    conn.remove_notice_handler(listen)
+    conn.execute("RESET client_min_messages")
+    conn.execute("RESET auto_explain.log_min_duration")
+    plans = [json.loads(text[text.index("{") :])["Plan"] for text in told if "plan:" in text]
+    rows: dict[tuple[str, str], int] = {}
+    whole: set[str] = set()
+    for node in (node for plan in plans for node in _nodes(plan)):
+        table = names.get(node.get("Relation Name", ""), node.get("Relation Name", ""))
+        index = names.get(node.get("Index Name", ""), node.get("Index Name", ""))
+        if node["Node Type"] == "Seq Scan" and node["Actual Loops"]:
+            whole.add(table)
+        if (table or index) and node["Node Type"] != "ModifyTable":
+            rows[table, index] = rows.get((table, index), 0) + _looked_at(node)
+    return Explained(rows, whole, max(_pages(plan) for plan in plans))
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", []):
+        yield from _nodes(part)
+
+
+def _looked_at(node: dict[str, Any]) -> int:
+    """The rows that a node gave or threw away."""
+    thrown = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
+    return round((node["Actual Rows"] + sum(node.get(name, 0) for name in thrown)) * node["Actual Loops"])
+
+
+def _pages(plan: dict[str, Any]) -> int:
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])

@@ -1,0 +1,178 @@
+"""Who may do what: roles with a grant use the functions, and reach nothing past them."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from airflow_provider_taskq.queue import (
+    Owner,
+    Result,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+    connect,
+    install,
+    uninstall,
+)
+
+KINDS = ["producer", "consumer", "reader", "operator"]
+TABLES = ["task", "live", "ended", "topic", "owner", "dependency", "lane_lock", "lock", "access"]
+
+LEASE = timedelta(minutes=5)
+
+As = Callable[[str], TaskQueue]
+
+
+@pytest.fixture
+def role(own_queue: TaskQueue) -> Iterator[str]:
+    """A role that may do nothing yet."""
+    name = f"taskq_user_{uuid4().hex[:8]}"
+    own_queue.conn.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
+    yield name
+    own_queue.conn.execute("RESET ROLE")
+    own_queue.conn.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
+    own_queue.conn.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def granted(own_queue: TaskQueue, role: str) -> As:
+    """The queue as a role that was granted this kind of access."""
+
+    def granted(kind: str) -> TaskQueue:
+        own_queue.conn.execute("SELECT taskq.grant_access(%s, %s)", (role, kind))
+        own_queue.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+        return own_queue
+
+    return granted
+
+
+def may(call: Callable[[], object]) -> bool:
+    """Whether a role may make that call, whatever comes of it."""
+    try:
+        call()
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    except TaskQueueError:
+        return True
+    return True
+
+
+def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
+    """One call of each verb, none of which changes what another needs."""
+    owner = Owner("me", 1, LEASE, datetime.now(UTC), resumed=False)
+    return {
+        "push": lambda: queue.push("work", ["a"]),
+        "topics": queue.topics,
+        "policy": lambda: queue.policy("work"),
+        "register": lambda: queue.register("someone", LEASE),
+        "heartbeat": lambda: queue.heartbeat(owner),
+        "poll": lambda: queue.poll("work", owner),
+        "poll_batch": lambda: queue.poll_batch("work", owner),
+        "complete": lambda: queue.complete(owner, {1: Result.SUCCESS}),
+        "release": lambda: queue.release(owner),
+        "lock": lambda: queue.lock("name", "me", LEASE),
+        "ready": lambda: queue.ready("work"),
+        "task": lambda: queue.task("work", 1),
+        "page": lambda: queue.page("work"),
+        "count": queue.count,
+        "results": queue.results,
+        "create_topic": lambda: queue.create_topic("other"),
+        "alter_topic": lambda: queue.alter_topic("work", TopicPolicy()),
+        "pause_topic": lambda: queue.pause_topic("work"),
+        "resume_topic": lambda: queue.resume_topic("work"),
+        "revive": lambda: queue.revive("work", State.FAILED),
+        "reassign": lambda: queue.reassign("work", Result.SUCCESS, state=State.FAILED),
+        "junction": lambda: queue.junction("work", [["a"]]),
+        "purge": lambda: queue.purge("work"),
+        "drop_topic": lambda: queue.drop_topic("other"),
+    }
+
+
+ALLOWED = {
+    "producer": {"push", "topics", "policy"},
+    "consumer": {
+        *("register", "heartbeat", "poll", "poll_batch", "complete", "release", "lock", "ready", "topics", "policy")
+    },
+    "reader": {"topics", "policy", "ready", "task", "page", "count", "results"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_role_may_call_what_its_kind_may_and_is_denied_all_else(granted: As, kind: str) -> None:
+    calls = verbs(granted(kind))
+    allowed = ALLOWED.get(kind, set(calls))
+    assert {name for name, call in calls.items() if may(call)} == allowed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_role_reaches_a_table(granted: As, kind: str) -> None:
+    queue = granted(kind)
+    for table in TABLES:
+        for statement in ("SELECT FROM taskq.{}", "DELETE FROM taskq.{}", "UPDATE taskq.{} SET ctid = ctid"):
+            with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported)):
+                queue.conn.execute(sql.SQL(statement).format(sql.Identifier(table)))
+
+
+def test_the_functions_behind_the_entrances_are_closed_to_everybody(granted: As) -> None:
+    queue = granted("operator")
+    for call in ("taskq.take(1, 1, 1, false)", "taskq.grant_access('postgres', 'reader')", "taskq.seize(1, 1, '{1}')"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            queue.conn.execute(f"SELECT {call}".encode())
+
+
+def test_a_role_without_a_grant_may_do_nothing(own_queue: TaskQueue, role: str) -> None:
+    own_queue.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+    assert not any(may(call) for call in verbs(own_queue).values())
+
+
+def test_what_a_role_puts_on_its_search_path_is_not_run_with_the_owners_rights(own_queue: TaskQueue, role: str) -> None:
+    conn = own_queue.conn
+    conn.execute(sql.SQL("CREATE SCHEMA evil AUTHORIZATION {}").format(sql.Identifier(role)))
+    conn.execute("SELECT taskq.grant_access(%s, 'producer')", (role,))
+    conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+    conn.execute(
+        "CREATE FUNCTION evil.length(text) RETURNS int LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'ran as %', current_user; END $$"
+    )
+    conn.execute("SET search_path = evil, pg_catalog")
+    with pytest.raises(psycopg.errors.RaiseException):
+        conn.execute("SELECT length('a'::text)")
+    assert len(own_queue.push("work", ["a"])) == 1
+    conn.execute("RESET search_path")
+
+
+def test_grants_outlive_an_upgrade(own_queue: TaskQueue, own_dsn: str, role: str) -> None:
+    own_queue.conn.execute("SELECT taskq.grant_access(%s, 'producer')", (role,))
+    with connect(own_dsn) as conn:
+        conn.execute("UPDATE taskq.migration SET checksum = 'of an older release' WHERE number = 0")
+        install(conn)
+    own_queue.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+    assert len(own_queue.push("work", ["a"])) == 1
+
+
+def test_access_can_be_taken_back(own_queue: TaskQueue, granted: As, role: str) -> None:
+    queue = granted("operator")
+    queue.conn.execute("RESET ROLE")
+    queue.conn.execute("SELECT taskq.revoke_access(%s)", (role,))
+    queue.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+    assert not any(may(call) for call in verbs(own_queue).values())
+
+
+@pytest.mark.parametrize(("who", "kind"), [("nobody we know", "reader"), (None, "king")])
+def test_an_unknown_role_or_kind_is_refused_in_a_sentence(
+    own_queue: TaskQueue, role: str, who: str | None, kind: str
+) -> None:
+    with pytest.raises(psycopg.Error, match=who or kind):
+        own_queue.conn.execute("SELECT taskq.grant_access(%s, %s)", (who or role, kind))
+
+
+def test_a_schema_with_grants_can_be_uninstalled(own_queue: TaskQueue, own_dsn: str, role: str) -> None:
+    own_queue.conn.execute("SELECT taskq.grant_access(%s, 'operator')", (role,))
+    with connect(own_dsn) as conn:
+        uninstall(conn)
+        install(conn)

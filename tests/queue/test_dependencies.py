@@ -1,0 +1,241 @@
+"""Dependencies: a task waits until the latest task of each identifier that it names has SUCCEEDED."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    Insertion,
+    InvalidTask,
+    NewTask,
+    Order,
+    Owner,
+    Result,
+    State,
+    TaskQueue,
+)
+from tests.queue.conftest import identifiers, known, pass_time, states, task_in
+
+SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
+
+
+def dependent(*names: str, identifier: str = "b", **values: object) -> NewTask:
+    """A task that waits for these identifiers of the topic `work`."""
+    return NewTask(identifier, depends_on=[("work", name) for name in names], **values)  # type: ignore[arg-type]
+
+
+def finish(queue: TaskQueue, owner: Owner, result: Result = Result.SUCCESS) -> list[str]:
+    """Polls once and ends what came; returns its identifiers."""
+    tasks = queue.poll("work", owner, 10)
+    queue.complete(owner, dict.fromkeys(tasks, result))
+    return identifiers(tasks)
+
+
+def test_a_task_goes_out_once_what_it_depends_on_has_succeeded(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", dependent("a")])
+    assert queue.ready("work", 10) == 1
+    assert finish(queue, owner) == ["a"]
+    assert queue.ready("work", 10) == 1
+    assert finish(queue, owner) == ["b"]
+
+
+def test_a_task_waits_for_all_that_it_names(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["x"])
+    queue.push("work", ["a", NewTask("b", depends_on=[("work", "a"), ("other", "x")])])
+    assert finish(queue, owner) == ["a"]
+    assert finish(queue, owner) == []
+    queue.complete(owner, {queue.poll("other", owner)[0]: Result.SUCCESS})
+    assert finish(queue, owner) == ["b"]
+
+
+@pytest.mark.parametrize("result", [Result.FAILURE, Result.SUSPENSION, Result.FILTER])
+def test_any_other_end_than_success_keeps_it_waiting_until_the_task_is_reassigned(
+    queue: TaskQueue, owner: Owner, result: Result
+) -> None:
+    [first, _second] = queue.push("work", ["a", dependent("a")])
+    assert finish(queue, owner, result) == ["a"]
+    assert finish(queue, owner) == []
+    assert queue.ready("work") == 0
+    queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
+    assert finish(queue, owner) == ["b"]
+
+
+def test_a_chain_goes_out_link_by_link(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", dependent("a"), dependent("b", identifier="c"), dependent("c", "a", identifier="d")])
+    assert [finish(queue, owner) for _ in range(5)] == [["a"], ["b"], ["c"], ["d"], []]
+
+
+def test_the_latest_task_counts_also_where_it_was_pushed_after_the_dependent(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    queue.push("work", [dependent("a")])
+    assert queue.ready("work", 10) == 1
+    queue.push("work", ["a"])
+    assert finish(queue, owner) == ["a"], "the new task of a has to succeed as well"
+    assert finish(queue, owner) == ["b"]
+
+
+def test_a_dependency_that_was_fulfilled_and_is_no_longer_costs_a_poll_nothing_of_its_size(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    queue.push("work", [dependent("a"), "c"])
+    queue.push("work", [NewTask("a", delay=timedelta(hours=1))])
+    assert identifiers(queue.poll("work", owner, 1)) == ["c"]
+
+
+def test_a_dependent_keeps_its_place_while_it_waits(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", dependent("a"), "c", "d"])
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
+    assert identifiers(queue.poll("work", owner, 10)) == ["b", "c", "d"]
+
+
+def test_a_dependent_that_is_not_due_waits_for_its_time_as_well(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", dependent("a", delay=timedelta(hours=1))])
+    assert finish(queue, owner) == ["a"]
+    assert queue.ready("work") == 0
+    assert finish(queue, owner) == []
+    pass_time(queue, timedelta(hours=2))
+    assert queue.ready("work") == 1
+    assert finish(queue, owner) == ["b"]
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("condition", [Condition.NONE, SINGULAR])
+def test_what_waits_for_a_dependency_leaves_the_turn_to_the_next_of_its_identifier(
+    queue: TaskQueue, owner: Owner, condition: Condition, order: Order
+) -> None:
+    tasks = queue.push("work", [NewTask("a", delay=timedelta(hours=1)), dependent("a"), "b"])
+    assert queue.poll("work", owner, 10, order, condition) == [tasks[2]]
+    assert queue.ready("work", 10, condition) == 0
+
+
+def test_ready_counts_a_turn_that_a_dependency_lets_out(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", dependent("a"), dependent("a"), dependent("a", identifier="c")])
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
+    assert queue.ready("work", 10, SINGULAR) == 2
+    assert queue.ready("work", 10) == 3
+    assert identifiers(queue.poll("work", owner, 10, condition=SINGULAR)) == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("depends_on", "reason"),
+    [
+        ([("work", "unknown")], "'unknown'"),
+        ([("nowhere", "a")], "'nowhere'"),
+        ([("work", "a"), ("work", "later")], "'later'"),
+        ([("work", "b")], "own identifier"),
+        (["work"], "pairs"),
+        ([("work",)], "pairs"),
+        ("work", "pairs"),
+        ([("work", "a\x00")], "pairs"),
+    ],
+)
+def test_a_dependency_that_is_unknown_or_none_is_an_error_that_names_the_position_and_stores_nothing(
+    queue: TaskQueue, depends_on: object, reason: str
+) -> None:
+    queue.push("work", ["a"])
+    with pytest.raises(InvalidTask, match=r"position 1") as refusal:
+        queue.push("work", ["c", NewTask("b", depends_on=depends_on), "later"])  # type: ignore[arg-type]
+    assert reason in str(refusal.value)
+    assert states(queue) == [("a", State.READY)]
+
+
+def test_the_position_of_an_unknown_dependency_is_told_in_a_push_of_several_calls(queue: TaskQueue) -> None:
+    tasks: list[NewTask | str] = [f"id-{number}" for number in range(10_050)]
+    tasks[10_020] = dependent("unknown")
+    with pytest.raises(InvalidTask, match=r"position 10020"):
+        queue.push("work", tasks)
+
+
+def test_dependencies_work_across_the_calls_of_one_long_push(queue: TaskQueue, owner: Owner) -> None:
+    tasks: list[NewTask | str] = [NewTask("a", priority=1), *(f"id-{number}" for number in range(10_050))]
+    queue.push_stream("work", [*tasks, dependent("a", priority=100)])
+    assert identifiers(queue.poll("work", owner)) == ["a"]
+    queue.complete(owner, {queue.held(owner)[0]: Result.SUCCESS})
+    assert identifiers(queue.poll("work", owner)) == ["b"]
+
+
+def test_what_is_purged_is_waited_for_no_longer(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.FAILED, "a")
+    queue.push("work", [dependent("a")])
+    assert finish(queue, owner) == []
+    queue.purge("work")
+    assert finish(queue, owner) == ["b"]
+
+
+def test_a_snooze_or_a_retry_of_a_dependent_goes_on_where_it_was(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    queue.push("work", [dependent("a")])
+    [task] = queue.poll("work", owner)
+    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(minutes=5))})
+    pass_time(queue, timedelta(minutes=6))
+    assert finish(queue, owner) == ["b"]
+
+
+def test_a_reset_dependent_waits_anew(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    [waiting] = queue.push("work", [dependent("a")])
+    assert finish(queue, owner, Result.FAILURE) == ["b"]
+    queue.push("work", [NewTask("a", priority=-1)])
+    queue.revive("work", sequences=[waiting.sequence])
+    assert finish(queue, owner) == ["a"]
+    assert finish(queue, owner) == ["b"]
+
+
+def test_a_waiting_task_says_so(queue: TaskQueue, owner: Owner) -> None:
+    _first, second = queue.push("work", ["a", dependent("a")])
+    info = known(queue, second)
+    assert (info.state, info.status, info.attempt) == (State.READY, "waiting", 0)
+    assert info.available_at == info.created, "its place, not when somebody looks at it next"
+    finish(queue, owner)
+    finish(queue, owner)
+    assert known(queue, second).status == "succeeded"
+
+
+@pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE])
+def test_a_waiting_task_is_displaced_like_any_other(queue: TaskQueue, insertion: Insertion) -> None:
+    _first, second = queue.push("work", ["a", dependent("a")])
+    queue.push("work", ["b"], insertion)
+    info = queue.task("work", second.sequence)
+    assert info is None if insertion is Insertion.DELETE else info is not None and info.state is State.REDUNDANT
+
+
+def test_a_suspended_dependent_waits_once_it_is_released(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", dependent("a", suspended=True)])
+    assert queue.junction("work", [["b"]]) == {"b"}
+    assert finish(queue, owner) == ["a"]
+    assert finish(queue, owner) == ["b"]
+
+
+def test_an_end_and_a_push_that_do_not_see_each_other_are_found_by_the_next_look(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    """Both transactions are open at once: the one sees no success, the other nobody to wake."""
+    queue.push("work", ["a"])
+    [task] = queue.poll("work", owner)
+    ending, pushing = open_queue(), open_queue()
+    pushing.push("work", [dependent("a")])
+    ending.complete(owner, {task: Result.SUCCESS})
+    pushing.conn.commit()
+    assert queue.poll("work", owner) == []
+    ending.conn.commit()
+    queue.conn.execute("UPDATE taskq.live SET available_at = clock_timestamp()")  # as a second later
+    assert queue.ready("work") == 1
+    assert finish(queue, owner) == ["b"]
+
+
+def test_a_poll_looks_at_no_more_than_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask("a", delay=timedelta(hours=1)), *[dependent("a") for _ in range(250)]])
+    queue.conn.execute("UPDATE taskq.live SET available_at = clock_timestamp() WHERE waits = 1")
+    looked = []
+    for _ in range(4):
+        assert queue.poll("work", owner, 10) == []
+        row = queue.conn.execute(
+            "SELECT count(*) FROM taskq.live WHERE waits = 1 AND available_at > clock_timestamp()"
+        ).fetchone()
+        looked.append(row)
+    assert looked == [(100,), (200,), (250,), (250,)]

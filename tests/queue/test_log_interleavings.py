@@ -1,0 +1,238 @@
+"""The log while others push: a plain cursor loses rows, ours none; it waits for open pushes to its topic only."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Cursor,
+    Insertion,
+    NewTask,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+    connect,
+)
+from tests.queue.conftest import InBackground, await_lock_wait, numbered
+from tests.queue.log_reader import Reader
+
+BELOW_THE_XID_HORIZON = """SELECT identifier FROM taskq.task
+    WHERE pushed_in < pg_snapshot_xmin(pg_current_snapshot()) ORDER BY sequence"""
+
+
+@pytest.fixture
+def reader(queue: TaskQueue) -> Reader:
+    return Reader(queue)
+
+
+def naive_read(queue: TaskQueue, after: int) -> list[tuple[int, str]]:
+    """The log as it is often read: by a plain cursor on the sequence."""
+    query = "SELECT sequence, identifier FROM taskq.task WHERE sequence > %s ORDER BY sequence"
+    return queue.conn.execute(query, (after,)).fetchall()
+
+
+def test_a_plain_cursor_loses_a_row_and_ours_does_not(queue: TaskQueue, session: TaskQueue, reader: Reader) -> None:
+    session.push("work", ["first"])
+    queue.push("work", ["second"])
+    [(place, name)] = naive_read(queue, 0)
+    assert name == "second"
+    assert reader.more() == []
+    session.conn.commit()
+    assert naive_read(queue, place) == [], "the plain cursor has lost the first task for ever"
+    assert reader.more() == ["first", "second"]
+
+
+def test_what_came_before_an_open_push_is_read_while_it_is_open(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    queue.push("work", ["a"])
+    session.push("work", ["b"])
+    queue.push("work", ["c"])
+    assert reader.more() == ["a"]
+    assert reader.more() == []
+    session.conn.commit()
+    assert reader.more() == ["b", "c"]
+
+
+def test_a_push_that_is_rolled_back_leaves_nothing_to_wait_for(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    session.push("work", ["never"])
+    queue.push("work", ["b"])
+    assert reader.more() == []
+    session.conn.rollback()
+    assert reader.more() == ["b"]
+
+
+def test_a_transaction_in_another_database_holds_nothing_back(
+    queue: TaskQueue, reader: Reader, own_queue: TaskQueue
+) -> None:
+    """A cursor below the horizon of transaction numbers waits for it, as it waits for the whole server."""
+    with own_queue.conn.transaction():
+        own_queue.push("work", ["elsewhere"])
+        queue.push("work", ["here"])
+        assert queue.conn.execute(BELOW_THE_XID_HORIZON.encode()).fetchall() == [], "else this test shows nothing"
+        assert reader.more() == ["here"]
+
+
+def test_a_long_transaction_that_pushes_to_another_topic_holds_nothing_back(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    queue.create_topic("other")
+    session.push("other", ["x"])
+    queue.push("work", ["a"])
+    assert queue.conn.execute(BELOW_THE_XID_HORIZON.encode()).fetchall() == [], "else this test shows nothing"
+    assert reader.more() == ["a"]
+
+
+@pytest.mark.parametrize("work", ["poll", "complete", "register", "own rows"])
+def test_a_long_transaction_that_does_not_push_holds_nothing_back(
+    queue: TaskQueue, session: TaskQueue, reader: Reader, work: str
+) -> None:
+    queue.push("work", ["a", "b"])
+    owner = session.register("long")
+    if work in ("poll", "complete"):
+        tasks = session.poll("work", owner)
+        if work == "complete":
+            session.complete(owner, dict.fromkeys(tasks, 3))  # type: ignore[arg-type]
+    if work == "own rows":
+        session.conn.execute("CREATE TABLE taskq.of_my_own AS SELECT 1 AS n")
+    queue.push("work", ["c"])
+    assert reader.more() == ["a", "b", "c"]
+
+
+def test_a_transaction_holds_a_topic_back_from_its_first_push_to_any(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    """Of the topics that it pushed to; nothing is lost where readers are ahead of it already."""
+    queue.create_topic("other")
+    session.push("other", ["x"])
+    queue.push("work", ["a"])
+    assert reader.more() == ["a"]
+    session.push("work", ["b"])
+    queue.push("work", ["c"])
+    assert reader.more() == []
+    session.conn.commit()
+    assert reader.more() == ["b", "c"]
+    assert Reader(queue, "other").more() == ["x"]
+
+
+def test_a_topic_dropped_and_made_anew_beside_an_open_reader_loses_nothing(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    queue.push("work", ["old"])
+    assert reader.more() == ["old"]
+    queue.drop_topic("work")
+    queue.create_topic("work")
+    session.push("work", ["a"])
+    queue.push("work", ["b"])
+    assert reader.more() == []
+    session.conn.commit()
+    assert reader.more() == ["a", "b"]
+
+
+def test_a_stream_of_many_calls_is_read_once_it_is_committed(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    pushed = session.push_stream("work", numbered(25_000))
+    queue.push("work", ["after"])
+    assert reader.more() == []
+    session.conn.commit()
+    read = [name for _ in range(4) for name in reader.more(10_000)]
+    assert read == [*(f"task-{n}" for n in range(pushed.count)), "after"]
+
+
+@pytest.mark.parametrize("insertion", [Insertion.APPEND, Insertion.SUPERSEDE])
+def test_a_reader_that_follows_many_producers_misses_nothing_and_sees_nothing_twice(
+    queue: TaskQueue, dsn: str, insertion: Insertion
+) -> None:
+    """Producers stay open for a random while between push and commit, and every fifth rolls back."""
+    producers, turns = 8, 25
+    committed: list[list[int]] = [[] for _ in range(producers)]
+
+    def producing(producer: int) -> None:
+        chance = random.Random(producer)  # noqa: S311 - how long a transaction is open is no secret
+        with connect(dsn) as conn:
+            mine = TaskQueue(conn)
+            for turn in range(turns):
+                tasks: list[Task] = []
+                for _ in range(chance.randint(1, 3)):
+                    tasks += mine.push("work", [NewTask(f"{turn}", producer)] * chance.randint(1, 3), insertion)
+                    conn.execute("SELECT pg_sleep(%s)", (chance.uniform(0, 0.004),))  # the chance that this is about
+                if chance.random() < 0.2:
+                    conn.rollback()
+                else:
+                    conn.commit()
+                    committed[producer] += [task.sequence for task in tasks]
+
+    with ThreadPoolExecutor(producers) as pool:
+        work = [pool.submit(producing, producer) for producer in range(producers)]
+        read: list[Task] = []
+        after: Cursor | None = None
+        done = False
+        looks = 0
+        while not done:
+            done = all(one.done() for one in work)  # looked at first, so that one read comes after the last commit
+            events = queue.events("work", after, 7)
+            while events:
+                read += [task for _, task in events]
+                after = events.cursor
+                looks += 1
+                events = queue.events("work", after, 7)
+        for one in work:
+            one.result()
+    assert looks > 20
+    assert [task.sequence for task in read] == sorted(sequence for one in committed for sequence in one)
+    for producer, sequences in enumerate(committed):
+        assert [task.sequence for task in read if task.payload == producer] == sequences
+
+
+def test_a_reader_in_a_transaction_of_its_own_sees_each_commit_as_it_comes(
+    queue: TaskQueue, session: TaskQueue
+) -> None:
+    mine = Reader(session)
+    assert mine.more() == []
+    queue.push("work", ["a"])
+    assert mine.more() == ["a"]
+    queue.push("work", ["b"])
+    assert mine.more() == ["b"]
+
+
+def test_an_older_snapshot_would_lose_rows_and_is_refused(session: TaskQueue, dsn: str, queue: TaskQueue) -> None:
+    """The locks are those of now, the rows those of then: a push that was committed in between is in neither."""
+    with connect(dsn) as old:
+        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        session.push("work", ["a"])
+        old.execute("SELECT count(*) FROM taskq.task")
+        session.conn.commit()
+        assert naive_read(TaskQueue(old), 0) == []
+        assert [task.identifier for _, task in queue.events("work", None)] == ["a"]
+        with pytest.raises(TaskQueueError, match="REPEATABLE READ"):
+            TaskQueue(old).events("work", None)
+
+
+def test_what_is_pushed_after_the_look_at_the_locks_is_left_to_the_next_read(
+    own_dsn: str, own_queue: TaskQueue, background: InBackground[list[str]]
+) -> None:
+    """The last number is looked up before the locks. Here a reader is stopped between its two looks and its read."""
+    own_queue.conn.execute("ALTER FUNCTION taskq.open_pushes(int) RENAME TO open_pushes_now")
+    own_queue.conn.execute(
+        """CREATE FUNCTION taskq.open_pushes(p_topic_id int) RETURNS TABLE (vxid text, pid int, floor bigint)
+        LANGUAGE plpgsql AS $$ BEGIN
+            RETURN QUERY SELECT * FROM taskq.open_pushes_now(p_topic_id);
+            PERFORM pg_advisory_xact_lock(1);
+        END $$"""
+    )
+    with connect(own_dsn) as first, connect(own_dsn, autocommit=True) as stopped:
+        reader = Reader(TaskQueue(stopped))
+        own_queue.conn.execute("SELECT pg_advisory_lock(1)")
+        reading = background(reader.more)
+        await_lock_wait(own_queue.conn, reader.queue)
+        TaskQueue(first).push("work", ["first"])
+        own_queue.push("work", ["second"])
+        own_queue.conn.execute("SELECT pg_advisory_unlock(1)")
+        assert reading.result() == []
+        first.commit()
+        assert reader.more() == ["first", "second"]

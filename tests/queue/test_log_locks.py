@@ -1,0 +1,194 @@
+"""How an open push holds the log back: for as long as its tasks may come, through savepoints, errors and two phases."""
+
+from collections.abc import Iterator
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from airflow_provider_taskq.queue import (
+    TaskQueue,
+    connect,
+    install,
+)
+from tests.queue.log_reader import Reader
+
+LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
+
+
+@pytest.fixture
+def reader(queue: TaskQueue) -> Reader:
+    return Reader(queue)
+
+
+def test_a_push_whose_session_dies_leaves_nothing_to_wait_for(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    session.push("work", ["never"])
+    queue.push("work", ["b"])
+    pid = session.conn.info.backend_pid
+    queue.conn.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+    session.conn.close()
+    assert reader.more() == ["b"]
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_hold_along(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    session.conn.execute("SAVEPOINT before")
+    session.push("work", ["never"])
+    session.conn.execute("ROLLBACK TO before")
+    queue.push("work", ["a"])
+    assert reader.more() == ["a"]
+    session.push("work", ["b"])
+    queue.push("work", ["c"])
+    assert reader.more() == []
+    session.conn.commit()
+    assert reader.more() == ["b", "c"]
+
+
+def test_a_savepoint_that_is_released_hands_its_hold_on(queue: TaskQueue, session: TaskQueue, reader: Reader) -> None:
+    session.conn.execute("SAVEPOINT one")
+    session.push("work", ["a"])
+    session.conn.execute("RELEASE one")
+    queue.push("work", ["b"])
+    assert reader.more() == []
+    session.conn.execute("SAVEPOINT two")
+    session.push("work", ["never"])
+    session.conn.execute("ROLLBACK TO two")
+    assert reader.more() == []
+    session.conn.commit()
+    assert reader.more() == ["a", "b"]
+
+
+def test_the_hold_of_the_first_push_outlives_a_later_one_that_is_rolled_back(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    queue.create_topic("other")
+    session.push("other", ["x"])
+    session.conn.execute("SAVEPOINT one")
+    session.push("work", ["never"])
+    session.conn.execute("ROLLBACK TO one")
+    queue.push("work", ["a"])
+    assert reader.more() == ["a"]
+    session.push("work", ["b"])
+    queue.push("work", ["c"])
+    assert reader.more() == []
+    session.conn.commit()
+    assert reader.more() == ["b", "c"]
+
+
+def test_an_error_that_a_function_catches_takes_the_hold_along(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    session.conn.execute(
+        """DO $$ BEGIN
+            BEGIN PERFORM taskq.push('work', 'APPEND', ARRAY['never']); PERFORM 1 / 0;
+            EXCEPTION WHEN division_by_zero THEN NULL; END;
+            PERFORM taskq.push('work', 'APPEND', ARRAY['a']);
+        END $$"""
+    )
+    queue.push("work", ["b"])
+    assert reader.more() == []
+    session.conn.commit()
+    assert reader.more() == ["a", "b"]
+
+
+def test_ten_thousand_pushes_in_one_transaction_take_two_locks(queue: TaskQueue, session: TaskQueue) -> None:
+    """Also from functions that set something for their own time, whatever else such a function takes back."""
+    session.conn.execute(
+        """CREATE FUNCTION pg_temp.push_one(n int) RETURNS void LANGUAGE plpgsql SET search_path = pg_temp AS $$
+        BEGIN PERFORM taskq.push('work', 'APPEND', ARRAY[n::text]); END $$"""
+    )
+    session.conn.execute("SELECT pg_temp.push_one(n) FROM generate_series(1, 9000) n")
+    for _ in range(1000):
+        session.push("work", ["x"])
+    pid = session.conn.info.backend_pid
+    assert queue.conn.execute(LOCKS, (pid,)).fetchone() == (2,)
+    session.conn.commit()
+    assert queue.conn.execute(LOCKS, (pid,)).fetchone() == (0,)
+
+
+def test_a_procedure_that_commits_between_pushes_opens_the_log_for_each(queue: TaskQueue, reader: Reader) -> None:
+    seen: list[tuple[int, ...]] = []
+    with connect(queue.conn.info.dsn, autocommit=True, password=queue.conn.info.password) as conn:
+        conn.add_notice_handler(lambda notice: seen.append(tuple(map(int, (notice.message_primary or "").split()))))
+        conn.execute(
+            """DO $$ BEGIN FOR n IN 1..3 LOOP
+                PERFORM taskq.push('work', 'APPEND', ARRAY[n::text]);
+                RAISE NOTICE '% %', (SELECT count(*) FROM taskq.log_holders('work')),
+                    (SELECT max(sequence) FROM taskq.task) - (SELECT min(floor) FROM taskq.log_holders('work'));
+                COMMIT;
+            END LOOP; END $$"""
+        )
+    assert seen == [(1, 0)] * 3
+    assert reader.more() == ["1", "2", "3"]
+
+
+def test_another_program_that_holds_our_key_makes_no_push_wait(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    queue.push("work", ["a"])
+    session.conn.execute(
+        "SELECT pg_advisory_lock((taskq.log_lock_class()::bigint << 48)"
+        " | (pg_sequence_last_value('taskq.task_sequence') + 1))"
+    )
+    queue.conn.execute("SET lock_timeout = '30ms'")
+    queue.push("work", ["b"])
+    assert reader.more() == ["a", "b"]
+
+
+@pytest.fixture(scope="module")
+def two_phase_server() -> Iterator[EmbeddedPostgres]:
+    """A server that takes prepared transactions."""
+    with EmbeddedPostgres(settings={"max_prepared_transactions": "5"}) as server:
+        with connect(server.dsn, autocommit=True) as conn:
+            install(conn)
+            TaskQueue(conn).create_topic("work")
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "server restarts"])
+def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase(
+    two_phase_server: EmbeddedPostgres, restarts: bool
+) -> None:
+    with connect(two_phase_server.dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        reader = Reader(queue)
+        reader.more()
+        with connect(two_phase_server.dsn, autocommit=True) as other:
+            other.execute("BEGIN")
+            TaskQueue(other).push("work", ["prepared"])
+            other.execute("PREPARE TRANSACTION 'import of today'")
+            assert other.execute(LOCKS, (other.info.backend_pid,)).fetchone() == (0,)
+        queue.push("work", ["later"])
+        assert reader.more() == []
+    if restarts:
+        two_phase_server.stop("immediate")
+        two_phase_server.start()
+    with connect(two_phase_server.dsn, autocommit=True) as conn:
+        reader.queue = queue = TaskQueue(conn)
+        assert reader.more() == []
+        holder = conn.execute("SELECT pid, application FROM taskq.log_holders('work')").fetchall()
+        assert holder == [(None, "prepared transaction import of today")]
+        conn.execute("COMMIT PREPARED 'import of today'")
+        assert reader.more() == ["prepared", "later"]
+
+
+def test_numbers_are_drawn_one_by_one(queue: TaskQueue) -> None:
+    """A session that drew some ahead would use them after others had passed them."""
+    cache = "SELECT cache_size FROM pg_sequences WHERE schemaname = 'taskq' AND sequencename = 'task_sequence'"
+    assert queue.conn.execute(cache.encode()).fetchall() == [(1,)]
+
+
+def test_numbers_beyond_the_key_still_have_a_floor(own_dsn: str, own_queue: TaskQueue) -> None:
+    """A lock's key has room for 48 bits; a sequence for 63."""
+    own_queue.conn.execute("SELECT setval('taskq.task_sequence', %s)", (2**50,))
+    with connect(make_conninfo(own_dsn)) as conn:
+        TaskQueue(conn).push("work", ["a"])
+        own_queue.push("work", ["b"])
+        reader = Reader(own_queue)
+        assert reader.more() == []
+        conn.commit()
+        assert reader.more() == ["a", "b"]

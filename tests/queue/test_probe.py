@@ -1,0 +1,205 @@
+"""Stop at first failure: while a topic's retries fail, one of them is tried at a time."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    Task,
+    TaskQueue,
+    TopicPolicy,
+)
+from tests.queue.conftest import hurry, identifiers, known, lapse, pass_time, states
+
+MINUTE = timedelta(minutes=1)
+
+
+def probing(base: timedelta = MINUTE, attempts: int = 10) -> TopicPolicy:
+    """A policy that probes, with equal delays."""
+    return TopicPolicy(retry=RetryPolicy(max_attempts=attempts, base=base, factor=1.0, probe=True))
+
+
+@pytest.fixture
+def failed(queue: TaskQueue, owner: Owner) -> list[Task]:
+    """Ten tasks of a probing topic that failed once and are due again."""
+    queue.alter_topic("work", probing())
+    queue.push("work", [f"job-{number}" for number in range(10)])
+    tasks = queue.poll("work", owner, 10)
+    queue.complete(owner, dict.fromkeys(tasks, Result.FAILURE))
+    pass_time(queue, 2 * MINUTE)
+    return tasks
+
+
+def run(queue: TaskQueue, owner: Owner, result: Result, size: int = 10) -> int:
+    """A run of a consumer: polls until nothing comes, and gives everything that result. Returns how many it tried."""
+    tried = 0
+    while tasks := queue.poll("work", owner, size):
+        tried += len(tasks)
+        queue.complete(owner, dict.fromkeys(tasks, result))
+    return tried
+
+
+def test_ten_failed_jobs_and_a_consumer_that_still_fails_one_run_tries_one(
+    queue: TaskQueue, owner: Owner, failed: list[Task]
+) -> None:
+    assert len(failed) == 10
+    assert queue.ready("work", 10) == 1
+    assert run(queue, owner, Result.FAILURE) == 1
+    assert queue.ready("work", 10) == 0
+
+
+def test_the_next_run_tries_one_again_once_the_delay_of_the_failed_one_is_over(
+    queue: TaskQueue, owner: Owner, failed: list[Task]
+) -> None:
+    for _ in failed:
+        assert run(queue, owner, Result.FAILURE) == 1
+        queue.conn.execute("UPDATE taskq.probe SET until = until - interval '2 minutes'")
+        pass_time(queue, 2 * MINUTE)
+    assert {known(queue, task).attempt for task in failed} == {2}, "each had its turn"
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_as_long_as_retries_succeed_they_follow_each_other_at_once(
+    queue: TaskQueue, owner: Owner, failed: list[Task], size: int
+) -> None:
+    assert run(queue, owner, Result.SUCCESS, size) == len(failed)
+
+
+def test_one_retry_is_out_at_a_time_whoever_polls(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
+    other = queue.register("other")
+    [probe] = queue.poll("work", owner, 10)
+    assert probe == failed[0]
+    assert queue.poll("work", other, 10) == []
+    assert queue.ready("work", 10) == 0
+    queue.complete(owner, {probe: Result.SUCCESS})
+    assert queue.ready("work", 10) == 9
+    assert len(queue.poll("work", other, 10)) == 9
+
+
+def test_fresh_tasks_go_out_while_retries_fail(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
+    run(queue, owner, Result.FAILURE)
+    queue.push("work", ["fresh", "new"])
+    assert identifiers(queue.poll("work", owner, 10)) == ["fresh", "new"]
+    assert all(known(queue, task).state is State.READY for task in failed)
+
+
+def test_the_success_of_a_fresh_task_does_not_end_the_failing_of_retries(
+    queue: TaskQueue, owner: Owner, failed: list[Task]
+) -> None:
+    queue.push("work", [NewTask("fresh", priority=1)])
+    tasks = queue.poll("work", owner, 10)
+    assert identifiers(tasks) == ["fresh", failed[0].identifier]
+    queue.complete(owner, {tasks[0]: Result.SUCCESS})
+    assert queue.poll("work", owner, 10) == []
+
+
+def test_a_topic_never_stops_another(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
+    queue.create_topic("other", probing())
+    queue.push("other", ["x", "y"])
+    queue.complete(owner, dict.fromkeys(queue.poll("other", owner, 2), Result.FAILURE))
+    assert run(queue, owner, Result.FAILURE) == 1
+    pass_time(queue, 2 * MINUTE)
+    [probe] = queue.poll("other", owner, 10)
+    queue.complete(owner, {probe: Result.SUCCESS})
+    assert len(queue.poll("other", owner, 10)) == 1
+    assert {known(queue, task).state for task in failed} == {State.READY}
+
+
+def test_a_probe_that_failed_for_good_lets_the_next_one_go_after_its_delay(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", probing(attempts=2))
+    queue.push("work", ["a", "b"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
+    pass_time(queue, 2 * MINUTE)
+    assert run(queue, owner, Result.FAILURE) == 1
+    assert states(queue) == [("a", State.FAILED), ("b", State.READY)]
+    queue.conn.execute("UPDATE taskq.probe SET until = until - interval '2 minutes'")
+    assert identifiers(queue.poll("work", owner, 2)) == ["b"]
+
+
+@pytest.mark.parametrize("lost", ["released", "crashed"])
+def test_a_probe_that_never_came_back_is_sent_again(
+    queue: TaskQueue, owner: Owner, failed: list[Task], lost: str
+) -> None:
+    other = queue.register("other")
+    [probe] = queue.poll("work", other, 10)
+    if lost == "released":
+        queue.release(other)
+    else:
+        lapse(queue, other)
+        queue.expire()
+    assert queue.ready("work", 10) == 1
+    [again] = queue.poll("work", owner, 10)
+    assert again == probe == failed[0]
+
+
+@pytest.mark.parametrize("result", [Result.SUSPENSION, Result.FILTER])
+def test_any_decision_but_failure_shows_that_the_consumer_works(
+    queue: TaskQueue, owner: Owner, failed: list[Task], result: Result
+) -> None:
+    [probe] = queue.poll("work", owner, 10)
+    queue.complete(owner, {probe: result})
+    assert len(queue.poll("work", owner, 10)) == len(failed) - 1
+
+
+def test_of_a_call_with_failures_and_successes_of_retries_the_failure_counts(
+    queue: TaskQueue, owner: Owner, failed: list[Task]
+) -> None:
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
+    tasks = queue.poll("work", owner, 5)
+    assert len(tasks) == 5
+    queue.complete(owner, {task: Result.FAILURE if task is tasks[2] else Result.SUCCESS for task in tasks})
+    assert queue.ready("work", 10) == 1
+    assert set(identifiers(queue.poll("work", owner, 10))) < set(identifiers(failed))
+
+
+def test_retries_that_were_due_when_a_topic_began_to_probe_are_probed_and_all_go_once_it_stops(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=5, base=timedelta(0))))
+    queue.push("work", ["a", "b", "c"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
+    queue.alter_topic("work", probing(timedelta(0)))
+    tasks = queue.poll("work", owner, 10)
+    assert len(tasks) == 3, "none has failed yet under the new policy"
+    queue.complete(owner, dict.fromkeys(tasks, Result.FAILURE))
+    assert len(queue.poll("work", owner, 10)) == 1
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=5)))
+    assert len(queue.poll("work", owner, 10)) == 2
+
+
+def test_a_retry_keeps_the_turn_of_its_identifier_while_it_waits_for_the_probe(
+    queue: TaskQueue, owner: Owner, failed: list[Task]
+) -> None:
+    queue.push("work", [task.identifier for task in failed])
+    singular = Condition.SINGULAR_BY_IDENTIFIER
+    assert queue.ready("work", 10, singular) == 1
+    assert queue.poll("work", owner, 20, condition=singular) == [failed[0]]
+
+
+def test_two_polls_at_once_send_one_probe_and_neither_waits(
+    open_queue: Callable[[], TaskQueue], failed: list[Task]
+) -> None:
+    one, two = hurry(open_queue()), hurry(open_queue())
+    first, second = one.register("one"), two.register("two")
+    assert one.poll("work", first, 10) == [failed[0]]
+    assert two.poll("work", second, 10) == []
+    one.conn.commit()
+    assert two.poll("work", second, 10) == []
+
+
+def test_a_waiting_retry_says_that_it_is_one(queue: TaskQueue, failed: list[Task]) -> None:
+    assert {known(queue, task).status for task in failed} == {"retrying"}
+
+
+def test_failures_within_the_time_to_live_are_not_noted_and_start_no_probing(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", probing())
+    queue.push("work", [NewTask(name, ttl=timedelta(hours=1)) for name in "abc"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
+    assert len(queue.poll("work", owner, 3)) == 3

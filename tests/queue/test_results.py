@@ -1,0 +1,140 @@
+"""Results between two moments, and the sequence of a moment."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from airflow_provider_taskq.queue import InvalidTask, NewTask, Owner, Result, Revival, State, TaskQueue
+from tests.queue.conftest import known, task_in
+from tests.queue.test_sessions import pages_of
+
+FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+DONE = [State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED]
+
+
+def test_results_count_what_completed_by_topic_and_result(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("empty")
+    queue.create_topic("other")
+    for state in [*State, State.FAILED]:
+        if state is not State.READY:
+            task_in(queue, owner, state, state.name)
+    task_in(queue, owner, State.SUCCEEDED, topic="other")
+    queue.push("work", ["ready"])
+    assert queue.results() == {
+        "empty": {},
+        "other": {Result.SUCCESS: 1},
+        "work": {Result.FAILURE: 2, Result.SUSPENSION: 1, Result.FILTER: 1, Result.SUCCESS: 1},
+    }
+
+
+@pytest.mark.parametrize("state", DONE)
+def test_both_bounds_are_included_and_either_may_be_open(queue: TaskQueue, owner: Owner, state: State) -> None:
+    at = known(queue, task_in(queue, owner, state)).completed
+    assert at is not None
+    one, none = {"work": {Result(state - 3): 1}}, {"work": {}}  # type: ignore[var-annotated]
+    assert queue.results(at, at) == queue.results(since=at) == queue.results(until=at) == one
+    assert queue.results(FIRST, LAST) == one
+    assert queue.results(since=at + MICROSECOND) == queue.results(until=at - MICROSECOND) == none
+    assert queue.results(at + MICROSECOND, at - MICROSECOND) == none
+
+
+def test_what_was_pushed_suspended_has_not_completed(queue: TaskQueue) -> None:
+    queue.push("work", [NewTask("a", suspended=True)])
+    assert queue.results() == {"work": {}}
+
+
+@pytest.mark.parametrize("revival", list(Revival))
+def test_what_was_revived_counts_no_more(queue: TaskQueue, owner: Owner, revival: Revival) -> None:
+    task_in(queue, owner, State.FAILED)
+    queue.revive("work", State.FAILED, revival)
+    assert queue.results() == {"work": {}}
+
+
+def spread(queue: TaskQueue, *seconds: float) -> list[tuple[int, datetime]]:
+    """Tasks of two topics in turn that were created so many seconds ago: sequence and time of each."""
+    queue.create_topic("other")
+    tasks = [queue.push(("work", "other")[n % 2], [f"{n}"])[0] for n in range(len(seconds))]
+    for task, ago in zip(tasks, seconds, strict=True):
+        queue.conn.execute(
+            "UPDATE taskq.task SET created = clock_timestamp() - make_interval(secs => %s) WHERE sequence = %s",
+            (ago, task.sequence),
+        )
+    return [(task.sequence, known(queue, task, task.topic).created) for task in tasks]
+
+
+DAY = 86_400.0
+SPANS = {
+    "one": (5.0,),
+    "within a second": (9.3, 9.2, 9.1, 9.0, 8.9),
+    "seconds": (50.0, 40.0, 30.0, 20.0, 10.0, 0.0),
+    "days and years": (9000 * DAY, 400 * DAY, 399 * DAY, 30 * DAY, 2 * DAY, DAY, 3600.0, 60.0, 1.0),
+    "a long gap": (*(1000 * DAY + n for n in range(5, 0, -1)), *(DAY + n / 10 for n in range(20, 0, -1))),
+    "the same moment": (3.0, 2.0, 2.0, 2.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("seconds", SPANS.values(), ids=SPANS.keys())
+def test_a_moment_is_resolved_to_the_first_sequence_from_it_on_or_the_last_up_to_it(
+    queue: TaskQueue, seconds: tuple[float, ...]
+) -> None:
+    """Of all topics, and held against the definition: at, just before and after each task, and between any two."""
+    tasks = spread(queue, *seconds)
+    times = [created for _, created in tasks]
+    between = [early + (late - early) / 2 for early, late in pairwise(times)]
+    moments = [time + shift for time in times for shift in (-MICROSECOND, timedelta(0), MICROSECOND)]
+    for moment in [FIRST, LAST, datetime.now(UTC), *moments, *between]:
+        following = [sequence for sequence, created in tasks if created >= moment]
+        preceding = [sequence for sequence, created in tasks if created <= moment]
+        assert queue.resolve(moment) == min(following, default=None)
+        assert queue.resolve(moment, preceding=True) == max(preceding, default=None)
+
+
+def test_pushes_at_once_may_have_sequences_in_another_order_than_their_times(queue: TaskQueue) -> None:
+    (early, before), (late, after) = spread(queue, 3.0, 9.0)
+    assert (early < late, before > after) == (True, True)
+    assert queue.resolve(after) == early
+    assert queue.resolve(before, preceding=True) == late
+    assert queue.resolve(FIRST) == early
+    assert queue.resolve(LAST, preceding=True) == late
+
+
+def test_without_tasks_no_moment_has_a_sequence(queue: TaskQueue) -> None:
+    for moment in (FIRST, datetime.now(UTC), LAST):
+        assert queue.resolve(moment) is None
+        assert queue.resolve(moment, preceding=True) is None
+
+
+@pytest.mark.parametrize("moment", [datetime(2024, 1, 1), datetime.min, datetime.max])  # noqa: DTZ001, DTZ901
+def test_a_moment_without_a_time_zone_is_refused(queue: TaskQueue, moment: datetime) -> None:
+    with pytest.raises(InvalidTask, match="has no time zone"):
+        queue.resolve(moment)
+    with pytest.raises(InvalidTask, match="has no time zone"):
+        queue.results(since=moment)
+    with pytest.raises(InvalidTask, match="has no time zone"):
+        queue.results(until=moment)
+
+
+@pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
+def test_neither_reads_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
+    """100,000 tasks of a hundred days are a thousand pages of each table, and more to whoever follows another index."""
+    queue = own_queue
+    queue.conn.execute(
+        "INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"
+        " SELECT n, moment, moment, '1', topic_id, 0, 'task-' || n FROM generate_series(1, 100000) AS n, taskq.topic,"
+        " LATERAL (SELECT now() - make_interval(secs => (100000 - n) * 86.4)) AS m (moment)"
+    )
+    queue.conn.execute(
+        "INSERT INTO taskq.ended (sequence, completed, available_at, topic_id, state, identifier)"
+        " SELECT sequence, created, due, topic_id, 6, identifier FROM taskq.task ORDER BY sequence"
+    )
+    queue.conn.execute("VACUUM ANALYZE" if analysed else "VACUUM")
+    middle = datetime.now(UTC) - timedelta(days=20)
+    day = middle + timedelta(days=1)
+    assert queue.resolve(middle) == 80_001
+    assert queue.results(middle, day)["work"][Result.SUCCESS] == 1000
+    for moment in (FIRST, middle, LAST):
+        assert pages_of(queue, lambda m=moment: queue.resolve(m)) < 500  # type: ignore[misc]
+        assert pages_of(queue, lambda m=moment: queue.resolve(m, preceding=True)) < 500  # type: ignore[misc]
+    assert pages_of(queue, lambda: queue.results(middle, day)) < 200

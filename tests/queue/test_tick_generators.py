@@ -1,0 +1,312 @@
+"""When ticks are due: periods, hours of the day and cron expressions, over the time changes of three zones."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime, time, timedelta, timezone
+from itertools import pairwise
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_taskq.queue import (
+    InvalidArgument,
+    Json,
+    TaskQueueError,
+    config_hash,
+    ticks_cron,
+    ticks_daily,
+    ticks_every,
+)
+
+ZONES = ["UTC", "Europe/Oslo", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "America/Sao_Paulo"]
+MOMENTS = st.integers(631_152_000, 2_051_222_400).map(lambda seconds: datetime.fromtimestamp(seconds, UTC))  # 1990-2035
+HOURS = st.lists(st.times(), min_size=1, max_size=5)
+EXPRESSIONS = ["30 2 * * *", "*/30 * * * *", "0 * * * *", "15 1-3 * * 0", "0 9 1 * *", "@daily", "5,35 2 29 2 *"]
+WEEK = timedelta(days=7)
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def clock(moments: list[datetime], zone: str) -> list[str]:
+    """What the clocks of a zone show then."""
+    return [moment.astimezone(ZoneInfo(zone)).strftime("%d %H:%M %z") for moment in moments]
+
+
+def test_a_period_is_aligned_to_its_boundary() -> None:
+    assert ticks_every(timedelta(hours=1), utc("2026-11-21T10:37:42.123")) == [utc("2026-11-21T11:00")]
+    assert ticks_every(timedelta(minutes=15), utc("2026-11-21T10:37"), 3) == [
+        utc("2026-11-21T10:45"),
+        utc("2026-11-21T11:00"),
+        utc("2026-11-21T11:15"),
+    ]
+
+
+def test_a_boundary_itself_is_not_after_now() -> None:
+    assert ticks_every(timedelta(hours=1), utc("2026-11-21T11:00")) == [utc("2026-11-21T12:00")]
+    assert ticks_every(timedelta(hours=1), utc("2026-11-21T11:00") - timedelta(microseconds=1)) == [
+        utc("2026-11-21T11:00")
+    ]
+    assert ticks_daily([time(11)], "UTC", utc("2026-11-21T11:00")) == [utc("2026-11-22T11:00")]
+    assert ticks_cron("0 11 * * *", "UTC", utc("2026-11-21T11:00")) == [utc("2026-11-22T11:00")]
+    assert ticks_cron("0 11 * * *", "UTC", utc("2026-11-21T11:00") - timedelta(microseconds=1)) == [
+        utc("2026-11-21T11:00")
+    ]
+
+
+@given(
+    now=MOMENTS | st.just(utc("1969-07-20T20:17")),
+    period=st.timedeltas(timedelta(microseconds=1), timedelta(days=400)),
+    ahead=st.integers(1, 20),
+)
+def test_periods_are_counted_from_the_epoch(now: datetime, period: timedelta, ahead: int) -> None:
+    ticks = ticks_every(period, now, ahead)
+    assert len(ticks) == ahead
+    assert timedelta(0) < ticks[0] - now <= period
+    assert all(later - earlier == period for earlier, later in pairwise(ticks))
+    assert not (ticks[0] - datetime(1970, 1, 1, tzinfo=UTC)) % period
+
+
+def test_daily_ticks_are_all_within_ahead_and_at_least_one() -> None:
+    hours = [time(18), time(6), time(12, 30), time(6)]
+    now = utc("2026-11-21T07:00")
+    assert ticks_daily(hours, "UTC", now) == [
+        utc("2026-11-21T12:30"),
+        utc("2026-11-21T18:00"),
+        utc("2026-11-22T06:00"),
+    ]
+    assert ticks_daily(hours, "UTC", now, timedelta(minutes=1)) == [utc("2026-11-21T12:30")]
+    assert ticks_daily(hours, "UTC", now, timedelta(0)) == [utc("2026-11-21T12:30")]
+    assert len(ticks_daily(hours, "UTC", now, timedelta(days=10))) == 30
+    assert ticks_daily([time(7)], "UTC", now, timedelta(days=1)) == [utc("2026-11-22T07:00")]
+
+
+def test_hours_are_those_of_the_zone() -> None:
+    now = utc("2026-07-01T00:00")
+    assert ticks_daily([time(8)], "Europe/Oslo", now) == [utc("2026-07-01T06:00")]
+    assert ticks_daily([time(8)], "America/New_York", now) == [utc("2026-07-01T12:00")]
+    assert ticks_cron("0 8 * * *", "Asia/Kolkata", now) == [utc("2026-07-01T02:30")]
+
+
+SKIPPED = [
+    ("Europe/Oslo", "2026-03-28T12:00", time(2, 30), ["28 02:30", "30 02:30"]),
+    ("America/New_York", "2026-03-07T12:00", time(2, 30), ["07 02:30", "09 02:30"]),
+    ("Australia/Lord_Howe", "2026-10-03T05:00", time(2, 15), ["03 02:15", "05 02:15"]),
+]
+DOUBLED = [
+    ("Europe/Oslo", "2026-10-24T12:00", time(2, 30), "25 02:30 +0200", "2026-10-25T00:30"),
+    ("America/New_York", "2026-10-31T12:00", time(1, 30), "01 01:30 -0400", "2026-11-01T05:30"),
+    ("Australia/Lord_Howe", "2026-04-04T05:00", time(1, 45), "05 01:45 +1100", "2026-04-04T14:45"),
+]
+
+
+@pytest.mark.parametrize(("zone", "day_before", "hour", "shown"), SKIPPED, ids=[case[0] for case in SKIPPED])
+@pytest.mark.parametrize("kind", ["daily", "cron"])
+def test_an_hour_that_a_time_change_skips_gives_no_tick(
+    kind: str, zone: str, day_before: str, hour: time, shown: list[str]
+) -> None:
+    now = utc(day_before) - timedelta(days=1)
+    ahead = timedelta(days=3, hours=6)
+    if kind == "daily":
+        ticks = ticks_daily([hour], zone, now, ahead)
+    else:
+        ticks = ticks_cron(f"{hour.minute} {hour.hour} * * *", zone, now, ahead)
+    assert [text[:8] for text in clock(ticks, zone)] == shown
+
+
+@pytest.mark.parametrize(("zone", "day_before", "hour", "shown", "moment"), DOUBLED, ids=[case[0] for case in DOUBLED])
+@pytest.mark.parametrize("kind", ["daily", "cron"])
+def test_of_an_hour_that_comes_twice_the_first_gives_the_tick(
+    kind: str, zone: str, day_before: str, hour: time, shown: str, moment: str
+) -> None:
+    def ticks(now: datetime) -> list[datetime]:
+        if kind == "daily":
+            return ticks_daily([hour], zone, now)
+        return ticks_cron(f"{hour.minute} {hour.hour} * * *", zone, now)
+
+    assert ticks(utc(day_before)) == [utc(moment)]
+    assert clock([utc(moment)], zone) == [shown]
+    between = utc(moment) + timedelta(minutes=10)
+    assert [one - utc(moment) > timedelta(hours=20) for one in ticks(between)] == [True]
+    at_the_second = utc(moment) + timedelta(hours=1)
+    assert [one - utc(moment) > timedelta(hours=20) for one in ticks(at_the_second)] == [True]
+
+
+EVERY_HALF_HOUR = [
+    ("Europe/Oslo", "2026-03-29T00:15", ["29 01:30 +0100", "29 03:00 +0200", "29 03:30 +0200", "29 04:00 +0200"]),
+    ("Europe/Oslo", "2026-10-25T00:15", ["25 02:30 +0200", "25 03:00 +0100", "25 03:30 +0100"]),
+    ("America/New_York", "2026-03-08T06:15", ["08 01:30 -0500", "08 03:00 -0400", "08 03:30 -0400", "08 04:00 -0400"]),
+    ("America/New_York", "2026-11-01T05:15", ["01 01:30 -0400", "01 02:00 -0500", "01 02:30 -0500"]),
+    (
+        "Australia/Lord_Howe",
+        "2026-10-03T15:15",
+        ["04 02:30 +1100", "04 03:00 +1100", "04 03:30 +1100", "04 04:00 +1100"],
+    ),
+    ("Australia/Lord_Howe", "2026-04-04T14:15", ["05 01:30 +1100", "05 02:00 +1030", "05 02:30 +1030"]),
+]
+
+
+@pytest.mark.parametrize(("zone", "now", "shown"), EVERY_HALF_HOUR, ids=[f"{z} {n}" for z, n, _ in EVERY_HALF_HOUR])
+def test_every_half_hour_each_time_that_a_clock_shows_gives_one_tick(zone: str, now: str, shown: list[str]) -> None:
+    assert (
+        clock(ticks_cron("*/30 * * * *", zone, utc(now), timedelta(hours=2, minutes=20)), zone)[: len(shown)] == shown
+    )
+
+
+@given(now=MOMENTS, zone=st.sampled_from(ZONES), hours=HOURS, ahead=st.timedeltas(timedelta(0), WEEK))
+@settings(deadline=None)
+def test_daily_ticks_ascend_after_now_show_their_hours_and_are_complete(
+    now: datetime, zone: str, hours: list[time], ahead: timedelta
+) -> None:
+    ticks = ticks_daily(hours, zone, now, ahead)
+    assert ticks == sorted(set(ticks))
+    assert now < ticks[0]
+    assert ticks[-1] - now <= ahead or len(ticks) == 1
+    assert {tick.utcoffset() for tick in ticks} == {timedelta(0)}
+    walls = [tick.astimezone(ZoneInfo(zone)).replace(tzinfo=None) for tick in ticks]
+    assert {wall.time() for wall in walls} <= set(hours)
+    assert len(set(walls)) == len(walls)
+    assert [again for tick in [now, *ticks[:-1]] for again in ticks_daily(hours, zone, tick, timedelta(0))] == ticks
+
+
+@given(now=MOMENTS, zone=st.sampled_from(ZONES), expression=st.sampled_from(EXPRESSIONS))
+@settings(deadline=None)
+def test_cron_ticks_are_the_same_from_wherever_one_looks(now: datetime, zone: str, expression: str) -> None:
+    ticks = ticks_cron(expression, zone, now, timedelta(days=2))
+    assert ticks == sorted(set(ticks))
+    assert now < ticks[0]
+    assert ticks[-1] - now <= timedelta(days=2) or len(ticks) == 1
+    last = ticks[-1]
+    assert ticks_cron(expression, zone, last - timedelta(microseconds=1), timedelta(0)) == [last]
+    again, at = [], now
+    while at < last:
+        again += ticks_cron(expression, zone, at, timedelta(0))
+        at = again[-1]
+    assert again == ticks
+
+
+def test_a_cron_expression_and_the_hours_of_the_day_agree() -> None:
+    now = utc("2026-01-01T00:00")
+    for zone in ZONES:
+        of_hours = ticks_daily([time(2, 30), time(1, 30)], zone, now, timedelta(days=366))
+        assert ticks_cron("30 1,2 * * *", zone, now, timedelta(days=366)) == of_hours
+
+
+def test_the_zone_of_now_does_not_matter() -> None:
+    now = utc("2026-10-25T00:15")
+    for zone in (ZoneInfo("Europe/Oslo"), ZoneInfo("Asia/Tokyo"), timezone(timedelta(hours=-3))):
+        local = now.astimezone(zone)
+        assert ticks_every(timedelta(hours=1), local) == ticks_every(timedelta(hours=1), now)
+        assert ticks_daily([time(2, 30)], "Europe/Oslo", local) == ticks_daily([time(2, 30)], "Europe/Oslo", now)
+        assert ticks_cron("30 2 * * *", "Europe/Oslo", local) == ticks_cron("30 2 * * *", "Europe/Oslo", now)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ticks_every(timedelta(0), utc("2026-01-01T00:00")),
+        lambda: ticks_every(timedelta(seconds=-1), utc("2026-01-01T00:00")),
+        lambda: ticks_every(timedelta(hours=1), utc("2026-01-01T00:00"), 0),
+        lambda: ticks_every(timedelta(hours=1), datetime(2026, 1, 1)),  # noqa: DTZ001
+        lambda: ticks_daily([], "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_daily([time(8, tzinfo=UTC)], "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_daily([time(8)], "UTC", datetime(2026, 1, 1)),  # noqa: DTZ001
+        lambda: ticks_daily([time(8)], "UTC", utc("2026-01-01T00:00"), timedelta(seconds=-1)),
+        lambda: ticks_daily([time(8)], "Europe/Nowhere", utc("2026-01-01T00:00")),
+        lambda: ticks_daily([time(8)], "../etc/passwd", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("0 8 * * *", "", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("0 8 * * *", "UTC", datetime(2026, 1, 1)),  # noqa: DTZ001
+        lambda: ticks_cron("", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("0 8 * *", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("0 8 * * *", "UTC", datetime(9999, 12, 31, 12, tzinfo=UTC)),
+        lambda: ticks_cron("0 0 8 * * *", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("61 * * * *", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("*/0 * * * *", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("x y z a b", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("0 0 30 2 *", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("R * * * *", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("r(0-9) * * * *", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("H * * * *", "UTC", utc("2026-01-01T00:00")),
+        lambda: ticks_cron("@reboot", "UTC", utc("2026-01-01T00:00")),
+    ],
+)
+def test_what_gives_no_times_is_refused_in_a_sentence(call: object) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        call()  # type: ignore[operator]
+    assert len(str(error.value).splitlines()) == 1
+    assert isinstance(error.value, TaskQueueError)
+
+
+def test_an_hour_that_its_zone_skips_for_good_ends_in_a_sentence() -> None:
+    """Not in an endless search: there are no days after the year 9999."""
+    with pytest.raises(InvalidArgument, match="9999"):
+        ticks_daily([time(8)], "UTC", datetime(9999, 12, 31, 12, tzinfo=UTC))
+    with pytest.raises(InvalidArgument, match="9999"):
+        ticks_every(timedelta(days=400), datetime(9999, 12, 1, tzinfo=UTC))
+
+
+def test_ticks_of_a_cron_expression_years_apart_are_found() -> None:
+    assert ticks_cron("0 12 29 2 *", "UTC", utc("2026-01-01T00:00")) == [utc("2028-02-29T12:00")]
+
+
+@pytest.mark.parametrize(
+    ("parts", "digits"),
+    [
+        ((), "4f53cda18c2baa0c0354bb5f9a3ecbe5"),
+        (("every", 3600), "5d0cf6b0cf5bd177cc97dfd515b39262"),
+        (({"b": [1, None, True], "a": "é\ud800"},), "b203d2480b19682ab709b87c692cef9d"),
+    ],
+)
+def test_a_hash_is_the_same_in_every_process_and_version(parts: tuple[Json, ...], digits: str) -> None:
+    """Pinned: a hash that changed with a release would remove every tick and make it anew."""
+    assert config_hash(*parts) == digits
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.lists(JSON, max_size=3))
+def test_a_hash_is_32_hexadecimal_digits_whatever_the_order_of_keys(parts: list[Json]) -> None:
+    turned = [dict(reversed(part.items())) if isinstance(part, dict) else part for part in parts]
+    digits = config_hash(*parts)
+    assert digits == config_hash(*turned)
+    assert len(digits) == 32
+    assert int(digits, 16) >= 0
+
+
+def test_configurations_that_differ_have_different_hashes() -> None:
+    maps: list[Json] = [{"a": 1}, {"a": "1"}, {"a": None}]
+    alone: list[Json] = [None, 1, 1.0, "1", True, 0, 0.0, -0.0, False, "", [], {}, [1], [1, 2], "ab", "true", "null"]
+    different: list[list[Json]] = [[part] for part in [*alone, *maps]]
+    different += [[], [1, 2], ["a", "b"], [[], []], [None, None]]
+    assert len({config_hash(*parts) for parts in different}) == len(different)
+
+
+@pytest.mark.parametrize("part", [float("nan"), float("inf"), {1: "x"}, timedelta(1), {"a": {2: 3}}, [object()], b"x"])
+def test_what_is_no_json_has_no_hash(part: Json) -> None:
+    with pytest.raises(InvalidArgument, match="JSON"):
+        config_hash(part)
+
+
+def test_the_queue_is_imported_without_what_cron_needs() -> None:
+    """A Spark executor has psycopg and nothing more."""
+    program = (
+        "import sys, airflow_provider_taskq.queue\n"
+        "assert not {'croniter', 'dateutil', 'pendulum', 'pytz'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,267 @@
+"""Recurring tasks: one task for each moment, whoever installs it, and none but the ticks of the very prefix removed."""
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_taskq.queue import (
+    InvalidTask,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TopicPolicy,
+    UnknownTopic,
+)
+from tests.queue.conftest import everything, known, lapse, states
+
+HOUR = timedelta(hours=1)
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)  # so that its ticks are due
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def moments(count: int, first: datetime = LONG_AGO) -> list[tuple[datetime, None]]:
+    """Hourly ticks without a payload."""
+    return [(first + HOUR * n, None) for n in range(count)]
+
+
+def stored(queue: TaskQueue) -> list[str]:
+    """The identifiers of a topic's tasks, in the order of the alphabet."""
+    return sorted(info.identifier for info in everything(queue))
+
+
+def test_a_tick_is_a_task_that_is_due_at_its_nominal_time(queue: TaskQueue) -> None:
+    first, second = datetime(2100, 1, 1, 10, 30, tzinfo=UTC), datetime(2100, 1, 1, 11, 0, 0, 1, UTC)
+    assert queue.install_ticks("work", "report", "h1", [(first, {"n": 1}), (second, None)]) == 2
+    found = [(info.identifier, info.payload, info.available_at, info.status) for info in everything(queue)]
+    assert found == [
+        ("report/h1/21000101T103000.000000Z", {"n": 1}, first, "scheduled"),
+        ("report/h1/21000101T110000.000001Z", None, second, "scheduled"),
+    ]
+
+
+def test_identifiers_of_ticks_sort_as_their_times(queue: TaskQueue) -> None:
+    times = [datetime(year, 1, 1, tzinfo=UTC) for year in (1, 999, 2026, 9998)]
+    queue.install_ticks("work", "p", "h", [(moment, None) for moment in reversed(times)])
+    assert [info.available_at.year for info in sorted(everything(queue), key=lambda info: info.identifier)] == [
+        moment.year for moment in times
+    ]
+
+
+def test_a_moment_is_one_tick_whatever_zone_it_is_written_in(queue: TaskQueue) -> None:
+    moment = datetime(2100, 7, 1, 8, tzinfo=ZoneInfo("Europe/Oslo"))
+    assert queue.install_ticks("work", "p", "h", [(moment, 1), (moment.astimezone(UTC), 2)]) == 1
+    assert queue.install_ticks("work", "p", "h", [(moment.astimezone(ZoneInfo("Asia/Tokyo")), 3)]) == 0
+    [info] = everything(queue)
+    assert (info.identifier, info.payload) == ("p/h/21000701T060000.000000Z", 1)
+
+
+def test_installing_again_adds_what_is_missing_and_changes_nothing_else(queue: TaskQueue) -> None:
+    queue.install_ticks("work", "p", "h", [(LONG_AGO, "old"), (LONG_AGO + HOUR, "old")])
+    before = {info.sequence: repr(info) + repr(info.payload) for info in everything(queue)}
+    new = [(LONG_AGO + HOUR * n, NewTask("x", "new", priority=9)) for n in range(4)]
+    assert queue.install_ticks("work", "p", "h", new) == 2
+    after = {info.sequence: repr(info) + repr(info.payload) for info in everything(queue)}
+    assert len(after) == 4
+    assert before.items() <= after.items()
+    assert queue.install_ticks("work", "p", "h", new) == 0
+
+
+@pytest.mark.parametrize("result", list(Result))
+def test_a_tick_that_has_ended_is_not_made_again(queue: TaskQueue, owner: Owner, result: Result) -> None:
+    queue.install_ticks("work", "p", "h", moments(1))
+    [task] = queue.poll("work", owner)
+    queue.complete(owner, {task: result})
+    assert queue.install_ticks("work", "p", "h", moments(2)) == 1
+    assert len(stored(queue)) == 2
+    queue.install_ticks("work", "p", "another", [])
+    assert len(stored(queue)) == 1, "the one that had ended"
+    assert queue.install_ticks("work", "p", "h", moments(2)) == 1
+    assert len(stored(queue)) == 2
+
+
+def test_another_configuration_removes_the_ticks_of_the_old_one(queue: TaskQueue) -> None:
+    queue.install_ticks("work", "p", "old", moments(3))
+    assert queue.install_ticks("work", "p", "new", moments(2, FAR)) == 2
+    assert [name.split("/")[1] for name in stored(queue)] == ["new", "new"]
+
+
+def test_no_ticks_at_all_remove_those_of_other_configurations_only(queue: TaskQueue) -> None:
+    queue.install_ticks("work", "p", "old", moments(3))
+    assert queue.install_ticks("work", "p", "old", []) == 0
+    assert len(stored(queue)) == 3
+    assert queue.install_ticks("work", "p", "new", []) == 0
+    assert stored(queue) == []
+
+
+@pytest.mark.parametrize("verb", ["install another", "uninstall"])
+def test_what_is_held_being_polled_or_ended_stays_and_what_waits_goes(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, verb: str
+) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR)))
+    kinds = ["succeeded", "filtered", "suspended by a decision", "retrying", "held", "polled"]
+    queue.install_ticks("work", "p", "old", moments(len(kinds)))
+    queue.install_ticks("work", "p", "old", [(FAR, NewTask("x", suspended=True))])
+    tasks = dict(zip(kinds, queue.poll("work", owner, 5), strict=False))
+    [tasks["polled"]] = session.poll("work", session.register("open"))
+    ends = dict(zip(kinds, [Result.SUCCESS, Result.FILTER, Result.SUSPENSION, Result.FAILURE], strict=False))
+    queue.complete(owner, {tasks[kind]: result for kind, result in ends.items()})
+    before = len(everything(queue))
+    if verb == "uninstall":
+        assert queue.uninstall_ticks("work", "p", "old") == 2
+    else:
+        assert queue.install_ticks("work", "p", "new", []) == 0
+    assert len(everything(queue)) == before - 2, "the one that waited for its retry, and the suspended that nobody took"
+    session.conn.commit()
+    left = {info.sequence: info.state for info in everything(queue)}
+    assert left == {
+        tasks["succeeded"].sequence: State.SUCCEEDED,
+        tasks["filtered"].sequence: State.FILTERED,
+        tasks["suspended by a decision"].sequence: State.SUSPENDED,
+        tasks["held"].sequence: State.ACTIVE,
+        tasks["polled"].sequence: State.ACTIVE,
+    }
+
+
+def test_a_held_tick_of_an_old_configuration_can_still_be_completed(queue: TaskQueue, owner: Owner) -> None:
+    queue.install_ticks("work", "p", "old", moments(1))
+    [task] = queue.poll("work", owner)
+    queue.install_ticks("work", "p", "new", moments(1))
+    queue.complete(owner, {task: Result.SUCCESS})
+    assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.READY]
+
+
+def test_a_redelivered_tick_waits_again_and_goes_with_its_configuration(queue: TaskQueue, owner: Owner) -> None:
+    queue.install_ticks("work", "p", "old", moments(1))
+    queue.poll("work", owner)
+    lapse(queue, owner)
+    queue.expire()
+    queue.install_ticks("work", "p", "new", [])
+    assert stored(queue) == []
+
+
+def test_uninstalling_removes_exactly_that_prefix_and_hash(queue: TaskQueue) -> None:
+    queue.push("work", ["p/h/x", "p/h"])
+    queue.install_ticks("work", "p", "h", moments(2))
+    queue.install_ticks("work", "p2", "h", moments(1))
+    queue.create_topic("other")
+    queue.install_ticks("other", "p", "h", moments(1))
+    assert queue.uninstall_ticks("work", "p", "other") == 0
+    assert queue.uninstall_ticks("work", "p", "h") == 2
+    assert queue.uninstall_ticks("work", "p", "h") == 0
+    assert stored(queue) == ["p/h", "p/h/x", "p2/h/20200101T000000.000000Z"]
+    assert len(everything(queue, "other")) == 1
+
+
+PREFIXES = [
+    *("a", "a/b", "a/b/c", "a/", "a//", "/", "/a", "_", "%", "a_", "a%", "ab", "A", "\\", "a\\", "\\_", "a b", " a"),
+    *("a.", "a*", "a/h", "a/old", "é", "a/20200101T000000.000000Z", "a'", 'a"', "a0", "a/0", "(a)", "[a]", "^a", "$"),
+]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(data=st.data())
+def test_prefixes_are_literal_and_leave_each_other_alone(queue: TaskQueue, data: st.DataObject) -> None:
+    text = st.text(st.sampled_from("a/_%\\0b"), min_size=1, max_size=4)
+    prefixes = data.draw(st.lists(st.sampled_from(PREFIXES) | text, min_size=2, max_size=8, unique=True))
+    changed = prefixes[0]
+    queue.drop_topic("work")
+    queue.create_topic("work")
+    for prefix in prefixes:
+        assert queue.install_ticks("work", prefix, "old", moments(1)) == 1
+    queue.push("work", [f"{changed}/old", f"{changed}/old/x", f"{changed}old/20200101T000000.000000Z"])
+    others = set(stored(queue)) - {f"{changed}/old/20200101T000000.000000Z"}
+    assert queue.install_ticks("work", changed, "new", moments(1)) == 1
+    assert set(stored(queue)) == others | {f"{changed}/new/20200101T000000.000000Z"}
+    assert queue.uninstall_ticks("work", changed, "new") == 1
+    assert set(stored(queue)) == others
+
+
+def test_a_new_task_says_when_it_is_due_and_its_identifier_does_not_count(queue: TaskQueue) -> None:
+    due = FAR + timedelta(minutes=5)
+    queue.install_ticks(
+        "work",
+        "p",
+        "h",
+        [
+            (FAR, NewTask("ignored", {"n": 1}, "r", available_at=due, priority=7, ttl=HOUR)),
+            (FAR + HOUR, NewTask("ignored", delay=timedelta(0))),
+            (FAR + 2 * HOUR, NewTask("ignored", suspended=True)),
+            (FAR + 3 * HOUR, NewTask("ignored")),
+        ],
+    )
+    first, second, third, fourth = everything(queue)
+    assert (first.identifier, first.payload, first.reference) == ("p/h/21000101T000000.000000Z", {"n": 1}, "r")
+    assert (first.available_at, first.priority) == (due, 7)
+    assert (second.status, third.state, fourth.available_at) == ("ready", State.SUSPENDED, FAR + 3 * HOUR)
+
+
+def test_a_tick_may_depend_on_other_tasks(queue: TaskQueue, owner: Owner) -> None:
+    [basis] = queue.push("work", [NewTask("basis", priority=1)])
+    waiting = NewTask("", depends_on=[("work", "basis")])
+    queue.install_ticks("work", "p", "h", moments(1))
+    assert (
+        queue.install_ticks("work", "p", "h", [*moments(1), (LONG_AGO + HOUR, waiting), (LONG_AGO + 2 * HOUR, 5)]) == 2
+    )
+    assert queue.poll("work", owner, 1) == [basis]
+    assert [task.identifier[-15:-8] for task in queue.poll("work", owner, 9)] == ["T000000", "T020000"]
+    queue.complete(owner, {basis: Result.SUCCESS})
+    assert [task.identifier[-15:-8] for task in queue.poll("work", owner, 9)] == ["T010000"]
+
+
+def test_removing_a_tick_leaves_nothing_of_it(queue: TaskQueue) -> None:
+    queue.push("work", ["basis"])
+    queue.install_ticks("work", "p", "h", [(LONG_AGO, NewTask("", depends_on=[("work", "basis")]))])
+    queue.uninstall_ticks("work", "p", "h")
+    left = "SELECT count(*), (SELECT count(*) FROM taskq.dependency), (SELECT count(*) FROM taskq.live) FROM taskq.task"
+    assert queue.conn.execute(left.encode()).fetchone() == (1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "config_hash", "ticks", "words"),
+    [
+        ("", "h", [], "prefix"),
+        (" ", "h", [], "prefix"),
+        ("p", "", [], "hash"),
+        ("p", "a/b", [], "hash"),
+        ("p", "h", [(FAR, None), (FAR.replace(tzinfo=None), None)], "position 1: its nominal time"),
+        ("p", "h", [(FAR, None), ("2100-01-01", None)], "position 1: its nominal time"),
+        ("p", "h", [(datetime(9999, 12, 31, 12, tzinfo=UTC), None)], "position 0: its nominal time"),
+        ("p", "h", [(FAR, None), (LONG_AGO, object())], "position 1: its payload"),
+        ("p", "h", [(FAR, None), (LONG_AGO, NewTask("", priority=101))], "position 1: its priority"),
+        ("p", "h", [(LONG_AGO, NewTask("", available_at=FAR, delay=HOUR))], "position 0: it has both"),
+        ("p", "h", [(FAR, None), (LONG_AGO, "x" * 300_000)], "position 1: its payload"),
+        ("p" * 480, "h", [(FAR, None)], "position 0: its identifier"),
+        ("p\0", "h", [(FAR, None)], "NUL"),
+    ],
+)
+def test_ticks_that_break_a_rule_are_refused_and_nothing_is_changed(
+    queue: TaskQueue, prefix: str, config_hash: str, ticks: list[tuple[datetime, None]], words: str
+) -> None:
+    queue.install_ticks("work", "p", "before", moments(1))
+    with pytest.raises(InvalidTask, match=words):
+        queue.install_ticks("work", prefix, config_hash, ticks)
+    assert stored(queue) == ["p/before/20200101T000000.000000Z"]
+
+
+def test_a_rule_is_kept_for_ticks_that_exist_already_as_well(queue: TaskQueue) -> None:
+    queue.install_ticks("work", "p", "h", moments(2))
+    with pytest.raises(InvalidTask, match="position 1: its payload"):
+        queue.install_ticks("work", "p", "h", [(FAR, None), (LONG_AGO + HOUR, "x" * 300_000)])
+
+
+def test_ticks_of_an_unknown_topic_are_refused(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        queue.install_ticks("nowhere", "p", "h", moments(1))
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        queue.uninstall_ticks("nowhere", "p", "h")
+
+
+def test_the_ticks_that_were_due_while_nobody_scheduled_are_due_at_once(queue: TaskQueue, owner: Owner) -> None:
+    queue.install_ticks("work", "p", "h", [*moments(2), (FAR, None)])
+    assert [known(queue, task).available_at for task in queue.poll("work", owner, 9)] == [LONG_AGO, LONG_AGO + HOUR]
