@@ -8,6 +8,9 @@ KEEP ?=
 ARGS ?=
 BIN := .venv/bin
 # Spark starts its workers with the `python3` of the PATH, and the jars of SPARK_HOME: both have to be ours.
+# The oldest server of the system that the queue runs on: /usr/lib/postgresql/15/bin, say.
+SYSTEM_POSTGRES := $(shell ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null | sed 's:/postgres$$::' | \
+	awk -F / '$$5 >= 14' | sort -t / -k 5 -n | head -1)
 RUN = env -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON PATH="$(CURDIR)/.venv/bin:$$PATH" python
 SETUP = command -v "$(PYTHON)" >/dev/null || { \
 	echo 'setup: TaskQ needs Python 3.11 or newer, and there is no "$(PYTHON)" on the PATH.' >&2; exit 1; }; \
@@ -25,8 +28,16 @@ setup-spark:
 demo: setup-spark  ## real flights from push to Spark to done; FLIGHTS=20000 takes a slice, KEEP=1 leaves it up
 	@$(RUN) -m airflow_provider_taskq.demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
 
-test: setup-spark check  ## check, then every test, the slow ones too; ARGS='-k lease' goes to pytest
+test: setup-spark check  ## check, then every test, on a second server the queue's; ARGS='-k lease' goes to pytest
 	@$(RUN) -m pytest $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	@if [ -z "$(SYSTEM_POSTGRES)" ]; then \
+		echo 'test: below /usr/lib/postgresql is no server of PostgreSQL 14 or newer: the queue was tested on the embedded one only'; \
+	else \
+		echo 'test: the queue once more, on $(SYSTEM_POSTGRES)'; \
+		TASKQ_TEST_PROGRAMS="$(SYSTEM_POSTGRES)" $(RUN) -m pytest -q -m 'not slow' tests/queue; \
+	fi
+endif
 
 check: setup  ## format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }

@@ -1,31 +1,52 @@
-"""`python -m bench [push] [drain] [claim] [designs]`: measures what is named, or the first three."""
+"""Measures what is named, each beside the limit of raw SQL; without a name push, drain and claim.
+
+`singular`: the conditions beside polls without one. `topics`: by the number of topics and of their partitions.
+`upkeep`: over minutes of churn, with long transactions in between (9 minutes). `designs`: the tables that
+were compared before. `peers`: the other queues, which are installed when they are needed; all options but `section`
+belong to it.
+"""
 
 import argparse
 import os
+from collections.abc import Callable
+from functools import partial
 
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
-from bench import claim, designs, drain, push
+from bench import claim, designs, drain, push, singular, topics, upkeep
+from bench.peers import compare
 from bench.rig import Rig
 
-SECTIONS = {"push": push.run, "drain": drain.run, "claim": claim.run, "designs": designs.run}
+SECTIONS = {
+    "push": push.run,
+    "drain": drain.run,
+    "claim": claim.run,
+    "singular": singular.run,
+    "topics": topics.run,
+    "upkeep": upkeep.run,
+    "designs": designs.run,
+}
 USUAL = ("push", "drain", "claim")
 
 
 def main() -> None:
     """Runs the sections one after the other, each on databases of its own."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("section", nargs="*", choices=SECTIONS, default=USUAL)
-    sections = parser.parse_args().section
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("section", nargs="*", choices=[*SECTIONS, "peers"], default=USUAL)
+    compare.add_arguments(parser)
+    options = parser.parse_args()
     if given := os.environ.get("TASKQ_DSN"):
-        _run(Rig(given), sections)
+        _run(Rig(given), options)
         return
     with EmbeddedPostgres() as server:
-        _run(Rig(server.dsn), sections)
+        _run(Rig(server.dsn), options)
 
 
-def _run(rig: Rig, sections: list[str]) -> None:
-    for section in sections:
-        SECTIONS[section](rig)
+def _run(rig: Rig, options: argparse.Namespace) -> None:
+    sections: dict[str, Callable[[Rig], None]] = {**SECTIONS, "peers": partial(compare.run, options=options)}
+    for section in options.section:
+        sections[section](rig)
 
 
 if __name__ == "__main__":

@@ -29,14 +29,19 @@ class Rig:
     @contextmanager
     def database(self) -> Iterator[str]:
         """The DSN of a fresh database with the schema."""
+        with self.empty_database() as dsn:
+            with connect(dsn) as conn:
+                install(conn)
+            yield dsn
+
+    @contextmanager
+    def empty_database(self) -> Iterator[str]:
+        """The DSN of a fresh database."""
         name = f"bench_{uuid4().hex[:8]}"
         with psycopg.connect(self.server_dsn, autocommit=True) as admin:
             admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
             try:
-                dsn = make_conninfo(self.server_dsn, dbname=name)
-                with connect(dsn) as conn:
-                    install(conn)
-                yield dsn
+                yield make_conninfo(self.server_dsn, dbname=name)
             finally:
                 admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 

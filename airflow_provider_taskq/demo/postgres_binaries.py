@@ -103,6 +103,13 @@ def _copy(wheel: Path, target: Path, account: Account) -> None:
     unfinished.rename(target)
 
 
+def locale_options(account: Account, programs: Path) -> tuple[str, ...]:
+    """The options of `initdb` by which texts compare the same on every system; PostgreSQL 16 and older have none."""
+    told = account.run([programs / "postgres", "--version"]).stdout  # postgres (PostgreSQL) 15.14 (Debian ...)
+    major = int(told.partition(") ")[2].partition(".")[0])
+    return ("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8") if major >= 17 else ()
+
+
 def server_programs(account: Account, folder: Path) -> Path:
     """The folder of `postgres` and `initdb`: the wheel's, or a copy in `folder` where the account can't reach that.
 

@@ -1,4 +1,4 @@
-"""`python -m airflow_provider_taskq.queue install|verify|uninstall|expire`: upkeep from the command line."""
+"""`python -m airflow_provider_taskq.queue install|verify|uninstall|expire|health`: upkeep from the command line."""
 
 import argparse
 import sys
@@ -17,7 +17,13 @@ def _expire(conn: psycopg.Connection[Any]) -> None:
     sys.stdout.write(f"{TaskQueue(conn).expire()} tasks of owners whose lease had lapsed\n")
 
 
-_ACTIONS = {"install": install, "verify": verify, "uninstall": uninstall, "expire": _expire}
+def _health(conn: psycopg.Connection[Any]) -> None:
+    """Says what slows or threatens the queue, the worst first."""
+    for finding in TaskQueue(conn).health():
+        sys.stdout.write(f"{finding.severity.name:<8} {finding.subject}: {finding.detail}\n")
+
+
+_ACTIONS = {"install": install, "verify": verify, "uninstall": uninstall, "expire": _expire, "health": _health}
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ def explain(conn: psycopg.Connection, work: Callable[[], object]) -> Explained:
     told: list[str] = []
     conn.execute("LOAD 'auto_explain'")
     with conn.cursor(row_factory=tuple_row) as cursor:
-        names = dict(cursor.execute(INDEXES.encode()).fetchall())
+        names: dict[str, str] = dict(cursor.execute(INDEXES.encode()).fetchall())
     for name, value in SETTINGS.items():
         conn.execute("SELECT set_config(%s, %s, false)", (name, value))
     told.clear()
@@ -76,7 +76,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _looked_at(node: dict[str, Any]) -> int:
     """The rows that a node gave or threw away."""
     thrown = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
-    return round((node["Actual Rows"] + sum(node.get(name, 0) for name in thrown)) * node["Actual Loops"])
+    return int(0.5 + (node["Actual Rows"] + sum(node.get(name, 0) for name in thrown)) * node["Actual Loops"])
 
 
 def _pages(plan: dict[str, Any]) -> int:

@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_taskq.queue import (
-    Condition,
     Decision,
     LeaseLost,
     NewTask,

@@ -27,7 +27,7 @@ class PartitionVerbs(Caller):
         pooler. TaskQueueError, and all is as it was, where something stays in the way for longer than `patience`.
         """
         self._need_a_session_of_its_own()
-        if self._value("SELECT taskq.is_apart((taskq.find_topic(%s::text)).topic_id)", (topic,)):
+        if self._value("SELECT taskq.topic_is_apart(%s::text)", (topic,)):
             return False
         with self._still(topic, patience):
             try:
@@ -96,7 +96,7 @@ class PartitionVerbs(Caller):
 
     def _await_nothing_held(self, topic: str, patience: timedelta) -> None:
         deadline = time.monotonic() + patience.total_seconds()
-        while self._value("SELECT taskq.is_held((taskq.find_topic(%s::text)).topic_id)", (topic,)):
+        while self._value("SELECT taskq.topic_is_held(%s::text)", (topic,)):
             if time.monotonic() > deadline:
                 raise TaskQueueError(
                     f"tasks of topic {topic!r} are still held after {patience}: complete or release them"

@@ -17,10 +17,12 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
         'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'events', 'progress', 'advance', 'topics', 'policy_of'])
     UNION ALL SELECT 'reader', unnest(ARRAY[
         'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'task', 'latest', 'page', 'count', 'results', 'resolve',
-        'events', 'progress', 'health', 'log_holders'])
+        'events', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
+        'state_name'])
     UNION ALL SELECT 'operator', unnest(ARRAY[
         'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'junction', 'purge', 'purge_all',
-        'purge_owners', 'install_ticks', 'uninstall_ticks'])
+        'purge_owners', 'install_ticks', 'uninstall_ticks', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
+        'close_shared', 'move_rows', 'open_shared', 'move_back', 'drop_vacant'])
 $$;
 
 -- Grants a role what a kind of user needs (see above), and remembers it, so that it outlives upgrades.
@@ -60,7 +62,7 @@ BEGIN
         EXECUTE format('GRANT INSERT ON taskq.staged TO %I', p_role);
     END IF;
     IF p_kind IN ('reader', 'operator') THEN
-        EXECUTE format('GRANT SELECT ON taskq.tasks, taskq.task_info TO %I', p_role);
+        EXECUTE format('GRANT SELECT ON taskq.tasks, taskq.topics_at_a_glance, taskq.task_info TO %I', p_role);
     END IF;
 END $$;
 

@@ -39,10 +39,10 @@ BEGIN
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
         WHERE (SELECT a.sequence FROM taskq.live a WHERE a.identifier = u.identifier AND a.topic_id = p_topic_id
                                                      AND a.attempt > 0 AND a.holder IS NOT NULL
-                                                     ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
+               ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
           AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = u.identifier AND e.topic_id = p_topic_id
                                                       AND e.state IN (2, 3, 4) AND e.state = 3
-                                                      ORDER BY e.state, e.sequence LIMIT 1) IS NULL
+               ORDER BY e.state, e.sequence LIMIT 1) IS NULL
           AND NOT taskq.has_undue_retry(p_topic_id, u.identifier, p_now)
         ORDER BY u.place, l.priority DESC, l.available_at, l.sequence);
     v_locked := ARRAY(SELECT l.sequence FROM taskq.live l

@@ -74,7 +74,7 @@ END $$;
 CREATE FUNCTION taskq.end_tasks(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[]
 ) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_ended bigint[];
 BEGIN

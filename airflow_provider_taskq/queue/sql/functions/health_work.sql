@@ -167,6 +167,34 @@ BEGIN
     FROM taskq.topic a, taskq.topic b WHERE a.topic_id = v_example.topic_id AND b.topic_id = v_example.on_topic_id;
 END $$;
 
+-- Open pushes, whose end the readers of their topics' logs wait for (taskq.log_holders has those of one topic).
+CREATE FUNCTION taskq.health_of_logs()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+    SELECT coalesce(taskq.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600), 'fine'), 'open pushes',
+           format('%s has an open push to topic %L%s: readers of these logs wait for its end, %s', h.who, p.name,
+                  CASE WHEN h.topics > 1 THEN format(' and %s others', h.topics - 1) ELSE '' END,
+                  coalesce('for ' || taskq.in_words(clock_timestamp() - h.since) || ' now', 'nobody may see since when')),
+           extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid
+    FROM (SELECT l.pid, coalesce(format('session %s (application %s)', l.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
+                                 format('prepared transaction %L', x.gid)) AS who,
+                 coalesce(a.xact_start, x.prepared) AS since, count(*) AS topics, min(l.objid::bigint) AS topic_id
+          FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+          LEFT JOIN (SELECT o.virtualtransaction, p.* FROM pg_prepared_xacts p
+                     JOIN pg_locks o ON o.locktype = 'transactionid' AND o.transactionid = p.transaction) x
+              ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+          WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid::bigint = taskq.topic_lock_class() AND l.mode = 'ShareLock'
+            AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          GROUP BY l.virtualtransaction, l.pid, a.application_name, a.xact_start, x.prepared, x.gid) h
+    LEFT JOIN taskq.topic p ON p.topic_id = h.topic_id
+    WHERE h.since IS NULL OR h.since < clock_timestamp() - interval '1 minute'
+    ORDER BY h.since NULLS LAST LIMIT 3;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'fine', 'open pushes', 'no push has been open for a minute', 0::bigint, NULL::int;
+    END IF;
+END $$;
+
 -- What is left behind and nobody has cleared away: stages of jobs that died, and the rows of owners of long ago.
 CREATE FUNCTION taskq.health_of_leftovers()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql

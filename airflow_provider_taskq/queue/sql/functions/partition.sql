@@ -16,6 +16,11 @@ CREATE FUNCTION taskq.is_apart(p_topic_id int) RETURNS boolean LANGUAGE sql STAB
     SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq.live'::regclass AND inhrelid = to_regclass('taskq.live_' || p_topic_id))
 $$;
 
+-- The same by a topic's name.
+CREATE FUNCTION taskq.topic_is_apart(p_topic text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT taskq.is_apart(p.topic_id) FROM taskq.find_topic(p_topic) p
+$$;
+
 -- Makes the tables of a topic, apart from the shared ones, with the same columns, indexes and storage parameters; false where the
 -- topic has tables of its own. What an earlier try left is made anew.
 CREATE FUNCTION taskq.make_tables(p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -89,12 +94,17 @@ CREATE FUNCTION taskq.let_in(p_topic_id int) RETURNS boolean LANGUAGE sql AS $$
 $$;
 
 -- Whether somebody holds tasks of a topic. What is held is few, and has an index.
-CREATE FUNCTION taskq.is_held(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq.any_held(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM (SELECT l.topic_id FROM taskq.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence) h
                    WHERE h.topic_id = p_topic_id);
 END $$;
+
+-- The same by a topic's name.
+CREATE FUNCTION taskq.topic_is_held(p_topic text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT taskq.any_held(p.topic_id) FROM taskq.find_topic(p_topic) p
+$$;
 
 -- Lets the shared tables take no more rows of a topic that stands still; false where tasks of it are held.
 CREATE FUNCTION taskq.close_shared(p_topic text, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -103,7 +113,7 @@ DECLARE
     v_table    text;
 BEGIN
     PERFORM taskq.have_alone(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience);
-    IF taskq.is_held(v_topic_id) THEN
+    IF taskq.any_held(v_topic_id) THEN
         RETURN false;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP

@@ -22,7 +22,7 @@ END $$;
 -- tasks scheduled for later at a high priority are never walked. The rows are locked first and changed by key then, so
 -- that the size is a hard bound on any plan.
 CREATE FUNCTION taskq.lock_front(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_priority smallint := 101;
@@ -56,7 +56,7 @@ END $$;
 -- Makes READY tasks, whose rows this transaction has locked, ACTIVE for a holder and returns their sequences. Those with
 -- dependencies that were fulfilled but are so no longer wait on, and are left out.
 CREATE FUNCTION taskq.seize(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     v_depend boolean;
     v_kept   bigint[];
@@ -70,7 +70,7 @@ BEGIN
         RETURN p_sequences;
     END IF;
     v_kept := taskq.fulfilled(p_topic_id, p_sequences);
-    v_back := ARRAY(SELECT u.sequence FROM unnest(p_sequences) AS u (sequence) WHERE u.sequence <> ALL (v_kept));
+    v_back := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_kept));
     UPDATE taskq.live SET holder = NULL, attempt = attempt - 1 WHERE topic_id = p_topic_id AND sequence = ANY (v_back);
     PERFORM taskq.judge_dependents(p_topic_id, v_back);
     RETURN v_kept;
@@ -124,7 +124,7 @@ END $$;
 CREATE FUNCTION taskq.taken(p_topic_id int, p_sequences bigint[])
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -211,6 +211,7 @@ BEGIN
             SELECT FROM taskq.live l
             WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at <= v_now
               AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next))
+              AND (l.waits = 0 OR taskq.is_fulfilled(p_topic_id, l.sequence))
             ORDER BY l.available_at, l.sequence LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;
     END LOOP;

@@ -8,6 +8,9 @@
 --
 -- Turns are looked for among the first due tasks of the topic, more of them each time; and where the lanes ahead are so
 -- long that these do not suffice, from lane to lane. Either way the cost grows with lanes, not with tasks in a lane.
+--
+-- What else a lane has is asked for by (SELECT ... ORDER BY ... LIMIT 1) IS NULL and not by NOT EXISTS, which the planner may
+-- turn into a hash of every attempted or troubled task of the topic.
 
 -- The states that keep a whole identifier back.
 CREATE FUNCTION taskq.blocking_states(p_condition text) RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
@@ -65,8 +68,8 @@ BEGIN
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed)
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
-                                          AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
-                                          ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
+                                                     AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+              ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(((SELECT p.sequences FROM places p))[c.place] ORDER BY c.place), '{}'),
            coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM front), (SELECT count(*) FROM lane), pg_current_snapshot()::text
@@ -87,10 +90,10 @@ BEGIN
           ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) f
     WHERE f.available_at <= p_now AND f.attempt = 0
       AND (SELECT a.sequence FROM taskq.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
- ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
+           ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
       AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = f.identifier AND e.topic_id = p_topic_id
                                                   AND e.state IN (2, 3, 4) AND e.state = ANY (taskq.blocking_states(p_condition))
-                                                  ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
+           ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
     sequences := coalesce(sequences, '{}');
     identifiers := coalesce(identifiers, '{}');
 END $$;
@@ -147,39 +150,42 @@ DECLARE
     v_sign     int := CASE WHEN p_lifo THEN -1 ELSE 1 END;
 BEGIN
     WITH RECURSIVE lane AS (
-        (SELECT l.identifier, l.sequence, l.waits <= 0 AND l.available_at <= p_now AS due, 1 AS nth FROM taskq.live l
+        (SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 1 AS nth FROM taskq.live l
          WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
          ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1)
         UNION ALL
         SELECT n.* FROM lane v CROSS JOIN LATERAL (
-            SELECT l.identifier, l.sequence, l.waits <= 0 AND l.available_at <= p_now, v.nth + 1 FROM taskq.live l
+            SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, v.nth + 1 FROM taskq.live l
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > v.identifier
             ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1) n
         WHERE v.nth < 1000 AND (p_until IS NULL OR v.identifier <= p_until)
-    ), turn AS MATERIALIZED (
-        SELECT n.identifier, CASE WHEN t.sequence IS NOT NULL AND p_condition <> 'BATCH' THEN t.sequence
-            WHEN n.due AND NOT p_lifo THEN n.sequence
-            ELSE taskq.lane_head(p_topic_id, n.identifier, p_now, p_lifo) END AS sequence
+    ), turn AS MATERIALIZED (  -- the first of its lane, or another of the lane that has the turn instead
+        SELECT n.identifier, coalesce(o.sequence, n.sequence) AS sequence, coalesce(o.priority, n.priority) AS priority,
+               coalesce(o.available_at, n.available_at) AS available_at, coalesce(o.waits, n.waits) AS waits
         FROM lane n
         LEFT JOIN LATERAL (
             SELECT a.sequence, a.holder FROM taskq.live a
             WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
             ORDER BY a.holder, a.sequence LIMIT 1) t ON true
+        LEFT JOIN LATERAL (
+            SELECT l.sequence, l.priority, l.available_at, l.waits FROM taskq.live l
+            WHERE l.topic_id = p_topic_id AND l.sequence = CASE
+                WHEN t.sequence IS NOT NULL AND p_condition <> 'BATCH' THEN t.sequence
+                WHEN p_lifo OR n.waits > 0 OR n.available_at > p_now
+                    THEN taskq.lane_head(p_topic_id, n.identifier, p_now, p_lifo) END) o ON true
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed) AND (p_until IS NULL OR n.identifier <= p_until)
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
-                                          AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
-                                          ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
+                                                     AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+              ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'), coalesce(array_agg(c.identifier ORDER BY c.place), '{}'),
            (SELECT n.identifier FROM lane n WHERE n.nth = 1000 AND (p_until IS NULL OR n.identifier < p_until)),
            pg_current_snapshot()::text
     INTO sequences, identifiers, last, seen_at
-    FROM (SELECT l.sequence, l.identifier, row_number() OVER (
-              ORDER BY l.priority DESC,
-                       extract(epoch FROM l.available_at) * v_sign, l.sequence * v_sign) AS place
-          FROM turn t JOIN taskq.live l ON l.topic_id = p_topic_id AND l.sequence = t.sequence
-          WHERE l.waits <= 0 AND l.available_at <= p_now
+    FROM (SELECT t.sequence, t.identifier, row_number() OVER (
+              ORDER BY t.priority DESC, extract(epoch FROM t.available_at) * v_sign, t.sequence * v_sign) AS place
+          FROM turn t WHERE t.waits <= 0 AND t.available_at <= p_now
           ORDER BY place LIMIT p_size) c;
 END $$;
 
@@ -257,10 +263,11 @@ DECLARE
     v_buckets int[] := ARRAY(SELECT (hashtextextended(u.identifier, p_topic_id) & 65535)::int FROM unnest(p_identifiers) AS u (identifier));
     v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq.lane_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
 BEGIN
-    IF cardinality(v_locked) = cardinality(v_buckets) THEN
+    IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- so no two share one either
         RETURN p_sequences;
     END IF;
-    RETURN ARRAY(SELECT u.sequence FROM unnest(p_sequences, v_buckets) AS u (sequence, bucket) WHERE u.bucket = ANY (v_locked));
+    RETURN ARRAY(SELECT u.sequence FROM unnest(p_sequences, v_buckets) AS u (sequence, bucket)
+                 JOIN unnest(v_locked) AS b (bucket) USING (bucket));
 END $$;
 
 -- Those of the tasks that have the turn of their lanes, whose locks this transaction holds, and locks them. Where nothing
@@ -275,7 +282,7 @@ DECLARE
 BEGIN
     RETURN ARRAY(
         SELECT l.sequence FROM taskq.live l
-        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits <= 0
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits + 0 <= 0  -- not by live_ready
           AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
               coalesce((SELECT a.sequence FROM taskq.live a
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
@@ -288,8 +295,8 @@ BEGIN
                   ELSE l.sequence = taskq.lane_head(p_topic_id, l.identifier, p_now, p_lifo) END
               AND (cardinality(v_blocking) = 0 OR (
                   SELECT e.sequence FROM taskq.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
-                                              AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
-                                              ORDER BY e.state, e.sequence LIMIT 1) IS NULL)))
+                                                         AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                  ORDER BY e.state, e.sequence LIMIT 1) IS NULL)))
         FOR UPDATE OF l SKIP LOCKED);
 END $$;
 
@@ -304,6 +311,7 @@ DECLARE
     v_widest int := greatest(1000, 2 * p_size);
     v_wanted int := p_size;
     v_turns  record;
+    v_few    record;
     v_got    record;
     v_taken  bigint[] := '{}';
     v_missed text[] := '{}';
@@ -318,6 +326,16 @@ BEGIN
     END IF;
     LOOP
         v_turns := taskq.turns_in_front(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
+        IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window AND v_turns.lanes * 4 < v_turns.seen
+           AND v_window < v_widest THEN  -- the lanes ahead are long: where there are few of them, they are all looked at
+            v_few := taskq.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, v_wanted, v_missed);
+            IF v_few.last IS NULL THEN
+                v_turns.sequences := v_few.sequences;
+                v_turns.identifiers := v_few.identifiers;
+                v_turns.seen_at := v_few.seen_at;
+                v_turns.seen := 0;
+            END IF;
+        END IF;
         v_got := taskq.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         v_taken := v_taken || v_got.taken;
@@ -329,7 +347,7 @@ BEGIN
             ELSIF v_window >= v_widest THEN
                 RETURN v_taken || taskq.take_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                                           v_wanted - v_got.lanes, v_missed);
-            ELSE  -- at once as far as it goes where the lanes ahead are long
+            ELSE
                 v_window := CASE WHEN v_turns.lanes * 4 < v_turns.seen THEN v_widest ELSE least(v_window * 4, v_widest) END;
             END IF;
         END IF;
@@ -438,10 +456,11 @@ BEGIN
                         ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
           AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
                                                       AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
-                                                      ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
+               ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
--- How many of these tasks no other transaction holds, told without taking a lock.
+-- How many of these turns no other transaction holds, told without taking a lock. One whose dependencies are fulfilled no
+-- longer gives it to the next of its lane, unless it has begun.
 CREATE FUNCTION taskq.count_unlocked(p_topic_id int, p_sequences bigint[]) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -449,5 +468,17 @@ DECLARE
 BEGIN
     RETURN (SELECT count(*) FROM taskq.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
-              AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next)));
+              AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next))
+              AND (l.waits = 0 OR taskq.is_fulfilled(p_topic_id, l.sequence)
+                   OR l.attempt = 0 AND taskq.has_free(p_topic_id, l.identifier)));
+END $$;
+
+-- Whether a lane has a due task that waits for no dependency.
+CREATE FUNCTION taskq.has_free(p_topic_id int, p_identifier text) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM taskq.live b
+                   WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
+                     AND b.waits <= 0 AND b.available_at <= clock_timestamp()
+                     AND (b.waits = 0 OR taskq.is_fulfilled(p_topic_id, b.sequence)));
 END $$;

@@ -21,6 +21,12 @@ BEGIN
                               WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence AND e.state = 6)));
 END $$;
 
+-- The same of one task.
+CREATE FUNCTION taskq.is_fulfilled(p_topic_id int, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN cardinality(taskq.fulfilled(p_topic_id, ARRAY[p_sequence])) = 1;
+END $$;
+
 -- When to look next at a task that waits for dependencies.
 CREATE FUNCTION taskq.next_look(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
     SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
@@ -29,7 +35,7 @@ $$;
 -- Judges READY tasks that have dependencies, whose rows this transaction holds: those that are fulfilled may go out,
 -- at the place that they were pushed to; the others wait. Returns the former.
 CREATE FUNCTION taskq.judge_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET plan_cache_mode = force_custom_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now  timestamptz := clock_timestamp();
     v_free bigint[] := taskq.fulfilled(p_topic_id, p_sequences);

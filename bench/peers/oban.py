@@ -1,0 +1,69 @@
+"""Oban for Python: an embedded instance on uvloop, as its command line starts it."""
+
+import uuid
+from typing import Any
+
+import oban
+import oban.schema
+import uvloop
+
+from bench.peers.program import Job, Meter, Peer, Program
+
+QUEUE = "default"
+
+
+class Oban(Peer):
+    """Modes: `limit` of jobs that run at once in a queue."""
+
+    async def open(self, dsn: str) -> None:
+        """Its pool, an instance that only enqueues, and a worker class that calls whatever meter runs."""
+        self._meter = Meter()
+        self._node = str(uuid.uuid4())
+        self._pool = await oban.Oban.create_pool(dsn)
+        self._client = oban.Oban(pool=self._pool, name="client")
+        self._worker = oban.worker(queue=QUEUE)(_worker_class(self))
+
+    async def install(self) -> None:
+        """The schema."""
+        await oban.schema.install(self._pool)
+
+    async def push(self, jobs: list[Job]) -> None:
+        """One enqueue_many."""
+        await self._client.enqueue_many([self._worker.new(job.payload) for job in jobs])
+
+    async def push_one(self, job: Job) -> None:
+        """One enqueue."""
+        await self._client.enqueue(self._worker.new(job.payload))
+
+    async def drain(self, meter: Meter) -> None:
+        """An instance that is stopped once the meter is over: it has no way to end when nothing is left."""
+        await self.work(meter)
+
+    async def work(self, meter: Meter) -> None:
+        """An instance with one queue."""
+        self._meter = meter
+        async with oban.Oban(pool=self._pool, queues={QUEUE: self.mode["limit"]}, name="worker"):
+            await meter.over.wait()
+
+    async def claim(self, size: int) -> int:
+        """The statement of its producer."""
+        query = self._client._query  # noqa: SLF001 -- it offers no verb for what its producers do
+        return len(await query.fetch_jobs(demand=size, queue=QUEUE, node=self._node, uuid=self._node))
+
+    def handle(self, payload: dict[str, Any]) -> None:
+        """Hands a job to the meter."""
+        self._meter.handle(payload)
+
+
+def _worker_class(peer: Oban) -> type:
+    """A worker class whose jobs go to that peer's meter."""
+
+    class Bench:
+        async def process(self, job: Any) -> None:
+            peer.handle(job.args)
+
+    return Bench
+
+
+if __name__ == "__main__":
+    uvloop.run(Program(Oban()).run())

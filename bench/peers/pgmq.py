@@ -1,0 +1,76 @@
+"""pgmq: its SQL functions through psycopg, as its own Python client calls them; it has no worker."""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from bench.peers.program import Job, Meter, Peer, in_threads, serve
+
+VISIBLE_AFTER = 60  # seconds that a message stays hidden once it was read
+
+
+class Pgmq(Peer):
+    """Modes: `size` of a read, `threads`; `end`: archive, which keeps, or delete; `interval_ms` of read_with_poll."""
+
+    async def open(self, dsn: str) -> None:
+        """One connection."""
+        self._dsn = dsn
+        self._conn = psycopg.connect(dsn, autocommit=True)
+
+    async def install(self) -> None:
+        """Its SQL from the file that the benchmark was given, and a queue."""
+        self._conn.execute(_sql())
+        self._conn.execute("SELECT pgmq.create('bench')")
+
+    async def push(self, jobs: list[Job]) -> None:
+        """send_batch."""
+        messages = [json.dumps(job.payload) for job in jobs]
+        self._conn.execute("SELECT pgmq.send_batch('bench', %b::text[]::jsonb[])", (messages,))
+
+    async def push_one(self, job: Job) -> None:
+        """One send."""
+        self._conn.execute("SELECT pgmq.send('bench', %s::jsonb)", (json.dumps(job.payload),))
+
+    async def drain(self, meter: Meter) -> None:
+        """Reads until nothing comes, each thread by a connection of its own."""
+        in_threads(partial(self._drain, meter), self.mode.get("threads", 1))
+
+    async def work(self, meter: Meter) -> None:
+        """read_with_poll, which waits on the server."""
+        function = f"pgmq.read_with_poll('bench', %s, %s, 5, {int(self.mode['interval_ms'])})"
+        while not meter.over.is_set():
+            _step(self._conn, function, meter, self.mode)
+
+    async def claim(self, size: int) -> int:
+        """One read."""
+        return len(self._conn.execute("SELECT * FROM pgmq.read('bench', %s, %s)", (VISIBLE_AFTER, size)).fetchall())
+
+    def _drain(self, meter: Meter) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as conn:
+            while not meter.over.is_set() and _step(conn, "pgmq.read('bench', %s, %s)", meter, self.mode):
+                pass
+
+
+def _sql() -> bytes:
+    """Its schema, which is no part of this repository."""
+    return Path(os.environ["TASKQ_BENCH_PGMQ_SQL"]).read_bytes()
+
+
+def _step(conn: psycopg.Connection, function: str, meter: Meter, mode: Mapping[str, Any]) -> int:
+    """Reads, handles and archives or deletes; returns how many."""
+    statement = f"SELECT msg_id, message FROM {function}"
+    found = conn.execute(statement.encode(), (VISIBLE_AFTER, mode["size"])).fetchall()
+    for row in found:
+        meter.handle(row[1])
+    if found:
+        conn.execute(f"SELECT pgmq.{mode['end']}('bench', %b::bigint[])".encode(), ([row[0] for row in found],))
+    return len(found)
+
+
+if __name__ == "__main__":
+    serve(Pgmq())

@@ -1,0 +1,104 @@
+"""TaskQ itself: a minimal loop over TaskQueue, which polls, calls the handler and completes with its outputs."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from psycopg import Connection
+
+from airflow_provider_taskq.queue import Condition, Decision, NewTask, Owner, Result, Task, TaskQueue, connect, install
+from bench.peers.program import PREPARED, Job, Meter, Peer, in_threads, serve
+
+TOPIC = "bench"
+WAKE = f"LISTEN taskq_{TOPIC}"
+WOKEN = f"NOTIFY taskq_{TOPIC}"
+
+
+class TaskQ(Peer):
+    """Modes: `size` of a poll, its `condition`, `threads`; an idle worker's `interval`; `notify`, to be woken."""
+
+    async def open(self, dsn: str) -> None:
+        """One connection, as every loop has."""
+        self._dsn = dsn
+        self._conn = connect(dsn, autocommit=True, prepare_threshold=PREPARED)
+        self._queue = TaskQueue(self._conn)
+        self._owner: Owner | None = None
+
+    async def install(self) -> None:
+        """The schema and a topic."""
+        with connect(self._dsn) as conn:
+            install(conn)
+        self._queue.create_topic(TOPIC)
+
+    async def push(self, jobs: list[Job]) -> None:
+        """One push."""
+        with self._conn.transaction():
+            self._queue.push(TOPIC, [NewTask(job.identifier, job.payload) for job in jobs])
+
+    async def push_one(self, job: Job) -> None:
+        """One push; where workers are to be woken, a notification after it, in a statement of its own."""
+        self._queue.push(TOPIC, [NewTask(job.identifier, job.payload)])
+        if self.mode.get("notify"):
+            self._conn.execute(WOKEN)
+
+    async def drain(self, meter: Meter) -> None:
+        """Polls until nothing comes, each thread by a connection of its own."""
+        in_threads(partial(self._drain, meter), self.mode.get("threads", 1))
+
+    async def work(self, meter: Meter) -> None:
+        """Polls; where nothing comes, waits for the interval to pass, or to be woken."""
+        loop = Loop(self._conn, meter, self.mode)
+        if self.mode.get("notify"):
+            self._conn.execute(WAKE)
+        while not meter.over.is_set():
+            if loop.step():
+                continue
+            if self.mode.get("notify"):
+                for _ in self._conn.notifies(timeout=self.mode["interval"], stop_after=1):
+                    pass
+            else:
+                await asyncio.sleep(self.mode["interval"])
+
+    async def claim(self, size: int) -> int:
+        """One poll."""
+        self._owner = self._owner or self._queue.register("bench")
+        return len(self._queue.poll(TOPIC, self._owner, size))
+
+    def _drain(self, meter: Meter) -> None:
+        with connect(self._dsn, autocommit=True, prepare_threshold=PREPARED) as conn:
+            loop = Loop(conn, meter, self.mode)
+            while not meter.over.is_set() and loop.step():
+                pass
+
+
+class Loop:
+    """Poll, handle, complete."""
+
+    def __init__(self, conn: Connection, meter: Meter, mode: Mapping[str, Any]) -> None:
+        self._queue = TaskQueue(conn)
+        self._owner = self._queue.register(f"bench/{conn.info.backend_pid}")
+        self._meter = meter
+        self._size = mode["size"]
+        self._condition = Condition(mode.get("condition", "NONE"))
+
+    def step(self) -> int:
+        """Does it once; returns with how many tasks."""
+        found = self._queue.poll(TOPIC, self._owner, self._size, condition=self._condition)
+        if found:
+            handle = self._meter.handle
+            decisions: dict[Task | int, Decision | Result] = {
+                task: Decision(Result.SUCCESS, handle(_document(task.payload))) for task in found
+            }
+            self._queue.complete(self._owner, decisions)
+        return len(found)
+
+
+def _document(payload: object) -> dict[str, Any]:
+    if not isinstance(payload, dict):
+        raise TypeError("a payload of the benchmark is a document")
+    return payload
+
+
+if __name__ == "__main__":
+    serve(TaskQ())

@@ -1,0 +1,102 @@
+"""Topics: what an operation costs, in time and in locks, by the number of topics and of partitions of their own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import cycle, islice
+from statistics import median
+
+import psycopg
+
+from airflow_provider_taskq.queue import Owner, Result, Task, TaskQueue, connect
+from bench.rig import Rig, seconds
+
+VERBS = ("push", "poll", "complete")
+SHAPES = ((1, 0), (100, 0), (5_000, 0), (100, 1), (100, 10), (100, 100), (5_000, 10))  # topics, of them apart
+ROUNDS = 20
+REPETITIONS = 50
+MOST = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A topic to measure on, among others."""
+
+    name: str
+    queue: TaskQueue
+    owner: Owner
+    topic: str
+
+    def costs(self) -> dict[str, float]:
+        """The seconds of a push, a poll and a completion of one task; commits cost nothing here."""
+        polled: list[Task] = []
+        return {
+            "push": seconds(lambda: self.queue.push(self.topic, ["task"])),
+            "poll": seconds(lambda: polled.extend(self.queue.poll(self.topic, self.owner))),
+            "complete": seconds(lambda: self.queue.complete(self.owner, dict.fromkeys(polled, Result.SUCCESS))),
+        }
+
+    def locks(self) -> dict[str, int]:
+        """How many tables and indexes a transaction with one such call locks."""
+        polled: list[Task] = []
+        works = {
+            "push": lambda: self.queue.push(self.topic, ["task"]),
+            "poll": lambda: polled.extend(self.queue.poll(self.topic, self.owner)),
+            "complete": lambda: self.queue.complete(self.owner, dict.fromkeys(polled, Result.SUCCESS)),
+        }
+        return {verb: _locked(self.queue.conn, work) for verb, work in works.items()}
+
+
+def run(rig: Rig) -> None:
+    """Measures single operations at 1, 100 and 5,000 topics, and with 1 to 100 of them apart; all in turn."""
+    print(
+        f"\nTopics: median ms of an operation on one task, and the relations it locks; flat is <= {MOST}x the first row"
+    )
+    with ExitStack() as stack:
+        places = [place for shape in SHAPES for place in _places(rig, stack, *shape)]
+        figures: dict[str, dict[str, list[float]]] = {place.name: {verb: [] for verb in VERBS} for place in places}
+        for place in islice(cycle([*places, *places[::-1]]), ROUNDS * len(places)):
+            for _ in range(REPETITIONS):
+                for verb, cost in place.costs().items():
+                    figures[place.name][verb].append(cost)
+        first = {verb: median(figures[places[0].name][verb]) for verb in VERBS}
+        for place in places:
+            locks = place.locks()
+            medians = {verb: median(figures[place.name][verb]) for verb in VERBS}
+            shown = (
+                f"{verb} {1000 * medians[verb]:6.3f} {medians[verb] / first[verb]:4.2f}x {locks[verb]:>3}"
+                for verb in VERBS
+            )
+            print(f"  {place.name:<42} {'   '.join(shown)}")
+
+
+def _places(rig: Rig, stack: ExitStack, topics: int, apart: int) -> Iterator[Place]:
+    """A database with so many topics of ten tasks each, some apart: a place in the shared tables, and one apart."""
+    conn = stack.enter_context(connect(stack.enter_context(rig.database()), autocommit=True))
+    conn.execute("SET synchronous_commit = off")
+    queue = TaskQueue(conn)
+    names = ["shared", *(f"apart {number}" for number in range(apart))]
+    with conn.transaction():
+        for name in [*names, *(f"topic {number}" for number in range(topics - len(names)))]:
+            queue.create_topic(name)
+            queue.push(name, [f"task {number}" for number in range(10)])
+    for name in names[1:]:
+        queue.own_partition(name)
+    conn.execute("VACUUM ANALYZE")
+    for kept, topic in {"shared": "shared", "one of them": "apart 0"}.items():
+        if topic in names:
+            yield Place(
+                f"{topics:,} topics, {apart} apart: {kept}", queue, queue.register(topic, timedelta(hours=1)), topic
+            )
+
+
+def _locked(conn: psycopg.Connection, work: Callable[[], object]) -> int:
+    with conn.transaction():
+        work()
+        row = conn.execute(
+            "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation'"
+            " AND relation <> 'pg_locks'::regclass"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])

@@ -1,0 +1,223 @@
+"""Drives the queue and its model, and compares them after each step."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Any, ClassVar, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    Insertion,
+    Order,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+    connect,
+)
+from tests.queue.conftest import TABLES
+from tests.queue.model.pushing import Draft
+from tests.queue.model.tasks import HOUR, ModelTask, Moment
+from tests.queue.model.whole import Model
+
+TOPICS, NAMES, IDENTIFIERS = ("one", "two", "three"), ("anna", "bert", "carl"), ["a", "b", "c"]
+AT_ONCE = timedelta(0)
+POLICIES = (
+    TopicPolicy(
+        RetryPolicy(max_attempts=4, base=HOUR, factor=2.0, max_delay=3 * HOUR, horizon=5 * HOUR), max_crashes=2
+    ),
+    TopicPolicy(RetryPolicy(max_attempts=4, base=HOUR, factor=1.0, probe=True), max_crashes=3),
+    TopicPolicy(RetryPolicy(max_attempts=9, base=HOUR, factor=1.0, max_elapsed=2 * HOUR), on_expiry="expire", ttl=HOUR),
+    TopicPolicy(RetryPolicy(max_attempts=3, base=AT_ONCE), max_crashes=2),
+    TopicPolicy(RetryPolicy(max_attempts=3, base=AT_ONCE, probe=True), on_expiry="expire"),
+)
+MOVED = {
+    "task": ("created", "due"),
+    "live": ("available_at",),
+    "ended": ("available_at", "completed"),
+    "probe": ("until",),
+    "owner": ("lease_until", "seen"),
+    "lock": ("locked", "at_least", "until"),
+}
+
+Step = TypeVar("Step", bound=Callable[..., None])
+T = TypeVar("T")
+
+
+def step(weight: int, **values: st.SearchStrategy[Any]) -> Callable[[Step], Step]:
+    """Makes a method a step that is drawn so often, with these values.
+
+    Not a rule of its own: Hypothesis leaves out most rules of a run, and then next to nothing happens to a queue.
+    """
+
+    def marked(method: Step) -> Step:
+        method.weight, method.values = weight, values  # type: ignore[attr-defined]
+        return method
+
+    return marked
+
+
+def steps_of(machine: type) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """The name of a step, and its values."""
+    found = {name: method for name, method in inspect.getmembers(machine) if hasattr(method, "weight")}
+    weighted = [name for name, method in found.items() for _ in range(method.weight)]
+    return st.sampled_from(weighted).flatmap(
+        lambda name: st.tuples(st.just(name), st.fixed_dictionaries(found[name].values))
+    )
+
+
+def picked(candidates: Sequence[T], numbers: Sequence[int]) -> list[T]:
+    """Some of the candidates, each once, by numbers that were drawn before anybody knew how many there are."""
+    return list(dict.fromkeys(candidates[number % len(candidates)] for number in numbers)) if candidates else []
+
+
+class Driver(RuleBasedStateMachine):
+    """A queue, the model of it, and who has registered."""
+
+    dsn: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.conn = self.stack.enter_context(connect(self.dsn, autocommit=True))
+        self.queue = TaskQueue(self.conn)
+        self.model = Model()
+        self.owners: dict[str, Owner] = {}
+        self.former: list[Owner] = []  # whose names were registered anew
+        self.highest = 0  # sequence so far
+
+    @initialize(one_transaction=st.booleans(), filled=st.booleans())
+    def begin(self, one_transaction: bool, filled: bool) -> None:
+        """An empty queue with its topics; every verb commits, or none does."""
+        for table in TABLES:
+            self.conn.execute(f"DELETE FROM taskq.{table}".encode())
+        self.conn.execute("SELECT setval('taskq.task_sequence', 100)")  # so that each run is like any other
+        self.conn.autocommit = not one_transaction
+        for topic, policy in zip(TOPICS, POLICIES, strict=False):
+            assert self.queue.create_topic(topic, policy)
+            assert self.model.create_topic(topic, policy)
+        owners = [self.register(name, 9) for name in NAMES[:2]]  # the third comes when it likes
+        for topic in TOPICS * filled:
+            self.begin_topic(topic, owners[0])
+
+    def begin_topic(self, topic: str, owner: Owner) -> None:
+        """With a history, so that what comes has something to depend on."""
+        drafts = [Draft(name) for name in IDENTIFIERS]
+        pushed = [task.sequence for task in self.queue.push(topic, IDENTIFIERS)]
+        self.model.push(topic, drafts, Insertion.APPEND, self.model.now, pushed)
+        for each in (self.queue, self.model):
+            each.poll(topic, owner, 2, Order.FIRST_IN_FIRST_OUT, Condition.NONE)
+        self.queue.complete(owner, dict.fromkeys(pushed[:2], Result.SUCCESS))
+        self.model.complete(owner, dict.fromkeys(pushed[:2], Decision(Result.SUCCESS)))
+
+    def teardown(self) -> None:
+        if not self.conn.autocommit:
+            self.conn.rollback()
+        self.stack.close()
+
+    def both(self, real: Callable[[], Any], expected: Callable[[], Any]) -> Any:
+        """Calls both: they return the same, or refuse for the same reason. Returns what they did, None if nothing."""
+        told, refused = self._outcome(real)
+        should, refusal = _outcome(expected)
+        assert (refused, told) == (refusal, should), f"queue: {refused or told}; model: {refusal or should}"
+        return told
+
+    def _outcome(self, call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
+        """What a verb returns, or how it refuses: then it is undone, in a transaction of many to its savepoint."""
+        try:
+            with nullcontext() if self.conn.autocommit else self.conn.transaction():
+                return call(), None
+        except TaskQueueError as error:
+            return None, type(error)
+
+    def topic_with(self, number: int, *states: State) -> str:
+        """A topic that has tasks in such a state, where there is any: so that most steps do something."""
+        fitting = [topic for topic in self.model.topics if self.model.of_topic(topic, *states)]
+        return picked(fitting or sorted(self.model.topics), [number])[0]
+
+    def register(self, name: str, lease: int) -> Owner:
+        """Under a new fence; both say whether the name held tasks."""
+        if name in self.owners:
+            self.former.append(self.owners[name])
+        owner = self.owners[name] = self.queue.register(name, lease * HOUR)
+        assert owner.resumed == self.model.register(name, owner.fence, lease)
+        return owner
+
+    def clock(self) -> datetime:
+        """The server's clock, now."""
+        row = self.conn.execute("SELECT clock_timestamp()").fetchone()
+        assert row is not None
+        moment: datetime = row[0]
+        return moment
+
+    def half_past(self, hour: int) -> datetime:
+        """The moment half an hour after all that happened in an hour of the model."""
+        return self.clock() + (hour - self.model.now.hours) * HOUR + HOUR / 2
+
+    def new_sequences(self) -> list[int]:
+        """The sequences of tasks that the model does not know yet."""
+        rows = self.conn.execute(
+            "SELECT sequence FROM taskq.task WHERE sequence > %s ORDER BY sequence", (self.highest,)
+        ).fetchall()
+        return [row[0] for row in rows]
+
+    def pass_time(self, hours: int) -> None:
+        """By moving all that was, as nobody wants to wait."""
+        for table, columns in MOVED.items():
+            moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
+            self.conn.execute(f"UPDATE taskq.{table} SET {moves}".encode(), {"by": hours * HOUR})
+        self.model.pass_time(hours)
+
+    @invariant()
+    def both_hold_the_same_tasks(self) -> None:
+        """All that can be read of each."""
+        rows = self.conn.execute(
+            "SELECT sequence, topic, identifier, state, descent, owner, attempt, crashes, redelivered, priority,"
+            " payload, reference, output, error, status, clock_timestamp(), created, available_at, completed"
+            " FROM taskq.task_info ORDER BY sequence"
+        ).fetchall()
+        self.highest = max([self.highest, *self.model.tasks])
+        self.model.tick()
+        told = [self._told(row) for row in rows]
+        expected = [self._expected(task) for _, task in sorted(self.model.tasks.items())]
+        assert told == expected, [pair for pair in zip_longest(told, expected) if pair[0] != pair[1]]
+
+    def _told(self, row: tuple[Any, ...]) -> list[Any]:
+        """A row, its times in hours from now."""
+        *values, error, status, now, created, available_at, completed = row
+        error = "lease" if error is not None and error.startswith("given up: the lease") else error
+        moments = [None if at is None else round((at - now) / HOUR) for at in (created, available_at, completed)]
+        known = self.model.tasks.get(row[0])
+        told = known is not None and (known.state is not State.READY or not known.depends_on)
+        return [*values, error, status if told else None, *moments]
+
+    def _expected(self, task: ModelTask) -> list[Any]:
+        """The same of the model. Whether a task waits for another only its next poll knows."""
+        told = task.state is not State.READY or not task.depends_on
+        owner = None if task.state is State.READY else task.owner
+        return [
+            *(task.sequence, task.topic, task.identifier, task.state, task.descent, owner, task.attempt, task.crashes),
+            *(task.redelivered, task.priority, task.payload, task.reference, task.output, task.error),
+            self.model.status(task) if told else None,
+            *(self._ago(moment) for moment in (task.created, task.due, task.completed)),
+        ]
+
+    def _ago(self, moment: Moment | None) -> int | None:
+        return None if moment is None else moment.hours - self.model.now.hours
+
+
+def _outcome(call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
+    """What the model returns, or how it refuses."""
+    try:
+        return call(), None
+    except TaskQueueError as error:
+        return None, type(error)

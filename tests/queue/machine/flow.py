@@ -1,0 +1,162 @@
+"""The rules of what producers and consumers do: tasks come in, go out, and end."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from airflow_provider_taskq.queue import Condition, Decision, Insertion, Order, Owner, Result, State, Task
+from tests.queue.machine.driver import IDENTIFIERS, NAMES, TOPICS, Driver, picked, step
+from tests.queue.model.pushing import Draft
+from tests.queue.model.tasks import HOUR, ModelTask
+
+FIFO = Order.FIRST_IN_FIRST_OUT
+RESULTS = st.sampled_from([Result.FAILURE, Result.FAILURE, Result.SUCCESS, Result.SUCCESS, *Result])
+topics = st.sampled_from(TOPICS)
+which = st.integers(0, 5)  # of the topics that fit
+names = st.sampled_from(NAMES)
+conditions = st.sampled_from([Condition.NONE, *Condition])
+drafts = st.builds(
+    Draft,
+    st.sampled_from(IDENTIFIERS),
+    st.sampled_from([0, 0, 0, 1, -1]),
+    suspended=st.sampled_from([False] * 4 + [True]),
+    ttl=st.sampled_from([None] * 4 + [0, 1, 2]),
+    payload=st.sampled_from([None, {"n": 1}]),
+    reference=st.sampled_from([None, "r"]),
+)
+later = st.builds(Draft, st.sampled_from(IDENTIFIERS), delay=st.integers(0, 2)) | st.builds(
+    Draft, st.sampled_from(IDENTIFIERS), at=st.integers(-2, 2), priority=st.integers(0, 1)
+)
+dependent = st.builds(
+    Draft,
+    st.sampled_from(IDENTIFIERS),
+    delay=st.sampled_from([None, None, 1]),
+    suspended=st.sampled_from([False, False, True]),
+    depends_on=st.lists(st.tuples(topics, st.sampled_from(IDENTIFIERS)), min_size=1, max_size=2).map(tuple),
+)
+numbers = st.lists(st.integers(0, 20), min_size=1, max_size=3)
+decisions = st.builds(
+    Decision, RESULTS, message=st.sampled_from([None, {"m": 1}]), error=st.sampled_from([None, "x"])
+) | st.builds(Decision, st.just(Result.SUSPENSION), delay=st.integers(0, 2).map(lambda hours: hours * HOUR))
+
+
+class Flow(Driver):
+    """Producers and consumers."""
+
+    @step(
+        6,
+        topic=st.sampled_from([*TOPICS, *TOPICS, *TOPICS, "nowhere"]),
+        new=st.lists(drafts | later | dependent, max_size=4),
+        insertion=st.sampled_from([Insertion.APPEND] * 4 + list(Insertion)),
+        streamed=st.booleans(),
+    )
+    def push(self, topic: str, new: list[Draft], insertion: Insertion, streamed: bool) -> None:
+        """What is stored is found by its sequences, which are greater than all before."""
+        clock, read_at = self.clock(), self.model.tick()
+
+        def real() -> list[int]:
+            tasks = [draft.new_task(clock) for draft in new]
+            if streamed:
+                pushed = self.queue.push_stream(topic, iter(tasks), insertion)
+                given = self.new_sequences()
+                assert (pushed.count, pushed.first, pushed.last) == (
+                    len(new), min(given, default=None), max(given, default=None))  # fmt: skip
+                return given
+            return [task.sequence for task in self.queue.push(topic, tasks, insertion)]
+
+        self.both(real, lambda: self.model.push(topic, new, insertion, read_at, self.new_sequences()))
+
+    @step(10, topic=topics, new=st.lists(drafts | later | dependent, min_size=1, max_size=4))
+    def append(self, topic: str, new: list[Draft]) -> None:
+        """What producers do most of the time: they know what their tasks depend on."""
+        known = {(task.topic, task.identifier) for task in self.model.tasks.values()}
+        drafts = [
+            replace(draft, depends_on=tuple(sorted(known & set(draft.depends_on) - {(topic, draft.identifier)})))
+            for draft in new
+        ]
+        self.push(topic, drafts, Insertion.APPEND, streamed=False)
+
+    @step(8,
+        name=names, number=which, size=st.integers(0, 4), order=st.sampled_from(Order), condition=conditions,
+        claimed=st.booleans(), late=st.sampled_from([False, False, True]),
+    )  # fmt: skip
+    def poll(
+        self, name: str, number: int, size: int, order: Order, condition: Condition, claimed: bool, late: bool
+    ) -> None:
+        """The very tasks, in the very order; before, `ready` knows how many."""
+        topic = self.topic_with(number, State.READY)
+        owner = self.consumer(name, late)
+        self.ready(topic, 1 + size, condition)
+        if claimed:
+            self.both(
+                lambda: self.queue.claim(topic, owner, size, order, condition),
+                lambda: len(self.model.poll(topic, owner, size, order, condition)),
+            )
+        else:
+            self.both(
+                lambda: [_told(task) for task in self.queue.poll(topic, owner, size, order, condition)],
+                lambda: [_expected(task) for task in self.model.poll(topic, owner, size, order, condition)],
+            )
+
+    @step(4, name=names, number=which, identifiers=st.integers(0, 3), size=st.sampled_from([-1, -1, 0, 1, 2]))
+    def poll_batch(self, name: str, number: int, identifiers: int, size: int) -> None:
+        """Whole groups, in the order of their first tasks."""
+        topic = self.topic_with(number, State.READY)
+        owner = self.consumer(name, late=False)
+
+        def real() -> list[object]:
+            groups = self.queue.poll_batch(topic, owner, identifiers, size)
+            return [_told(task) for group in groups.values() for task in group]
+
+        self.both(real, lambda: [_expected(task) for task in self.model.poll_batch(topic, owner, identifiers, size)])
+
+    @step(
+        6,
+        made=st.lists(decisions, min_size=1, max_size=3),
+        numbers=numbers,
+        stray=st.sampled_from([False] * 5 + [True]),
+    )
+    def complete(self, made: list[Decision], numbers: list[int], stray: bool) -> None:
+        """Some of what an owner holds, sometimes what it does not, or under a fence of before."""
+        busy = [name for name in NAMES if self.model.held_by(name)]
+        if stray:
+            [owner] = picked([*self.owners.values(), *self.former], numbers[:1])
+            self.finish(owner, picked(sorted(self.model.tasks), numbers), made)
+        elif busy:
+            [name] = picked(busy, numbers[:1])
+            held = [task.sequence for task in self.model.held_by(name)]
+            self.finish(self.owners[name], picked(held, numbers), made)
+
+    @step(10, name=names, number=which, condition=conditions, made=st.lists(decisions, min_size=1, max_size=4))
+    def work(self, name: str, number: int, condition: Condition, made: list[Decision]) -> None:
+        """What consumers do most of the time."""
+        topic = self.topic_with(number, State.READY)
+        self.poll(name, number, len(made), FIFO, condition, claimed=False, late=False)
+        held = [task.sequence for task in self.model.held_by(name) if task.topic == topic]
+        if held:
+            self.finish(self.owners[name], held[: len(made)], made)
+
+    def finish(self, owner: Owner, sequences: list[int], made: list[Decision]) -> None:
+        """In one call, all or nothing."""
+        decided = dict(zip(sequences, made, strict=False))
+        given: dict[Task | int, Decision | Result] = dict(decided.items())
+        self.both(lambda: self.queue.complete(owner, given), lambda: self.model.complete(owner, decided))
+
+    def ready(self, topic: str, limit: int, condition: Condition) -> None:
+        """Neither more nor fewer than could be polled."""
+        self.both(lambda: self.queue.ready(topic, limit, condition), lambda: self.model.ready(topic, limit, condition))
+
+    def consumer(self, name: str, late: bool) -> Owner:
+        """The owner of that name: as it is, or else registered anew, so that most polls take something."""
+        known = self.model.owners.get(name)
+        if name in self.owners and (late or (known is not None and not known.gone and known.until > self.model.now)):
+            return self.owners[name]
+        return self.register(name, 9)
+
+
+def _told(task: Task) -> object:
+    return task.sequence, task.topic, task.identifier, task.payload, task.reference, task.attempt, task.redelivered
+
+
+def _expected(task: ModelTask) -> object:
+    return task.sequence, task.topic, task.identifier, task.payload, task.reference, task.attempt, task.redelivered

@@ -1,0 +1,139 @@
+"""The rules of what operators do."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from airflow_provider_taskq.queue import Junction, Result, Revival, State
+from tests.queue.machine.driver import IDENTIFIERS, POLICIES, picked, step
+from tests.queue.machine.flow import Flow, numbers, topics, which
+from tests.queue.model.tasks import ENDED, HOUR
+
+
+@dataclass(frozen=True)
+class Some:
+    """How to choose tasks, whichever there will be."""
+
+    state: State | None
+    numbers: list[int]
+    stray: bool
+    low: int | None
+    high: int | None
+
+
+states = st.sampled_from([*ENDED, *ENDED, *State])
+
+bounds = st.sampled_from([None] * 20 + list(range(20)))
+some = st.builds(Some, st.none() | states, numbers, st.sampled_from([False] * 5 + [True]), bounds, bounds)
+
+
+class Operating(Flow):
+    """Operators."""
+
+    @step(
+        4,
+        number=which,
+        revival=st.sampled_from([Revival.RESET, *Revival]),
+        some=some,
+        size=st.none() | st.integers(0, 2),
+    )
+    def revive(self, number: int, revival: Revival, some: Some, size: int | None) -> None:
+        """By state, a few of them, or by name."""
+        topic = self.topic_with(number, *ENDED)
+        state, sequences, from_, to = self.some_tasks(topic, some)
+        size = size if sequences is None else None
+        self.both(
+            lambda: self.queue.revive(topic, state, revival, sequences=sequences, from_=from_, to=to, size=size),
+            lambda: self.model.revive(
+                topic, self.model.chosen(topic, state, sequences, from_, to)[:size], revival, self.new_sequences()
+            ),
+        )
+
+    @step(2, number=which, result=st.sampled_from(Result), some=some)
+    def reassign(self, number: int, result: Result, some: Some) -> None:
+        """Another result."""
+        topic = self.topic_with(number, *ENDED)
+        state, sequences, from_, to = self.some_tasks(topic, some)
+        self.both(
+            lambda: self.queue.reassign(topic, result, sequences=sequences, state=state, from_=from_, to=to),
+            lambda: self.model.reassign(self.model.chosen(topic, state, sequences, from_, to), result, state),
+        )
+
+    def some_tasks(self, topic: str, some: Some) -> tuple[State | None, list[int] | None, int, int | None]:
+        """Tasks as revive and reassign take them: of a state, or named: mostly such as have ended, sometimes others."""
+        if some.state is not None:
+            return some.state, None, *self.some_range(some)
+        ended = [task.sequence for task in self.model.of_topic(topic, *ENDED)]
+        return None, picked([*self.model.tasks, 0] if some.stray else ended, some.numbers), 0, None
+
+    def some_range(self, some: Some) -> tuple[int, int | None]:
+        """Mostly all, else bounded by tasks that there are."""
+        bounds = [0, *self.model.tasks]
+        low, high = (None if place is None else bounds[place % len(bounds)] for place in (some.low, some.high))
+        return low or 0, high
+
+    @step(
+        3,
+        number=which,
+        groups=st.lists(st.lists(st.sampled_from(IDENTIFIERS), max_size=3), max_size=3),
+        junction=st.sampled_from(Junction),
+    )
+    def junction(self, number: int, groups: list[list[str]], junction: Junction) -> None:
+        """Suspended tasks go on together."""
+        topic = self.topic_with(number, State.SUSPENDED)
+        self.both(
+            lambda: self.queue.junction(topic, groups, junction), lambda: self.model.junction(topic, groups, junction)
+        )
+
+    @step(2, topic=topics, some=some, everything=st.sampled_from([False] * 5 + [True]))
+    def purge(self, topic: str, some: Some, everything: bool) -> None:
+        if everything:
+            self.both(lambda: self.queue.purge_all(topic), lambda: self.model.purge_all(topic))
+            return
+        from_, to = self.some_range(some)
+        self.both(
+            lambda: self.queue.purge(topic, from_, to, some.state),
+            lambda: self.model.purge(topic, from_, to, some.state),
+        )
+
+    @step(2, topic=topics, policy=st.sampled_from(POLICIES), verb=st.sampled_from(["drop", "alter", "alter"]))
+    def change_topic(self, topic: str, policy: object, verb: str) -> None:
+        """Another policy; or the topic goes, and one of its name comes back."""
+        index = list[object](POLICIES).index(policy)
+        if verb == "alter":
+            self.both(
+                lambda: self.queue.alter_topic(topic, POLICIES[index]),
+                lambda: self.model.alter_topic(topic, POLICIES[index]),
+            )
+            return
+        self.both(lambda: self.queue.drop_topic(topic), lambda: self.model.drop_topic(topic))
+        for _ in range(2):
+            self.both(
+                lambda: self.queue.create_topic(topic, POLICIES[index]),
+                lambda: self.model.create_topic(topic, POLICIES[index]),
+            )
+
+    @step(1, topic=topics, paused=st.booleans(), then=st.booleans())
+    def pause(self, topic: str, paused: bool, then: bool) -> None:
+        """A paused topic hands out nothing; mostly it is resumed soon."""
+        for each in (paused, paused and then):
+            self.set_paused(topic, each)
+
+    def set_paused(self, topic: str, paused: bool) -> None:
+        """Both say whether that was new."""
+        change = self.queue.pause_topic if paused else self.queue.resume_topic
+        self.both(lambda: change(topic), lambda: self.model.set_paused(topic, paused))
+
+    @step(2,
+        name=st.sampled_from("xy"), by=st.sampled_from("pq"), at_most=st.integers(1, 3), at_least=st.integers(0, 3),
+        taken=st.booleans(),
+    )  # fmt: skip
+    def lock(self, name: str, by: str, at_most: int, at_least: int, taken: bool) -> None:
+        if taken:
+            least = min(at_least, at_most)
+            self.both(
+                lambda: self.queue.lock(name, by, at_most * HOUR, least * HOUR),
+                lambda: self.model.lock(name, by, at_most, least),
+            )
+        else:
+            self.both(lambda: self.queue.unlock(name, by), lambda: self.model.unlock(name, by))

@@ -1,0 +1,125 @@
+"""The model's side of poll: section 5 of the contract."""
+
+from collections.abc import Callable, Iterable
+
+from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, State
+from tests.queue.model.tasks import Holdings, ModelOwner, ModelTask
+
+BLOCKING = {
+    Condition.NONE: (),
+    Condition.SINGULAR_BY_IDENTIFIER: (),
+    Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE: (State.EXPIRED, State.FAILED),
+    Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS: (State.EXPIRED, State.FAILED, State.SUSPENDED),
+}
+
+
+class Polling(Holdings):
+    """How tasks go out."""
+
+    def poll(self, topic: str, owner: Owner, size: int, order: Order, condition: Condition) -> list[ModelTask]:
+        """READY and due -> ACTIVE."""
+        self.topic(topic)
+        self._running(owner)
+        self.tick()
+        return self._take(self.due(topic, order, condition)[: max(size, 0)], owner)
+
+    def poll_batch(self, topic: str, owner: Owner, identifiers: int, size: int) -> list[ModelTask]:
+        """Whole groups, or the first tasks of them."""
+        self.topic(topic)
+        self._running(owner)
+        self.tick()
+        groups = list(self.groups(topic).values())[: max(identifiers, 0)]
+        return self._take([task for group in groups for task in (group if size == -1 else group[:size])], owner)
+
+    def ready(self, topic: str, limit: int, condition: Condition) -> int:
+        """How many could be polled now."""
+        self.topic(topic)
+        self.tick()
+        return min(len(self.due(topic, Order.FIRST_IN_FIRST_OUT, condition)), max(limit, 0))
+
+    def due(self, topic: str, order: Order, condition: Condition) -> list[ModelTask]:
+        """What could be handed out now, in polled order."""
+        if self.topics[topic].paused:
+            return []
+        found = self._in_order([task for task in self.of_topic(topic, State.READY) if self._is_due(task)], order)
+        if condition is not Condition.NONE:
+            names = {task.identifier for task in found}
+            turns = {id(self._turn(topic, name, found)) for name in names if not self._blocked(topic, name, condition)}
+            found = [task for task in found if id(task) in turns]
+        return list(self._one_retry(topic, found))
+
+    def groups(self, topic: str) -> dict[str, list[ModelTask]]:
+        """The groups that could be handed out now, in the order of their first tasks."""
+        if self.topics[topic].paused:
+            return {}
+        groups: dict[str, list[ModelTask]] = {}
+        ready = self.of_topic(topic, State.READY)
+        for task in self._in_order([task for task in ready if self._is_due(task)], Order.FIRST_IN_FIRST_OUT):
+            groups.setdefault(task.identifier, []).append(task)
+        kept_back = {task.identifier for task in self.of_topic(topic, State.ACTIVE, State.FAILED)}
+        kept_back |= {task.identifier for task in ready if task.attempt and not self._is_due(task)}
+        kept_back |= set(self._other_retries(topic, [name for name in groups if name not in kept_back], ready))
+        return {name: group for name, group in groups.items() if name not in kept_back}
+
+    def _other_retries(self, topic: str, names: list[str], ready: list[ModelTask]) -> list[str]:
+        """While retries fail, a group with any is a try as a whole: these are the others."""
+        retried = {task.identifier for task in ready if task.attempt}
+        return [name for name in names if name in retried][self._retries_allowed(topic, len(names)) :]
+
+    def _turn(self, topic: str, identifier: str, due: list[ModelTask]) -> ModelTask:
+        """The task that the turn of an identifier belongs to."""
+        own = [task for task in self.of_topic(topic, State.ACTIVE, State.READY) if task.identifier == identifier]
+        active = [task for task in own if task.state is State.ACTIVE]
+        attempted = [task for task in own if task.attempt]
+        return (active + attempted + [task for task in due if task.identifier == identifier])[0]
+
+    def _blocked(self, topic: str, identifier: str, condition: Condition) -> bool:
+        return any(
+            task.identifier == identifier for state in BLOCKING[condition] for task in self.of_topic(topic, state)
+        )
+
+    def _is_due(self, task: ModelTask) -> bool:
+        return task.due <= self.now and all(self._succeeded(*each) for each in task.depends_on)
+
+    def _succeeded(self, number: int, identifier: str) -> bool:
+        """Whether the latest task has; where none is left, nobody can wait for it."""
+        latest = self.latest_of(number, identifier)
+        return latest is None or latest.state is State.SUCCEEDED
+
+    def _one_retry(self, topic: str, found: list[ModelTask]) -> Iterable[ModelTask]:
+        """While retries fail, the first of them."""
+        allowed = self._retries_allowed(topic, len(found))
+        for task in found:
+            allowed -= task.attempt > 0
+            if task.attempt == 0 or allowed >= 0:
+                yield task
+
+    def _retries_allowed(self, topic: str, otherwise: int) -> int:
+        """While retries fail: one, and only when the last one is back and its delay is over."""
+        known = self.topics[topic]
+        if not known.policy.retry.probe or known.failing is None:
+            return otherwise
+        out = any(task.sequence in known.probes for task in self.of_topic(topic, State.ACTIVE))
+        return int(known.failing <= self.now and not out)
+
+    def _take(self, tasks: list[ModelTask], owner: Owner) -> list[ModelTask]:
+        for task in tasks:
+            topic = self.topics[task.topic]
+            if task.attempt and topic.failing is not None:
+                topic.probes.add(task.sequence)
+            task.state, task.owner = State.ACTIVE, owner.name
+            task.attempt += 1
+        return tasks
+
+    def _running(self, owner: Owner) -> ModelOwner:
+        known = self.leaseholder(owner)
+        if known.until <= self.now:
+            raise LeaseLost(owner.name)
+        return known
+
+    def _in_order(self, tasks: list[ModelTask], order: Order) -> list[ModelTask]:
+        by_time: Callable[[ModelTask], object] = lambda task: (task.due, task.sequence)  # noqa: E731
+        return sorted(
+            sorted(tasks, key=by_time, reverse=order is Order.LAST_IN_FIRST_OUT),  # type: ignore[arg-type]
+            key=lambda task: -task.priority,
+        )

@@ -1,0 +1,109 @@
+"""The model's side of push: section 4 of the contract."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_provider_taskq.queue import Insertion, InvalidTask, Json, NewTask, State, TopicPolicy
+from tests.queue.model.tasks import ENDED, HOUR, Holdings, ModelTask, ModelTopic, Moment
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A task to push, in the model's hours."""
+
+    identifier: str
+    priority: int = 0
+    suspended: bool = False
+    delay: int | None = None
+    at: int | None = None  # from now
+    ttl: int | None = None
+    depends_on: tuple[tuple[str, str], ...] = ()
+    payload: Json = None
+    reference: str | None = None
+
+    def new_task(self, clock: datetime) -> NewTask:
+        """The same for the queue, whose clock says that it is so late."""
+        return NewTask(
+            self.identifier,
+            self.payload,
+            self.reference,
+            self.suspended,
+            None if self.at is None else clock + self.at * HOUR,
+            None if self.delay is None else self.delay * HOUR,
+            None if self.ttl is None else self.ttl * HOUR,
+            self.priority,
+            self.depends_on,
+        )
+
+
+class Pushing(Holdings):
+    """How topics are made and tasks come in."""
+
+    def create_topic(self, name: str, policy: TopicPolicy) -> bool:
+        """An existing topic is left as it is."""
+        if name in self.topics:
+            return False
+        self.made += 1
+        self.topics[name] = ModelTopic(self.made, policy)
+        return True
+
+    def push(
+        self, topic: str, drafts: Sequence[Draft], insertion: Insertion, clock: Moment, given: Sequence[int]
+    ) -> list[int]:
+        """`clock`: the moment that `at` is reckoned from; `given`: the sequences of those that were stored."""
+        if not drafts:
+            return []
+        self.topic(topic)
+        last = {draft.identifier: place for place, draft in enumerate(drafts)}
+        stored = [draft for place, draft in enumerate(drafts) if last[draft.identifier] == place]
+        if insertion is not Insertion.DELETE:
+            stored = list(drafts)
+        self._check(topic, drafts, insertion, stored)
+        if insertion is not Insertion.APPEND:
+            self.displace(topic, set(last), insertion)
+        now = self.tick()
+        made = [self._make(topic, *each, now, clock) for each in zip(stored, given, strict=True)]
+        if insertion is not Insertion.APPEND:
+            for task in made:
+                if any(later.identifier == task.identifier and later.sequence > task.sequence for later in made):
+                    task.supersede(State.REDUNDANT)
+        return list(given)
+
+    def displace(self, topic: str, identifiers: set[str], insertion: Insertion) -> None:
+        """What the table says of older tasks."""
+        for task in self.of_topic(topic):
+            if task.identifier not in identifiers or task.state is State.ACTIVE:
+                continue
+            if insertion is Insertion.DELETE:
+                del self.tasks[task.sequence]
+            elif task.state is State.READY or (insertion is Insertion.REPLACE and task.state in ENDED):
+                task.supersede(State.REDUNDANT)
+
+    def _check(self, topic: str, drafts: Sequence[Draft], insertion: Insertion, stored: list[Draft]) -> None:
+        """What a task depends on is there before it: it was, and stays, or it comes earlier in this push."""
+        gone = {draft.identifier for draft in drafts} if insertion is Insertion.DELETE else set()
+        known = {
+            (task.topic, task.identifier)
+            for task in self.tasks.values()
+            if task.topic != topic or task.identifier not in gone or task.state is State.ACTIVE
+        }
+        for draft in drafts:
+            if not set(draft.depends_on) <= known - {(topic, draft.identifier)}:
+                raise InvalidTask(draft)
+            if any(draft is each for each in stored):
+                known.add((topic, draft.identifier))
+
+    def _make(self, topic: str, draft: Draft, sequence: int, now: Moment, clock: Moment) -> ModelTask:
+        place = now if draft.at is None else clock.plus(draft.at)
+        if draft.delay is not None:
+            place = now.plus(draft.delay)
+        task = ModelTask(
+            sequence, topic, draft.identifier, State.SUSPENDED if draft.suspended else State.READY, now, place, place
+        )
+        task.priority, task.payload, task.reference, task.ttl = (
+            *(draft.priority, draft.payload, draft.reference, draft.ttl),
+        )
+        task.depends_on = tuple((self.topics[name].number, identifier) for name, identifier in draft.depends_on)
+        self.tasks[sequence] = task
+        return task

@@ -1,0 +1,312 @@
+"""Health: what slows or threatens the queue is named, with the session to look at."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.queue import Finding, NewTask, Owner, Result, Severity, TaskQueue, connect, install
+from tests.queue.conftest import InBackground, keeps_expired, lapse, numbered, pass_time, until
+
+SUBJECTS = {
+    "bloated indexes",
+    "dead rows",
+    "dependencies",
+    "lapsed leases",
+    "left behind",
+    "numbers that run out",
+    "open pushes",
+    "oldest transaction",
+    "waiting tasks",
+    "waits for locks",
+}
+
+
+def found(queue: TaskQueue, subject: str) -> Finding:
+    """The worst finding on a subject."""
+    return next(finding for finding in queue.health() if finding.subject == subject)
+
+
+def test_an_idle_queue_is_fine_and_says_so_of_every_subject(own_queue: TaskQueue) -> None:
+    findings = own_queue.health()
+    assert {finding.subject for finding in findings} == SUBJECTS
+    assert {finding.severity for finding in findings} == {Severity.FINE}
+
+
+def test_the_worst_comes_first(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    pass_time(queue, timedelta(days=1))
+    lapse(queue, owner, timedelta(minutes=6))
+    severities = [finding.severity for finding in queue.health()]
+    assert severities == sorted(severities, reverse=True)
+    assert severities[0] is Severity.CRITICAL
+    assert severities[-1] is Severity.FINE
+
+
+def test_an_open_transaction_is_named_with_its_pid_state_and_application(queue: TaskQueue, dsn: str) -> None:
+    with connect(make_conninfo(dsn, application_name="a report")) as reader:
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT FROM taskq.topic")
+        named = found(queue, "oldest transaction")
+        assert named.pid == reader.info.backend_pid
+        assert "a report" in named.detail
+        assert "idle in transaction since 0 s" in named.detail
+        assert "its last statement began 0 s ago" in named.detail
+    assert found(queue, "oldest transaction").pid is None
+
+
+def test_a_transaction_that_only_wrote_is_named_as_well(queue: TaskQueue, session: TaskQueue) -> None:
+    session.push("work", ["a"])
+    assert found(queue, "oldest transaction").pid == session.conn.info.backend_pid
+
+
+@pytest.mark.parametrize(
+    ("age", "severity"),
+    [(59, "fine"), (60, "notice"), (600, "warning"), (3600, "critical")],
+)
+def test_severity_grows_with_the_value(conn: psycopg.Connection, age: int, severity: str) -> None:
+    assert conn.execute("SELECT taskq.severity(%s, 60, 600, 3600)", (age,)).fetchone() == (severity,)
+
+
+def test_a_prepared_transaction_is_named_with_what_ends_it(queue: TaskQueue, dsn: str) -> None:
+    row = queue.conn.execute("SHOW max_prepared_transactions").fetchone()
+    if row == ("0",):
+        pytest.skip("this server takes no prepared transactions")
+    name = f"forgotten {uuid4()}"
+    with connect(dsn) as other:
+        TaskQueue(other).push("work", ["a"])
+        other.execute(sql.SQL("PREPARE TRANSACTION {}").format(name))
+        other.commit()
+    named, pushing = found(queue, "oldest transaction"), found(queue, "open pushes")
+    queue.conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(name))
+    assert name in named.detail
+    assert pushing.severity is Severity.FINE
+    assert "ROLLBACK PREPARED" in named.detail
+
+
+def test_a_session_that_waits_for_the_queue_is_told_with_the_one_that_it_waits_for(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Any]
+) -> None:
+    session.push("work", ["a"])
+    dropping = open_queue()
+    done = background(lambda: dropping.drop_topic("work"))
+    until(lambda: found(queue, "waits for locks").value)
+    waiting = found(queue, "waits for locks")
+    assert waiting.pid == session.conn.info.backend_pid
+    assert f"session {dropping.conn.info.backend_pid} has waited" in waiting.detail
+    session.conn.rollback()
+    assert done.result(10)
+    assert found(queue, "waits for locks").severity is Severity.FINE
+
+
+def test_dead_rows_are_told_by_their_table_with_the_number_at_which_vacuum_begins(own_queue: TaskQueue) -> None:
+    queue = own_queue
+    queue.conn.execute("ALTER TABLE taskq.live_default SET (autovacuum_enabled = off)")
+    owner = queue.register("owner")
+    queue.push_stream("work", numbered(3000))
+    queue.claim("work", owner, 3000)
+    queue.conn.execute("SELECT pg_stat_force_next_flush()")
+    until(lambda: found(queue, "dead rows").severity is Severity.CRITICAL)
+    worst = found(queue, "dead rows")
+    assert "taskq.live_default has 3000 dead rows, of 6000 in all; autovacuum is switched off for it" in worst.detail
+    assert worst.value == 3000
+    queue.conn.execute("ALTER TABLE taskq.live_default RESET (autovacuum_enabled)")
+    assert found(queue, "dead rows").severity is Severity.NOTICE
+    queue.conn.execute("VACUUM taskq.live_default")
+    assert found(queue, "dead rows").severity is Severity.FINE
+
+
+def test_a_lapsed_lease_is_told_once_it_has_lapsed_for_long_and_holds_tasks(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    assert found(queue, "lapsed leases").value == 0
+    lapse(queue, owner, timedelta(minutes=4))
+    assert found(queue, "lapsed leases").severity is Severity.FINE
+    lapse(queue, owner, timedelta(minutes=6))
+    assert found(queue, "lapsed leases").severity is Severity.NOTICE
+    owner = queue.heartbeat(owner)
+    queue.poll("work", owner, 2)
+    lapse(queue, owner, timedelta(minutes=6))
+    told = found(queue, "lapsed leases")
+    assert told.severity is Severity.WARNING
+    assert "'owner'" in told.detail
+    assert "some 2 tasks" in told.detail
+    queue.expire()
+    assert found(queue, "lapsed leases").value == 0
+
+
+def test_a_topic_that_nobody_polls_is_told_by_its_oldest_due_task(queue: TaskQueue) -> None:
+    queue.register("idle elsewhere")
+    [task] = queue.push("work", [NewTask("a", priority=-5)])
+    queue.push("work", [NewTask("later", delay=timedelta(days=9))])
+    assert found(queue, "waiting tasks").severity is Severity.FINE
+    pass_time(queue, timedelta(minutes=6))
+    told = queue.health()[0]
+    assert told.severity is Severity.WARNING
+    assert f"topic 'work', sequence {task.sequence} has been due for 6 min: nobody seems to poll it" in told.detail
+    assert told.value == pytest.approx(360, abs=5)
+
+
+@pytest.mark.parametrize("sign", ["holds", "ended"])
+def test_a_topic_that_is_worked_on_is_behind_and_not_unserved(queue: TaskQueue, owner: Owner, sign: str) -> None:
+    queue.push("work", ["a", "b"])
+    pass_time(queue, timedelta(minutes=6))
+    tasks = queue.poll("work", owner)
+    if sign == "ended":
+        queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+    told = queue.health()[0]
+    assert told.severity is Severity.NOTICE
+    assert "it is worked on, but more comes in than goes out" in told.detail
+
+
+def test_what_is_held_under_a_lapsed_lease_is_no_sign_that_a_topic_is_served(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    queue.poll("work", owner)
+    pass_time(queue, timedelta(minutes=6))
+    lapse(queue, owner)
+    assert "nobody seems to poll it" in queue.health()[0].detail
+
+
+def test_a_paused_topic_with_due_tasks_is_told_as_paused(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    queue.pause_topic("work")
+    pass_time(queue, timedelta(minutes=6))
+    told = queue.health()[0]
+    assert told.severity is Severity.NOTICE
+    assert told.detail.endswith("has been due for 6 min: it is paused")
+
+
+def test_what_stands_in_the_way_of_an_identifier_is_named(queue: TaskQueue, owner: Owner) -> None:
+    first, second, *_ = queue.push("work", ["a", "b", "a", "b"])
+    queue.poll("work", owner, 2)
+    queue.complete(owner, {second: Result.FAILURE})
+    pass_time(queue, timedelta(minutes=6))
+    assert f"it comes after sequence {first.sequence}, held by 'owner'" in queue.health()[0].detail
+    queue.complete(owner, {first: Result.SUCCESS})
+    polled = queue.poll("work", owner)
+    queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+    assert f"sequence {second.sequence} of its identifier blocks it, which is FAILED" in queue.health()[0].detail
+
+
+def test_many_waiting_topics_are_told_by_the_worst_ten_and_their_number(queue: TaskQueue) -> None:
+    for number in range(12):
+        queue.create_topic(f"topic {number}")
+        queue.push(f"topic {number}", ["a"])
+    pass_time(queue, timedelta(minutes=6))
+    told = [finding for finding in queue.health() if finding.subject == "waiting tasks"]
+    assert len(told) == 11
+    assert told[-1].detail.startswith("12 topics have tasks that have been due for longer than 5 min")
+
+
+def test_a_dependency_that_ended_without_success_is_told(queue: TaskQueue, owner: Owner) -> None:
+    [first] = queue.push("work", ["a"])
+    [second] = queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
+    assert found(queue, "dependencies").severity is Severity.FINE
+    queue.poll("work", owner)
+    queue.complete(owner, {first: Result.FAILURE})
+    told = found(queue, "dependencies")
+    assert told.severity is Severity.WARNING
+    expected = f"sequence {second.sequence} of topic 'work' waits for sequence {first.sequence} of topic 'work'"
+    assert f"{expected}, which is FAILED" in told.detail
+    queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
+    assert found(queue, "dependencies").severity is Severity.FINE
+
+
+def test_a_push_that_stays_open_is_told_with_its_topic_and_pid(queue: TaskQueue, session: TaskQueue) -> None:
+    session.push("work", ["a"])
+    assert found(queue, "open pushes").value == 0
+    body = queue.conn.execute("SELECT pg_get_functiondef('taskq.health_of_logs'::regproc)").fetchone()
+    assert body is not None
+    with queue.conn.transaction(force_rollback=True):
+        queue.conn.execute(body[0].replace("interval '1 minute'", "interval '-1 minute'").encode())
+        told = found(queue, "open pushes")
+    assert told.pid == session.conn.info.backend_pid
+    assert "has an open push to topic 'work': readers of these logs wait for its end, for 0 s now" in told.detail
+
+
+def test_a_bloated_index_is_named_with_what_to_run(own_queue: TaskQueue) -> None:
+    own_queue.conn.execute(
+        "UPDATE pg_class SET relpages = 20000, reltuples = 100 WHERE relname LIKE 'live_default%lane%'"
+    )
+    own_queue.conn.execute("UPDATE pg_class SET relpages = 20000, reltuples = 100 WHERE relname = 'live_default_pkey'")
+    told = found(own_queue, "bloated indexes")
+    assert told.severity is Severity.NOTICE
+    assert "REINDEX INDEX CONCURRENTLY taskq.live_default_pkey" in told.detail
+    assert told.value == 20_000 * 8192
+
+
+def test_a_sequence_that_runs_out_is_told_in_time(own_queue: TaskQueue) -> None:
+    own_queue.conn.execute("SELECT setval('taskq.task_sequence', 8000000000000000000)")
+    told = found(own_queue, "numbers that run out")
+    assert told.severity is Severity.WARNING
+    assert "taskq.task_sequence is at 8000000000000000000" in told.detail
+
+
+def test_stages_of_jobs_that_died_are_told(queue: TaskQueue, owner: Owner) -> None:
+    queue.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
+        " VALUES (taskq.open_stage(%s, %s), 0, 0, 1, 3)",
+        (owner.name, owner.fence),
+    )
+    assert found(queue, "left behind").severity is Severity.FINE
+    queue.release(owner)
+    assert found(queue, "left behind").detail.startswith("1 stages are left")
+    queue.conn.execute("SELECT taskq.prune_stages()")
+    assert found(queue, "left behind").severity is Severity.FINE
+
+
+@pytest.fixture
+def plain_owner(empty_dsn: str) -> Iterator[str]:
+    """The DSN of a role without rights on the server, to whom the schema belongs."""
+    name = f"plain_{uuid4().hex[:8]}"
+    role = sql.Identifier(name)
+    with connect(empty_dsn, autocommit=True) as conn:
+        database = sql.Identifier(conn.info.dbname)
+        conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'plain'").format(role))
+        conn.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, role))
+        dsn = make_conninfo(empty_dsn, user=name, password="plain")
+        with connect(dsn) as owner:
+            install(owner)
+        yield dsn
+        conn.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(role))
+        conn.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def test_an_owner_of_the_schema_without_rights_on_the_server_is_told_what_it_cannot_see(
+    empty_dsn: str, plain_owner: str
+) -> None:
+    with connect(plain_owner, autocommit=True) as conn, connect(empty_dsn) as stranger:
+        TaskQueue(conn).create_topic("work")
+        TaskQueue(stranger).push("work", ["a"])
+        findings = TaskQueue(conn).health()
+        told = {finding.subject: finding for finding in findings}
+        assert "GRANT pg_read_all_stats TO" in told["what this role sees"].detail
+        assert told["oldest transaction"].pid == stranger.info.backend_pid
+        assert set(told) == SUBJECTS | {"what this role sees"}
+
+
+def test_health_changes_and_locks_nothing(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    queue.poll("work", owner)
+    session.conn.execute("SET TRANSACTION READ ONLY")
+    assert session.health()
+    queue.complete(owner, dict.fromkeys(queue.held(owner), Result.SUCCESS))
+
+
+def test_health_costs_the_same_however_many_tasks_wait(own_queue: TaskQueue) -> None:
+    queue = own_queue
+    queue.push_stream("work", numbered(30_000))
+    queue.conn.execute("VACUUM ANALYZE")
+    owner = queue.register("owner")
+    queue.claim("work", owner, 10_000)
+    queue.alter_topic("work", keeps_expired())
+    row = queue.conn.execute(
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM taskq.health('1 second')"
+    ).fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 5000

@@ -1,0 +1,424 @@
+"""Partitions of their own for busy topics: the same promises, and emptied at once."""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from threading import Event
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Insertion,
+    NewTask,
+    Owner,
+    Result,
+    Revival,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    UnknownTopic,
+    connect,
+)
+from tests.queue.conftest import (
+    InBackground,
+    await_lock_wait,
+    everything,
+    identifiers,
+    image,
+    known,
+    lapse,
+    numbered,
+    states,
+    task_in,
+    until,
+)
+
+IN_A_MOMENT = timedelta(milliseconds=300)
+
+
+@pytest.fixture
+def queue(dsn: str) -> Iterator[TaskQueue]:
+    """A queue with a topic `work`; in the end no topic has tables of its own."""
+    with connect(dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        yield queue
+        conn.execute("RESET ALL")
+        for topic in queue.topics():
+            conn.execute("SELECT taskq.open_shared(%s, '5 seconds')", (topic,))
+            queue.drop_topic(topic)
+        queue.drop_vacant_partitions()
+
+
+def tables_of_topics(queue: TaskQueue) -> list[str]:
+    """The tables that topics have for themselves."""
+    query = "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind = 'r'"
+    return [row[0] for row in queue.conn.execute(f"{query} AND c.relname ~ '_[0-9]+$' ORDER BY 1".encode())]
+
+
+def number_of(queue: TaskQueue, topic: str = "work") -> int:
+    """A topic's number."""
+    row = queue.conn.execute("SELECT topic_id FROM taskq.find_topic(%s)", (topic,)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def apart(queue: TaskQueue, table: str = "task") -> int:
+    """How many rows the topic `work` has in a table of its own."""
+    row = queue.conn.execute(f"SELECT count(*) FROM taskq.{table}_{number_of(queue)}".encode()).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def in_all_states(queue: TaskQueue, owner: Owner) -> None:
+    """A task of each state but ACTIVE in the topic."""
+    for state in sorted(set(State) - {State.ACTIVE}, key=lambda state: state is State.READY):
+        task_in(queue, owner, state, identifier=state.name)
+
+
+def test_a_topic_moves_to_tables_of_its_own_with_all_that_it_has(queue: TaskQueue, owner: Owner) -> None:
+    in_all_states(queue, owner)
+    queue.push("work", [NewTask("p", {"x": 1}, "r", delay=timedelta(days=1), priority=7, ttl=timedelta(hours=1))])
+    before = image(queue)
+    assert queue.own_partition("work") is True
+    assert image(queue) == before
+    assert (apart(queue), apart(queue, "live"), apart(queue, "ended")) == (9, 2, 7)
+    assert queue.own_partition("work") is False
+    assert image(queue) == before
+
+
+def test_its_tables_are_named_by_its_number_and_never_by_its_name(queue: TaskQueue) -> None:
+    name = 'a "topic"; DROP TABLE taskq.task; --'
+    queue.create_topic(name)
+    queue.push(name, ["a"])
+    queue.own_partition(name)
+    number = number_of(queue, name)
+    assert tables_of_topics(queue) == [f"{table}_{number}" for table in ("ended", "live", "task")]
+    assert states(queue, name) == [("a", State.READY)]
+
+
+def test_its_tables_have_the_indexes_and_settings_of_the_shared_ones(queue: TaskQueue) -> None:
+    queue.own_partition("work")
+    number = number_of(queue)
+    for table in ("task", "live", "ended"):
+        shape = """SELECT c.reloptions, (SELECT count(*) FROM pg_index WHERE indrelid = c.oid),
+            (SELECT count(*) FROM pg_index x JOIN pg_inherits h ON h.inhrelid = x.indexrelid WHERE x.indrelid = c.oid),
+            ARRAY(SELECT pg_get_constraintdef(o.oid) FROM pg_constraint o WHERE o.conrelid = c.oid ORDER BY 1)
+            FROM pg_class c WHERE c.oid = %s::regclass"""
+        own, shared = (
+            queue.conn.execute(shape.encode(), (f"taskq.{table}_{suffix}",)).fetchone()
+            for suffix in (number, "default")
+        )
+        assert own == shared
+
+
+def test_every_verb_works_on_a_topic_with_tables_of_its_own(queue: TaskQueue, owner: Owner) -> None:
+    queue.own_partition("work")
+    first, second, third = queue.push("work", ["a", "b", "a"])
+    assert queue.ready("work", 9) == 3
+    assert identifiers(queue.poll("work", owner, 2, condition=Condition.SINGULAR_BY_IDENTIFIER)) == ["a", "b"]
+    queue.complete(owner, {first: Result.FAILURE, second: Result.SUCCESS})
+    assert queue.revive("work", State.FAILED, Revival.RESET) == {first.sequence: first.sequence}
+    assert identifiers(queue.poll("work", owner, 5)) == ["a", "a"]
+    lapse(queue, owner)
+    assert queue.expire() == 2
+    queue.push("work", ["a"], Insertion.REPLACE)
+    assert [state for _, state in states(queue)] == [
+        *(State.REDUNDANT, State.SUCCEEDED, State.REDUNDANT, State.READY),
+    ]
+    assert queue.purge("work", state=State.REDUNDANT) == 2
+    assert known(queue, second).state is State.SUCCEEDED
+    assert queue.task("work", third.sequence) is None
+    assert apart(queue) == 2
+
+
+def test_a_topic_goes_back_to_the_shared_tables(queue: TaskQueue, owner: Owner) -> None:
+    in_all_states(queue, owner)
+    queue.own_partition("work")
+    [held] = queue.poll("work", owner)
+    before = image(queue)
+    assert queue.shared_partition("work") is True
+    assert image(queue) == before
+    assert tables_of_topics(queue) == []
+    assert queue.shared_partition("work") is False
+    queue.complete(owner, {held: Result.SUCCESS})
+
+
+def test_going_back_is_refused_to_a_topic_of_many_tasks_as_all_would_wait(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b", "c"])
+    queue.own_partition("work")
+    with pytest.raises(TaskQueueError, match="'work' has more than 2 tasks"):
+        queue.shared_partition("work", most=2)
+    assert apart(queue) == 3
+    assert queue.shared_partition("work", most=3)
+    assert identifiers(list(everything(queue))) == ["a", "b", "c"]
+
+
+def test_a_dropped_topic_leaves_empty_tables_which_are_dropped_later(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["x"])
+    queue.own_partition("work")
+    queue.push("work", ["a", "b"])
+    queue.poll("work", owner)
+    number = number_of(queue)
+    assert queue.drop_topic("work")
+    assert queue.conn.execute(f"SELECT FROM taskq.task_{number}".encode()).rowcount == 0
+    queue.create_topic("work")
+    queue.own_partition("work")
+    assert len(tables_of_topics(queue)) == 6
+    assert queue.drop_vacant_partitions() == 1
+    assert len(tables_of_topics(queue)) == 3
+    assert queue.drop_vacant_partitions() == 0
+    assert queue.count("other")["other"][State.READY].count == 1
+
+
+def test_dropping_empties_its_tables_at_once_in_a_transaction_of_its_own(queue: TaskQueue) -> None:
+    queue.push_stream("work", numbered(3000))
+    queue.own_partition("work")
+    number = number_of(queue)
+    queue.drop_topic("work")
+    assert [size_of(queue, f"{table}_{number}") for table in ("task", "live", "ended")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("verb", ["drop", "purge"])
+def test_in_a_longer_transaction_a_topic_is_emptied_row_by_row_and_nobody_waits(
+    queue: TaskQueue, session: TaskQueue, verb: str
+) -> None:
+    queue.create_topic("other")
+    queue.push("work", ["a"])
+    queue.own_partition("work")
+    if verb == "drop":
+        session.drop_topic("work")
+    else:
+        assert session.purge_all("work") == 1
+    queue.conn.execute("SET lock_timeout = '30ms'")
+    queue.push("other", ["x"])
+    owner = queue.register("owner")
+    polled = queue.poll("other", owner)
+    queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+    assert queue.poll("work", owner) == []
+    session.conn.rollback()
+    assert states(queue) == [("a", State.READY)]
+
+
+def test_purging_all_empties_its_tables_at_once_and_counts(queue: TaskQueue) -> None:
+    queue.push_stream("work", numbered(3000))
+    queue.own_partition("work")
+    assert queue.purge_all("work") == 3000
+    assert size_of(queue, f"task_{number_of(queue)}") == 0
+    assert identifiers(queue.push("work", ["a"])) == ["a"]
+
+
+def test_what_another_transaction_holds_is_spared_by_purging_all(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    queue.push("work", ["a", "b"])
+    queue.own_partition("work")
+    session.poll("work", owner)
+    assert queue.purge_all("work") == 1
+    session.conn.commit()
+    assert states(queue) == [("a", State.ACTIVE)]
+
+
+def size_of(queue: TaskQueue, table: str) -> int:
+    """The bytes of a table, without its indexes."""
+    row = queue.conn.execute("SELECT pg_relation_size(%s::regclass)", (f"taskq.{table}",)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_those_who_wait_for_the_tasks_of_a_dropped_topic_may_go(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["x"])
+    queue.push("work", [NewTask("a", depends_on=[("other", "x")])])
+    assert queue.poll("work", owner) == []
+    queue.drop_topic("other")
+    assert identifiers(queue.poll("work", owner)) == ["a"]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own tables", "shared tables"])
+def test_a_dropped_topic_leaves_nothing_behind(queue: TaskQueue, owner: Owner, own: bool) -> None:
+    if own:
+        queue.own_partition("work")
+    in_all_states(queue, owner)
+    queue.push("work", [NewTask("dependent", depends_on=[("work", "READY")])])
+    queue.drop_topic("work")
+    for table in ("topic", "task", "live", "ended", "dependency", "probe", "progress"):
+        assert queue.conn.execute(f"SELECT FROM taskq.{table}".encode()).rowcount == 0, table
+
+
+def test_a_topic_that_does_not_exist_cannot_move(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic):
+        queue.own_partition("missing")
+    with pytest.raises(UnknownTopic):
+        queue.shared_partition("missing")
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda queue: queue.own_partition("work"),
+        lambda queue: queue.shared_partition("work"),
+        lambda queue: queue.drop_vacant_partitions(),
+    ],
+    ids=["own", "shared", "drop vacant"],
+)
+def test_a_move_needs_a_connection_in_autocommit(session: TaskQueue, move: Callable[[TaskQueue], object]) -> None:
+    with pytest.raises(TaskQueueError, match="autocommit"):
+        move(session)
+
+
+def test_a_move_waits_until_what_is_held_is_completed(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], background: InBackground[Any]
+) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    mover = open_queue()
+    mover.conn.autocommit = True
+    moved = background(lambda: mover.own_partition("work"))
+    until(lambda: queue.conn.execute("SELECT FROM taskq.topic WHERE paused").rowcount)
+    queue.push("work", ["b"])
+    assert queue.poll("work", owner) == []
+    queue.complete(owner, {task: Result.SUCCESS})
+    assert moved.result(10)
+    assert identifiers(queue.poll("work", owner)) == ["b"]
+
+
+def test_a_move_gives_up_where_tasks_stay_held_and_leaves_all_as_it_was(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.ACTIVE)
+    queue.push("work", ["b"])
+    with pytest.raises(TaskQueueError, match="are still held after"):
+        queue.own_partition("work", IN_A_MOMENT)
+    assert identifiers(queue.poll("work", owner)) == ["b"]
+    assert tables_of_topics(queue) == []
+
+
+def test_a_move_gives_up_where_a_push_stays_open(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+    session.push("work", ["a"])
+    with pytest.raises(TaskQueueError, match="pushes to topic 'work' have been open for longer than 0 s"):
+        queue.own_partition("work", IN_A_MOMENT)
+    session.conn.commit()
+    assert identifiers(queue.poll("work", owner)) == ["a"]
+
+
+def test_a_move_gives_up_where_a_reader_has_the_tables_in_use_and_names_it(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    queue.push("work", ["a"])
+    session.conn.execute("SELECT FROM taskq.task_info")
+    with pytest.raises(TaskQueueError, match=f"by session {session.conn.info.backend_pid} among others"):
+        queue.own_partition("work", IN_A_MOMENT)
+    session.conn.rollback()
+    assert tables_of_topics(queue) == []
+    assert identifiers(queue.push("work", ["b"])) == ["b"]
+    assert queue.own_partition("work")
+    assert identifiers(queue.poll("work", owner, 5)) == ["a", "b"]
+
+
+def test_a_move_that_failed_on_the_way_can_be_tried_again(queue: TaskQueue, owner: Owner) -> None:
+    """As if the program had died between two of its transactions."""
+    queue.push("work", ["a"])
+    queue.conn.execute("SELECT taskq.make_tables('work')")
+    queue.conn.execute("SELECT taskq.close_shared('work', '1 second')")
+    with pytest.raises(TaskQueueError, match="this topic is being moved to tables of its own"):
+        queue.push("work", ["b"])
+    assert queue.own_partition("work")
+    assert identifiers(queue.poll("work", owner)) == ["a"]
+
+
+@pytest.fixture
+def traffic(dsn: str, background: InBackground[Any]) -> Iterator[list[float]]:
+    """Somebody pushes, polls and completes on another topic; how long each of these took."""
+    took: list[float] = []
+    stop = Event()
+
+    def work() -> None:
+        with connect(dsn, autocommit=True) as conn:
+            queue = TaskQueue(conn)
+            queue.create_topic("other")
+            owner = queue.register("bystander")
+            while not stop.is_set():
+                start = time.monotonic()
+                queue.push("other", ["x"])
+                polled = queue.poll("other", owner)
+                queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+                took.append(time.monotonic() - start)
+
+    done = background(work)
+    until(lambda: len(took) > 10)
+    yield took
+    stop.set()
+    done.result(10)
+
+
+def test_other_topics_wait_for_a_moment_only_while_one_moves(queue: TaskQueue, traffic: list[float]) -> None:
+    queue.push_stream("work", numbered(10_000))
+    traffic.clear()
+    assert queue.own_partition("work")
+    assert len(traffic) > 20
+    assert max(traffic) < 0.5
+    assert apart(queue) == 10_000
+
+
+def test_nothing_is_lost_or_doubled_by_a_move_under_load(
+    queue: TaskQueue, dsn: str, background: InBackground[Any]
+) -> None:
+    stop = Event()
+
+    def produce() -> int:
+        with connect(dsn, autocommit=True) as conn:
+            pushed = 0
+            while not stop.is_set():
+                pushed += len(TaskQueue(conn).push("work", [f"{pushed}", f"{pushed + 1}"]))
+        return pushed
+
+    def consume(name: str) -> list[int]:
+        done: list[int] = []
+        with connect(dsn, autocommit=True) as conn:
+            consumer = TaskQueue(conn)
+            owner = consumer.register(name)
+            while not (stop.is_set() and not consumer.ready("work")):
+                polled = consumer.poll("work", owner, 3, condition=Condition.SINGULAR_BY_IDENTIFIER)
+                consumer.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+                done += [task.sequence for task in polled]
+        return done
+
+    workers = [background(produce), background(lambda: consume("one")), background(lambda: consume("two"))]
+    for _ in range(3):
+        assert queue.own_partition("work")
+        assert queue.shared_partition("work", most=10**6)
+    stop.set()
+    pushed, first, second = (worker.result(20) for worker in workers)
+    assert sorted(first + second) == sorted({*first, *second})
+    assert len(first) + len(second) == pushed == queue.count("work")["work"][State.SUCCEEDED].count
+
+
+def test_pushes_wait_while_their_topic_moves(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Any]
+) -> None:
+    mover = open_queue()
+    mover.conn.autocommit = True
+    number = mover.conn.execute("SELECT taskq.keep_out('work', '1 second')").fetchone()
+    pushed = background(lambda: session.push("work", ["a"]))
+    await_lock_wait(queue.conn, session)
+    mover.conn.execute("SELECT taskq.let_in(%s)", number)
+    assert identifiers(pushed.result(5)) == ["a"]
+
+
+def test_an_operator_may_move_topics_without_a_right_on_any_table(queue: TaskQueue) -> None:
+    role = f"operator_{uuid4().hex[:8]}"
+    queue.conn.execute(f"CREATE ROLE {role}".encode())
+    queue.conn.execute("SELECT taskq.grant_access(%s, 'operator')", (role,))
+    try:
+        queue.conn.execute(f"SET ROLE {role}".encode())
+        assert queue.own_partition("work")
+        assert queue.shared_partition("work")
+        assert queue.own_partition("work")
+        assert queue.purge_all("work") == 0
+        assert queue.drop_topic("work")
+        assert queue.drop_vacant_partitions() == 1
+    finally:
+        queue.conn.execute("RESET ROLE")
+        queue.conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

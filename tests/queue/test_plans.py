@@ -1,0 +1,286 @@
+"""Plans: each hot call looks at few rows, by the index that it was made for, whatever the tables are like."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Insertion,
+    NewTask,
+    Order,
+    Owner,
+    Result,
+    State,
+    Task,
+    TaskQueue,
+    connect,
+)
+from tests.queue.explained import Explained, explain
+
+Call = Callable[[TaskQueue, Owner, list[Task]], object]
+SIZE = 10
+BIG = {"task", "live", "ended", "dependency", "lane_lock"}
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A call on at most SIZE tasks, the indexes that it has to use, and how many rows it may look at in any one."""
+
+    call: Call
+    indexes: set[str]
+    rows: int = 3 * SIZE
+    pages: int = 1000
+
+
+def poll(condition: Condition, order: Order = Order.FIRST_IN_FIRST_OUT) -> Call:
+    """A poll that is undone by the one who calls."""
+    return lambda queue, owner, _held: queue.poll("work", owner, SIZE, order, condition)
+
+
+# A poll under a condition looks at a thousand due tasks or so where most of them are not their identifiers' turns.
+TURNS = {"live_ready", "live_turn", "lane_lock_pkey", "live_pkey", "task_pkey"}
+GUARDS: dict[str, Guard] = {
+    "push": Guard(lambda queue, _owner, _held: queue.push("work", ["x", NewTask("y", priority=5)]), set()),
+    "replace": Guard(
+        lambda queue, _owner, _held: queue.push("work", ["rare"], Insertion.REPLACE),
+        {"live_lane", "task_identifier", "ended_pkey", "live_pkey"},
+    ),
+    "poll": Guard(poll(Condition.NONE), {"live_ready", "live_pkey", "task_pkey"}),
+    "poll last in first out": Guard(
+        poll(Condition.NONE, Order.LAST_IN_FIRST_OUT), {"live_ready", "live_pkey", "task_pkey"}
+    ),
+    "poll singular": Guard(poll(Condition.SINGULAR_BY_IDENTIFIER), TURNS, 200 * SIZE, 6000),
+    "poll suspend on failure": Guard(
+        poll(Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE), TURNS | {"ended_troubled"}, 200 * SIZE, 6000
+    ),
+    "poll suspend until success": Guard(
+        poll(Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS), TURNS | {"ended_troubled"}, 200 * SIZE, 6000
+    ),
+    "poll batch": Guard(
+        lambda queue, owner, _held: queue.poll_batch("work", owner, 3, 2), {"live_lane", "live_turn"}, 200 * SIZE, 6000
+    ),
+    "ready": Guard(lambda queue, _owner, _held: queue.ready("work", SIZE), {"live_ready"}),
+    "ready singular": Guard(
+        lambda queue, _owner, _held: queue.ready("work", SIZE, Condition.SINGULAR_BY_IDENTIFIER),
+        {"live_ready", "live_turn"},
+        200 * SIZE,
+        6000,
+    ),
+    "complete": Guard(
+        lambda queue, owner, held: queue.complete(owner, dict.fromkeys(held, Result.SUCCESS)), {"live_held"}
+    ),
+    "complete failures": Guard(
+        lambda queue, owner, held: queue.complete(owner, dict.fromkeys(held, Result.FAILURE)), {"live_held"}, 5 * SIZE
+    ),
+    "held": Guard(lambda queue, owner, _held: queue.held(owner), {"live_held", "task_pkey"}, 6 * SIZE),
+    "release": Guard(lambda queue, owner, _held: queue.release(owner), {"live_held", "task_pkey"}, 6 * SIZE),
+    "expire": Guard(lambda queue, _owner, _held: queue.expire(timedelta(days=-1)), {"owner_fence_key"}, 3 * SIZE),
+    "latest": Guard(
+        lambda queue, _owner, _held: queue.latest("work", ["task-1", "task-2"]), {"task_identifier", "task_pkey"}
+    ),
+    "task": Guard(lambda queue, _owner, held: queue.task("work", held[0].sequence), {"task_pkey", "live_pkey"}),
+    "page": Guard(lambda queue, _owner, _held: queue.page("work", size=SIZE), {"task_pkey"}),
+    "page of a state": Guard(
+        lambda queue, _owner, _held: queue.page("work", size=SIZE, state=State.READY), {"live_pkey"}
+    ),
+    "page of failures": Guard(
+        lambda queue, _owner, _held: queue.page("work", size=SIZE, state=State.FAILED), {"ended_state"}
+    ),
+    "page of an identifier": Guard(
+        lambda queue, _owner, _held: queue.page("work", size=SIZE, identifier="task-1"), {"task_identifier"}
+    ),
+}
+
+FILL_TASK = """INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, payload)
+    SELECT n, now(), now(), '1', topic_id, 0, 'task-' || n %% 1000, '{}'
+    FROM taskq.topic, generate_series(%(low)s::bigint, %(high)s::bigint) AS n WHERE name = 'work'"""
+FILL_LIVE = """INSERT INTO taskq.live (sequence, available_at, topic_id, attempt, priority, identifier)
+    SELECT t.sequence, t.due, t.topic_id, CASE WHEN t.sequence %% %(share)s = 0 THEN 1 ELSE 0 END, 0, t.identifier
+    FROM taskq.task t WHERE t.sequence BETWEEN %(low)s AND %(high)s"""
+FILL_ENDED = """INSERT INTO taskq.ended (sequence, completed, available_at, topic_id, attempt, state, identifier)
+    SELECT t.sequence, now(), t.due, t.topic_id, 1, CASE WHEN t.sequence %% 3 = 0 THEN 3 ELSE 6 END,
+           'old ' || t.identifier FROM taskq.task t WHERE t.sequence BETWEEN %(low)s AND %(high)s"""
+
+
+def fill(conn: psycopg.Connection, ready: int, ended: int, share: int) -> None:
+    """Puts so many ended tasks of a thousand identifiers into the topic, and READY ones behind them.
+
+    A third of the former have failed; one in `share` of the latter is to be tried again.
+    """
+    conn.execute(FILL_TASK.encode(), {"low": 1, "high": ready + ended})
+    conn.execute(FILL_ENDED.encode(), {"low": 1, "high": ended})
+    conn.execute(FILL_LIVE.encode(), {"low": ended + 1, "high": ready + ended, "share": share})
+    conn.execute("SELECT setval('taskq.task_sequence', %s)", (ready + ended,))
+
+
+@contextmanager
+def database(server_dsn: str, template: str) -> Iterator[str]:
+    """The DSN of a database for tests that need it to be the way they make it."""
+    name = f"taskq_plans_{uuid4().hex[:12]}"
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        yield make_conninfo(server_dsn, dbname=name)
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def never_analysed(queue: TaskQueue) -> None:
+    """A few thousand rows of which the server knows nothing."""
+    fill(queue.conn, 3000, 3000, 3)
+
+
+def emptied(queue: TaskQueue) -> None:
+    """Twenty thousand tasks came and went, and left their dead rows; then some came."""
+    owner = queue.register("past", timedelta(hours=1))
+    queue.push_stream("work", (NewTask(f"old {number}") for number in range(20_000)))
+    queue.conn.execute("ANALYZE")
+    for _ in range(20):
+        queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 1000), Result.SUCCESS))
+    queue.push("work", [f"task-{number}" for number in range(300)])
+
+
+def a_million_rows(queue: TaskQueue) -> None:
+    """A backlog and a history of which the server knows all."""
+    fill(queue.conn, 1_000_000, 100_000, 97)
+    queue.conn.execute("VACUUM ANALYZE")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[never_analysed, emptied, pytest.param(a_million_rows, marks=pytest.mark.slow)],
+    ids=lambda made: made.__name__.replace("_", " "),
+)
+def filled(request: pytest.FixtureRequest, server_dsn: str, template: str) -> Iterator[TaskQueue]:
+    """A queue with a topic whose tables nobody vacuums or analyses but the test."""
+    with database(server_dsn, template) as dsn, connect(dsn, autocommit=True) as conn:
+        for table in ("task", "live", "ended"):
+            conn.execute(f"ALTER TABLE taskq.{table}_default SET (autovacuum_enabled = off)".encode())
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        request.param(queue)
+        queue.push("work", ["rare", "rare"])
+        yield queue
+
+
+def explained(queue: TaskQueue, call: Call) -> Explained:
+    """How the second of two such calls was carried out, as the first one makes the plans; both are undone."""
+    for _ in range(2):
+        owner = queue.register("owner", timedelta(hours=1))
+        held = queue.poll("work", owner, SIZE)
+        with queue.conn.transaction(force_rollback=True):
+            found = explain(queue.conn, lambda: call(queue, owner, held))  # noqa: B023 - called at once
+        queue.release(owner)
+    return found
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_call_looks_at_few_rows_by_the_indexes_made_for_it(filled: TaskQueue, name: str) -> None:
+    guard = GUARDS[name]
+    if name == "replace" and filled.conn.info.server_version < 170_000 and not is_analysed(filled):
+        pytest.skip("servers before PostgreSQL 17 may read all lanes of a topic whose table was never analysed")
+    seen = explained(filled, guard.call)
+    assert seen.whole & BIG == set(), seen
+    assert guard.indexes - seen.indexes == set(), seen
+    assert {where: rows for where, rows in seen.rows.items() if rows > guard.rows} == {}, seen
+    assert seen.pages <= guard.pages, seen
+
+
+def is_analysed(queue: TaskQueue) -> bool:
+    """Whether the server knows anything of the hot table."""
+    query = "SELECT FROM pg_class WHERE oid = 'taskq.live_default'::regclass AND reltuples >= 0"
+    return queue.conn.execute(query.encode()).rowcount > 0
+
+
+STRIPPED = """DO $$ DECLARE f text; BEGIN
+    FOR f IN SELECT oid::regprocedure FROM pg_proc
+             WHERE pronamespace = 'taskq'::regnamespace AND proconfig IS NOT NULL LOOP
+        EXECUTE format('ALTER FUNCTION %s RESET ALL', f);
+    END LOOP; END $$"""
+METHODS = (
+    "hashjoin",
+    "mergejoin",
+    "nestloop",
+    "hashagg",
+    "sort",
+    "material",
+    "indexscan",
+    "indexonlyscan",
+    "bitmapscan",
+    "seqscan",
+)
+FORCED = {
+    "nested loops": {"hashjoin", "mergejoin", "material"},
+    "nested loops over whole tables": {"hashjoin", "mergejoin", "material", "indexscan", "indexonlyscan", "bitmapscan"},
+    "hashes": {"nestloop", "mergejoin"},
+    "merges": {"nestloop", "hashjoin"},
+    "bitmaps": {"indexscan", "indexonlyscan", "seqscan"},
+}
+
+
+@pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize("forced", FORCED.values(), ids=FORCED.keys())
+@pytest.mark.parametrize("condition", Condition)
+def test_a_poll_takes_exactly_its_size_whatever_the_planner_is_driven_to(
+    steered: TaskQueue, condition: Condition, forced: set[str], mode: str
+) -> None:
+    """The functions' own settings are taken away first, so that the plans are those that are asked for."""
+    with steered.conn.transaction(force_rollback=True):
+        for method in METHODS:
+            steered.conn.execute(f"SET LOCAL enable_{method} = {'off' if method in forced else 'on'}".encode())
+        steered.conn.execute(f"SET LOCAL plan_cache_mode = {mode}".encode())
+        owner = steered.register("owner")
+        for size in (1, 7, 50):
+            polled = steered.poll("work", owner, size, condition=condition)
+            assert len({task.sequence for task in polled}) == len(polled) == size
+        assert steered.count("work", state=State.ACTIVE)["work"][State.ACTIVE].count == 58
+
+
+@pytest.fixture(scope="module")
+def steered(server_dsn: str, template: str) -> Iterator[TaskQueue]:
+    """A queue without the settings that its functions carry, and 200 tasks in the topic."""
+    with database(server_dsn, template) as dsn, connect(dsn, autocommit=True) as conn:
+        conn.execute(STRIPPED.encode())
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        queue.push("work", [f"task-{number}" for number in range(200)])
+        yield queue
+
+
+def locks(queue: TaskQueue, owner: Owner) -> dict[str, int]:
+    """How many tables and indexes a transaction with a push, a poll, a completion has locked at its end."""
+    polled: list[Task] = []
+    works: dict[str, Callable[[], object]] = {
+        "push": lambda: queue.push("work", ["x"]),
+        "poll": lambda: polled.extend(queue.poll("work", owner)),
+        "complete": lambda: queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS)),
+    }
+    query = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation'"
+    counts: dict[str, int] = {}
+    for name, work in works.items():
+        with queue.conn.transaction():
+            work()
+            [counts[name]] = queue.conn.execute(query.encode()).fetchone() or (0,)
+    return counts
+
+
+def test_a_call_locks_as_much_at_two_thousand_topics_as_at_one(own_queue: TaskQueue, own_dsn: str) -> None:
+    queue = own_queue
+    owner = queue.register("owner", timedelta(hours=1))
+    for _ in range(8):  # after five calls the server thinks again about how to plan
+        few = locks(queue, owner)
+    with queue.conn.transaction():
+        for number in range(2000):
+            queue.create_topic(f"topic {number}")
+            queue.push(f"topic {number}", ["a"])
+    queue.conn.execute("VACUUM ANALYZE")
+    with connect(own_dsn, autocommit=True) as conn:
+        for _ in range(8):
+            many = locks(TaskQueue(conn), owner)
+    assert {name: count for name, count in many.items() if count > few[name] + 3} == {}

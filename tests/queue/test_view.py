@@ -1,0 +1,221 @@
+"""The views for people: states, results, ages, holders and reasons by name."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    Insertion,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+    connect,
+    install,
+)
+from tests.queue.conftest import RESULTS, everything, lapse, numbered, task_in
+
+
+def rows(queue: TaskQueue, where: str = "true", source: str = "taskq.tasks") -> list[dict[str, Any]]:
+    """Rows of a view, in order of sequence or topic."""
+    order = "sequence" if source == "taskq.tasks" else "1"
+    with queue.conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(f"SELECT * FROM {source} WHERE {where} ORDER BY {order}".encode()).fetchall()
+
+
+def why(queue: TaskQueue, identifier: str = "a") -> str:
+    """Why the first task of an identifier is not running."""
+    return str(rows(queue, f"topic = 'work' AND identifier = '{identifier}'")[0]["why"])
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_task_is_shown_with_its_state_and_result_by_name(queue: TaskQueue, owner: Owner, state: State) -> None:
+    task = task_in(queue, owner, state)
+    [row] = rows(queue, f"state = '{state.name}'")
+    assert (row["topic"], row["sequence"], row["identifier"]) == ("work", task.sequence, "a")
+    assert row["result"] == (RESULTS[state].name if state in RESULTS else None)
+    assert rows(queue, f"state <> '{state.name}'") == []
+
+
+def test_every_task_is_shown_once(queue: TaskQueue, owner: Owner) -> None:
+    for state in sorted(State, key=lambda state: state is State.READY):  # which a poll for another would take
+        task_in(queue, owner, state, identifier=state.name)
+        queue.push("work", [NewTask("later", delay=timedelta(days=1))])
+    shown = [(row["sequence"], row["state"]) for row in rows(queue)]
+    assert shown == [(info.sequence, info.state.name) for info in everything(queue)]
+
+
+def test_a_held_task_tells_by_whom_and_until_when(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.ACTIVE)
+    [row] = rows(queue)
+    assert (row["holder"], row["lease_until"], row["attempt"]) == ("owner", owner.lease_until, 1)
+    assert why(queue) == "held by owner for another 4 min at least"
+    lapse(queue, owner, timedelta(minutes=7))
+    assert why(queue) == "held by owner, whose lease lapsed 7 min ago"
+
+
+def test_a_task_tells_why_it_is_not_running(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(hours=1))))
+    queue.push("work", ["tried"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
+    queue.push("work", [NewTask("later", delay=timedelta(days=3)), "a", "a"])
+    assert why(queue, "tried") == "tried again in 59 min"
+    assert why(queue, "later") == "due in 2 days"
+    assert why(queue) == "may be polled"
+    queue.pause_topic("work")
+    assert why(queue) == "the topic is paused"
+
+
+def test_a_task_tells_what_of_its_identifier_comes_first(queue: TaskQueue, owner: Owner) -> None:
+    first, second = queue.push("work", ["a", "a"])
+    queue.poll("work", owner)
+    sentence = f"may be polled; one at a time per identifier, it comes after sequence {first.sequence}, held by 'owner'"
+    assert rows(queue, f"sequence = {second.sequence}")[0]["why"] == sentence
+
+
+def test_a_task_tells_which_dependency_it_waits_for(queue: TaskQueue, owner: Owner) -> None:
+    [first] = queue.push("work", ["a"])
+    queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
+    assert why(queue, "b") == f"waits for a of topic work (sequence {first.sequence}, not ended)"
+    queue.poll("work", owner)
+    queue.complete(owner, {first: Result.FILTER})
+    assert why(queue, "b") == f"waits for a of topic work (sequence {first.sequence}, FILTERED)"
+    queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
+    assert why(queue, "b") == "its dependencies are fulfilled: the next poll looks again"
+
+
+def test_an_ended_task_tells_what_became_of_it(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    tasks = queue.poll("work", owner)
+    queue.complete(owner, dict.fromkeys(tasks, Decision(Result.FAILURE, {"at": 3}, "first line\nsecond line")))
+    [row] = rows(queue)
+    assert row["why"] == "given up after 1 of 1 attempts"
+    assert (row["output"], row["error"], row["holder"]) == ('{"at":3}', "first line", "owner")
+    assert row["completed"] is not None
+    queue.push("work", ["a"], Insertion.REPLACE)
+    assert why(queue) == "was FAILED"
+
+
+def test_ages_are_intervals_of_the_servers_clock(queue: TaskQueue) -> None:
+    queue.push("work", [NewTask("a", delay=timedelta(hours=1))])
+    [row] = rows(queue)
+    assert timedelta() <= row["age"] < timedelta(minutes=1)
+    assert timedelta(minutes=59) < row["due_in"] <= timedelta(hours=1)
+
+
+def test_payloads_are_left_out_and_outputs_cut(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask("a", {"secret": "payload"})])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Decision(Result.SUCCESS, "x" * 1000)))
+    [row] = rows(queue)
+    assert "payload" not in repr(row)
+    assert len(row["output"]) == 120
+
+
+@pytest.mark.parametrize(
+    ("where", "most"),
+    [
+        ("topic = 'work' AND sequence = {last}", 250),
+        ("topic = 'work' AND identifier = 'task-7777'", 400),
+        ("topic = 'work' AND state = 'ACTIVE'", 300),
+        ("topic = 'work' AND state = 'FAILED'", 300),
+        ("topic = 'work' AND state = 'SUSPENDED'", 300),
+    ],
+)
+def test_a_question_about_few_tasks_reads_few_pages(own_queue: TaskQueue, where: str, most: int) -> None:
+    queue = own_queue
+    queue.create_topic("other")
+    queue.push("other", ["x", "y"])
+    owner = queue.register("owner")
+    queue.push_stream("work", numbered(20_000))
+    done = queue.poll("work", owner, 10_000)
+    queue.complete(owner, {task: Result.SUCCESS if n else Result.FAILURE for n, task in enumerate(done)})
+    [last, *_] = queue.poll("work", owner, 5)
+    queue.conn.execute("VACUUM ANALYZE")
+    question = f"SELECT * FROM taskq.tasks WHERE {where.format(last=last.sequence)}"
+    assert pages(queue.conn, question) < most
+    assert queue.conn.execute(question.encode()).rowcount > 0 or "SUSPENDED" in question
+
+
+@pytest.mark.parametrize("identifier", ["NULL", "'task-7'"])
+def test_the_newest_tasks_are_found_without_reading_the_others(own_queue: TaskQueue, identifier: str) -> None:
+    queue = own_queue
+    queue.push_stream("work", numbered(20_000))
+    question = f"SELECT * FROM taskq.newest('work', 3, {identifier})"
+    found = [info.sequence for info in queue.page("work", before=2**40, size=3)] if identifier == "NULL" else [8]
+    queue.conn.execute(question.encode())
+    with queue.conn.cursor(row_factory=dict_row) as cursor:
+        assert [row["sequence"] for row in cursor.execute(question.encode())] == found
+    assert pages(queue.conn, question) < 500
+
+
+def pages(conn: psycopg.Connection, question: str) -> int:
+    """How many pages a question touches when it is executed."""
+    row = conn.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {question}".encode()).fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def test_a_topic_is_a_line_with_what_is_due_waiting_and_held(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("empty")
+    queue.pause_topic("empty")
+    queue.push("work", ["a", "b", "c", NewTask("later", delay=timedelta(days=1))])
+    queue.push("work", [NewTask("d", depends_on=[("work", "c")])])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
+    queue.poll("work", owner)
+    empty, work = rows(queue, source="taskq.topics_at_a_glance")
+    assert [empty[name] for name in ("topic", "paused", "due", "oldest", "last_end")] == ["empty", True, 0, None, None]
+    counts = [work[name] for name in ("paused", "due", "later", "waiting", "held", "own_partition")]
+    assert counts == [False, 1, 1, 1, 1, False]
+    assert timedelta() <= work["last_end"] <= work["oldest"] < timedelta(minutes=1)
+
+
+def test_counts_at_a_glance_are_capped(own_queue: TaskQueue) -> None:
+    own_queue.push_stream("work", numbered(5000))
+    [work] = rows(own_queue, source="taskq.topics_at_a_glance")
+    assert work["due"] == 1000
+
+
+def test_a_reader_may_look_at_the_views_and_at_no_table(own_queue: TaskQueue, reader: str) -> None:
+    queue = own_queue
+    queue.push("work", ["a", "a", NewTask("later", delay=timedelta(days=1))])
+    queue.poll("work", queue.register("owner"))
+    queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
+    queue.conn.execute(f"SET ROLE {reader}".encode())
+    assert len(rows(queue)) == 4
+    assert len(queue.conn.execute("SELECT * FROM taskq.newest('work')").fetchall()) == 4
+    assert rows(queue, source="taskq.topics_at_a_glance")[0]["held"] == 1
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        queue.conn.execute("SELECT FROM taskq.live")
+
+
+@pytest.fixture
+def reader(own_queue: TaskQueue) -> Iterator[str]:
+    """A role that may look at tasks."""
+    name = f"reader_{uuid4().hex[:8]}"
+    own_queue.conn.execute(f"CREATE ROLE {name}".encode())
+    own_queue.conn.execute("SELECT taskq.grant_access(%s, 'reader')", (name,))
+    yield name
+    own_queue.conn.execute("RESET ROLE")
+    own_queue.conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+
+
+def test_an_upgrade_names_what_others_built_on_the_views(empty_dsn: str) -> None:
+    with connect(empty_dsn, autocommit=True) as conn:
+        install(conn)
+        conn.execute("CREATE VIEW public.failures AS SELECT * FROM taskq.tasks WHERE state = 'FAILED'")
+        conn.execute("UPDATE taskq.migration SET checksum = 'old' WHERE number = 0")
+        with pytest.raises(TaskQueueError, match=r"upgraded: view failures depends on view [a-z_.]+$"):
+            install(conn)
+        conn.execute("DROP VIEW public.failures")
+        install(conn)

@@ -1,0 +1,263 @@
+"""The examples that the source systems tell of themselves, worked through with our verbs; the clock is moved by SQL."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    Insertion,
+    LeaseLost,
+    NewTask,
+    NotHeld,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    Task,
+    TaskInfo,
+    TaskQueue,
+    TopicPolicy,
+)
+from tests.queue.conftest import everything, identifiers, known, lapse, pass_time, states
+
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+MILLISECOND = timedelta(milliseconds=1)
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def now(queue: TaskQueue) -> datetime:
+    """The server's clock."""
+    row = queue.conn.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    moment: datetime = row[0]
+    return moment
+
+
+class Schedule:
+    """A day that began with the first push, told in seconds; the time that the test itself takes is no part of it."""
+
+    def __init__(self, queue: TaskQueue, first: Task) -> None:
+        self.queue, self.first, self.at = queue, first, 0
+
+    def go_to(self, second: int) -> None:
+        """Lets time pass until then, for every task by as much."""
+        moved = timedelta(seconds=second) - (now(self.queue) - known(self.queue, self.first).created)
+        pass_time(self.queue, moved)
+        self.at = second
+
+    def due(self, task: Task) -> int | None:
+        """In which second a task that failed is due again, to which it is moved; None where it won't be."""
+        info, begun = known(self.queue, task), known(self.queue, self.first).created
+        if info.state is not State.READY or not info.attempt:
+            return None
+        second = round((info.available_at - begun) / SECOND)
+        self.queue.conn.execute(
+            "UPDATE taskq.live SET available_at = %s WHERE sequence = %s", (begun + second * SECOND, task.sequence)
+        )
+        return second
+
+
+def correlation(queue: TaskQueue) -> None:
+    """The first seed's settings: 10 min at most, 5 retries, base 2."""
+    queue.alter_topic("work", TopicPolicy(RetryPolicy.correlation(max_backoff=10 * MINUTE, max_retries=5)))
+
+
+# When it was tried, the attempts noted by then, and when it is due again. TTL 10 s, a look every 6 s.
+CORRELATION = [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
+
+
+def test_the_first_seeds_table_holds_for_batches_and_their_head_keeps_back_what_came_later(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    """The message fails as the table has it; one of the same key that came after 18 s waits for it each time."""
+    correlation(queue)
+    [first] = queue.push("work", [NewTask("key", "first", ttl=10 * SECOND)])
+    schedule = Schedule(queue, first)
+    told: list[tuple[int, int, int | None]] = []
+    seen: list[tuple[int, list[object]]] = []
+    for second in range(6, 660, 6):
+        schedule.go_to(second)
+        if second == 18:
+            queue.push("work", [NewTask("key", "second", ttl=HOUR)])  # whose failures are not noted
+        for group in queue.poll_batch("work", owner).values():
+            seen.append((second, [task.payload for task in group]))
+            queue.complete(owner, dict.fromkeys(group, Decision(Result.FAILURE, error=f"at {second}")))
+            told.append((second, known(queue, first).attempt, schedule.due(first)))
+    assert told == CORRELATION
+    assert seen == [(6, ["first"]), (12, ["first"])] + [(second, ["second", "first"]) for second in (72, 192, 432, 600)]
+    info = known(queue, first)
+    assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
+    schedule.go_to(7200)
+    assert queue.poll_batch("work", owner) == {}, "the key is kept back until somebody deals with the failure"
+    queue.purge("work")
+    assert [len(group) for group in queue.poll_batch("work", owner).values()] == [1]
+
+
+def test_the_first_seeds_table_goes_on_where_the_message_succeeds_at_last(queue: TaskQueue, owner: Owner) -> None:
+    correlation(queue)
+    [message] = queue.push("work", [NewTask("key", ttl=10 * SECOND)])
+    schedule = Schedule(queue, message)
+    for second, attempt, due in CORRELATION[:3]:
+        schedule.go_to(second)
+        queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
+        assert (known(queue, message).attempt, schedule.due(message)) == (attempt, due)
+    schedule.go_to(186)
+    assert queue.poll("work", owner) == []
+    schedule.go_to(192)
+    [last] = queue.poll("work", owner)
+    assert last.attempt == 3
+    queue.complete(owner, {last: Result.SUCCESS})
+    assert known(queue, message).state is State.SUCCEEDED
+
+
+# Milliseconds. The seed cuts each interval before it multiplies on, and so has 22780 where we have 22781.25.
+EVENT_HANDLING = [2000, 3000, 4500, 6750, 10125, 15187.5, 22781.25, 30000, 30000, 30000]
+
+
+def test_the_back_off_series_of_the_third_seed_to_the_millisecond(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy.event_handling()))
+    queue.push("work", ["event"])
+    for expected in EVENT_HANDLING:
+        [task] = queue.poll("work", owner)
+        before = now(queue)
+        queue.complete(owner, {task: Result.FAILURE})
+        after, due = now(queue), known(queue, task).available_at
+        assert due - after <= expected * MILLISECOND <= due - before
+        assert queue.poll("work", owner) == []
+        pass_time(queue, expected * MILLISECOND - MILLISECOND * 500)
+        assert queue.poll("work", owner) == [], "half a second too early"
+        pass_time(queue, MILLISECOND * 500)
+
+
+@pytest.mark.parametrize(("retries", "elapsed", "tries"), [(0, None, 1), (3, None, 4), (None, 9.5, 4), (None, 9.6, 5)])
+def test_the_third_seed_counts_retries_after_the_first_run_and_adds_up_intervals(
+    queue: TaskQueue, owner: Owner, retries: int | None, elapsed: float | None, tries: int
+) -> None:
+    """2 + 3 + 4.5 s have added up to 9.5 s after the third retry."""
+    longest = None if elapsed is None else elapsed * SECOND
+    queue.alter_topic("work", TopicPolicy(RetryPolicy.event_handling(max_attempts=retries, max_elapsed=longest)))
+    [event] = queue.push("work", ["event"])
+    for expected in range(1, tries + 1):
+        [task] = queue.poll("work", owner)
+        assert task.attempt == expected
+        queue.complete(owner, {task: Result.FAILURE})
+        pass_time(queue, MINUTE)
+    assert queue.poll("work", owner) == []
+    assert known(queue, event).state is State.FAILED
+
+
+def test_an_event_that_is_given_up_is_skipped_and_the_next_one_handled(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy.event_handling(max_attempts=1)))
+    queue.push("work", ["skipped", "next"])
+    handled = []
+    for _ in range(3):
+        for task in queue.poll("work", owner, 2):
+            handled.append(task.identifier)
+            queue.complete(owner, {task: Result.FAILURE if task.identifier == "skipped" else Result.SUCCESS})
+        pass_time(queue, MINUTE)
+    assert handled == ["skipped", "next", "skipped"]
+    assert states(queue) == [("skipped", State.FAILED), ("next", State.SUCCEEDED)]
+
+
+def standing(queue: TaskQueue, key: str) -> TaskInfo:
+    """The one task of a key that counts."""
+    [info] = [info for info in everything(queue) if info.identifier == key and info.state is not State.REDUNDANT]
+    return info
+
+
+def offer(queue: TaskQueue, key: str, payload: str, **values: object) -> Task:
+    """The fourth seed's offer-or-update: a key has one task that waits, the last that was offered."""
+    [task] = queue.push("work", [NewTask(key, payload, **values)], Insertion.SUPERSEDE)  # type: ignore[arg-type]
+    return task
+
+
+def test_an_offer_of_a_key_that_waits_updates_it_its_payload_and_its_schedule(queue: TaskQueue, owner: Owner) -> None:
+    first = offer(queue, "key", "one", delay=HOUR)
+    second = offer(queue, "key", "two", delay=MINUTE)
+    assert known(queue, first).state is State.REDUNDANT
+    assert standing(queue, "key").sequence == second.sequence
+    pass_time(queue, 2 * MINUTE)
+    assert [(task, task.payload) for task in queue.poll("work", owner, 9)] == [(second, "two")]
+    pass_time(queue, HOUR)
+    assert queue.poll("work", owner, 9) == [], "the first schedule is gone with its offer"
+
+
+def test_an_offer_of_a_key_in_flight_is_not_lost_to_the_acknowledgement(queue: TaskQueue, owner: Owner) -> None:
+    offer(queue, "key", "one")
+    [flying] = queue.poll("work", owner)
+    again = offer(queue, "key", "two")
+    queue.complete(owner, {flying: Result.SUCCESS})
+    assert [(task, task.payload) for task in queue.poll("work", owner, 9)] == [(again, "two")]
+
+
+def test_an_acknowledgement_after_the_redelivery_ends_nothing_and_one_given_twice_changes_nothing(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    offer(queue, "key", "one")
+    late = queue.register("late")
+    [flying] = queue.poll("work", late)
+    assert not flying.redelivered
+    lapse(queue, late)
+    queue.expire()
+    [again] = queue.poll("work", owner)
+    assert (again, again.redelivered) == (flying, True)
+    with pytest.raises(LeaseLost):
+        queue.complete(late, {flying: Result.SUCCESS})
+    queue.complete(owner, {again: Result.SUCCESS})
+    before = known(queue, again)
+    with pytest.raises(NotHeld):
+        queue.complete(owner, {again: Result.FAILURE})
+    assert repr(known(queue, again)) == repr(before)
+
+
+def test_a_batch_of_offers_answers_in_their_order_and_touches_the_keys_that_are_there(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    older = queue.push("work", [f"key-{number}" for number in range(0, 250, 25)])
+    offered = queue.push("work", [f"key-{number}" for number in range(250)], Insertion.SUPERSEDE)
+    assert identifiers(offered) == [f"key-{number}" for number in range(250)]
+    assert {known(queue, task).state for task in older} == {State.REDUNDANT}
+    assert queue.poll("work", owner, 300) == offered
+    assert queue.poll("work", owner, 0) == queue.poll("work", owner, -1) == []
+
+
+def test_messages_come_in_the_order_of_their_schedule_and_keys_of_other_queues_are_others(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["b"])
+    for name, ago in (("a", 1), ("b", 3), ("c", 2)):
+        offer(queue, name, name, available_at=LONG_AGO - timedelta(days=ago))
+    assert identifiers(queue.poll("work", owner, 9)) == ["b", "c", "a"]
+    assert queue.ready("other", 9) == 1
+
+
+def test_a_message_is_read_without_taking_it_and_dropped_by_its_key(queue: TaskQueue, owner: Owner) -> None:
+    task = offer(queue, "key", "one")
+    assert queue.latest("work", ["key", "nobody"]) == {"key": task}
+    assert queue.latest("work", ["key"])["key"].state is State.READY
+    assert queue.purge("work", task.sequence, task.sequence, State.READY) == 1
+    assert queue.latest("work", ["key"]) == {}
+    assert queue.poll("work", owner) == []
+
+
+def test_a_key_of_a_schedule_is_made_once_and_never_changed(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    """Whatever became of it: waiting, in flight, ended. Another configuration takes those that wait, and no others."""
+    ticks = [(LONG_AGO + HOUR * hour, f"{hour} o'clock") for hour in range(4)]
+    assert queue.install_ticks("work", "report", "v1", ticks) == 4
+    ended, flying = queue.poll("work", owner, 2)
+    queue.complete(owner, {ended: Result.SUCCESS})
+    before = [repr(info) for info in everything(queue)]
+    again = [(moment, NewTask("", "changed", available_at=LONG_AGO, priority=9)) for moment, _ in ticks]
+    assert open_queue().install_ticks("work", "report", "v1", again) == 0
+    assert queue.install_ticks("work", "report", "v1", again) == 0
+    assert queue.install_ticks("work", "report", "v1", []) == 0
+    assert [repr(info) for info in everything(queue)] == before
+    assert queue.install_ticks("work", "report", "v2", again[:1]) == 1
+    assert [name.split("/")[1] for name, state in states(queue) if state is State.READY] == ["v2"]
+    queue.complete(owner, {flying: Result.SUCCESS})
+    assert {known(queue, task).state for task in (ended, flying)} == {State.SUCCEEDED}
