@@ -189,4 +189,4 @@ def _replace_functions(conn: psycopg.Connection[Any]) -> None:
     conn.execute("SET LOCAL check_function_bodies = off")  # they call each other, across files
     _apply(conn, functions())
     conn.execute("SELECT set_config('check_function_bodies', %s, true)", before)
-    conn.execute("SELECT taskq.close_schema()")
+    conn.execute("SELECT taskq.suit_planner(), taskq.close_schema()")

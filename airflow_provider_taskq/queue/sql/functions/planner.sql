@@ -1,0 +1,19 @@
+-- The planner: what older servers have to be told.
+
+-- Tells servers before PostgreSQL 17 how to plan, once all functions are made. They plan `topic_id = x AND sequence = ANY
+-- (array)` in two ways: by both conditions, or, where they take the topic for a small one, by the topic alone, reading all
+-- of it for a few rows. They do take a busy topic for a small one while the table was not analysed, or where thousands of
+-- others are small. With costs of rows only, they choose by what counts here, the number of rows. Later servers know the
+-- first way only.
+CREATE FUNCTION taskq.suit_planner() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_function regprocedure;
+BEGIN
+    IF current_setting('server_version_num')::int >= 170000 THEN
+        RETURN;
+    END IF;
+    FOR v_function IN SELECT p.oid FROM pg_proc p
+                      WHERE p.pronamespace = 'taskq'::regnamespace AND p.prosrc ~ '(sequence|identifier) = ANY \(' LOOP
+        EXECUTE format('ALTER FUNCTION %s SET random_page_cost = 0 SET seq_page_cost = 0 SET cpu_operator_cost = 0', v_function);
+    END LOOP;
+END $$;
