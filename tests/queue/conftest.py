@@ -133,7 +133,7 @@ def pass_time(queue: TaskQueue, duration: timedelta) -> None:
     """Lets time go by for all tasks, by moving their past back."""
     for table, columns in {
         "task": ("created", "due"),
-        "live": ("available_at",),
+        "live": ("available_at", "due_again"),
         "ended": ("available_at", "completed"),
     }.items():
         moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)

@@ -239,3 +239,27 @@ def test_a_poll_looks_at_no_more_than_a_hundred_tasks_that_still_wait(queue: Tas
         ).fetchone()
         looked.append(row)
     assert looked == [(100,), (200,), (250,), (250,)]
+
+
+def test_a_snoozed_dependent_that_has_to_wait_again_keeps_the_place_of_its_snooze(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    queue.push("work", [dependent("a")])
+    [task] = queue.poll("work", owner)
+    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(minutes=30))})
+    pass_time(queue, timedelta(hours=1))
+    queue.push("work", [NewTask("a", priority=-1)])
+    assert finish(queue, owner) == ["a"]
+    info = known(queue, task)
+    assert info.available_at - info.created == pytest.approx(timedelta(minutes=30), abs=timedelta(seconds=30))
+    assert finish(queue, owner) == ["b"]
+
+
+def test_a_group_whose_first_task_has_to_wait_again_comes_in_the_place_of_its_next(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    queue.push("work", [dependent("a"), "c", "b"])
+    queue.push("work", [NewTask("a", delay=timedelta(hours=1))])
+    assert list(queue.poll_batch("work", owner, 2)) == ["c", "b"]

@@ -395,6 +395,39 @@ def test_nothing_is_lost_or_doubled_by_a_move_under_load(
     assert len(first) + len(second) == pushed == queue.count("work")["work"][State.SUCCEEDED].count
 
 
+def test_a_reader_of_the_log_misses_nothing_while_its_topic_moves(
+    queue: TaskQueue, dsn: str, background: InBackground[Any]
+) -> None:
+    stop = Event()
+
+    def produce() -> int:
+        with connect(dsn, autocommit=True) as conn:
+            pushed = 0
+            while not stop.is_set():
+                pushed += len(TaskQueue(conn).push("work", [f"{pushed}"]))
+        return pushed
+
+    def read() -> list[str]:
+        seen: list[str] = []
+        with connect(dsn, autocommit=True) as conn:
+            cursor, complete = None, False
+            while not complete:
+                produced_all = produced.done()
+                found = TaskQueue(conn).events("work", cursor, 7)
+                cursor = found.cursor
+                seen += [task.identifier for _, task in found]
+                complete = produced_all and not found
+        return seen
+
+    produced = background(produce)
+    seen = background(read)
+    for _ in range(4):
+        assert queue.own_partition("work")
+        assert queue.shared_partition("work", most=10**6)
+    stop.set()
+    assert seen.result(20) == [f"{number}" for number in range(produced.result(20))]
+
+
 def test_pushes_wait_while_their_topic_moves(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Any]
 ) -> None:

@@ -42,7 +42,7 @@ POLICIES = (
 )
 MOVED = {
     "task": ("created", "due"),
-    "live": ("available_at",),
+    "live": ("available_at", "due_again"),
     "ended": ("available_at", "completed"),
     "probe": ("until",),
     "owner": ("lease_until", "seen"),

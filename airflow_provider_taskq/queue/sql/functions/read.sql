@@ -20,7 +20,7 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        o.name AS owner,
        coalesce(l.crashes, e.crashes) AS crashes,
        t.priority, t.created,
-       CASE WHEN l.waits = 1 THEN t.due ELSE coalesce(l.available_at, e.available_at) END AS available_at,
+       CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE coalesce(l.available_at, e.available_at) END AS available_at,
        e.completed, e.output,
        coalesce(l.error, e.error) AS error,
        t.topic_id

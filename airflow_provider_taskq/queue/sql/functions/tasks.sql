@@ -46,7 +46,7 @@ SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
                 THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.in_words(statement_timestamp() - o.lease_until))
             ELSE format('held by %s for another %s at least', o.name, taskq.in_words(o.lease_until - statement_timestamp())) END AS why,
        l.attempt, l.crashes, t.priority, t.reference, statement_timestamp() - t.created AS age,
-       CASE WHEN l.holder IS NULL THEN CASE WHEN l.waits = 1 THEN t.due ELSE l.available_at END - statement_timestamp() END AS due_in,
+       CASE WHEN l.holder IS NULL THEN CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE l.available_at END - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
        NULL::timestamptz AS completed, NULL::text AS output, left(split_part(l.error, E'\n', 1), 120) AS error,
        l.topic_id, l.holder IS NULL AS waiting, NULL::smallint AS number

@@ -336,6 +336,7 @@ BEGIN
                 v_turns.seen := 0;
             END IF;
         END IF;
+        CONTINUE WHEN taskq.park_unfulfilled(p_topic_id, v_turns.sequences);
         v_got := taskq.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         v_taken := v_taken || v_got.taken;
@@ -393,6 +394,7 @@ BEGIN
             v_after := v_start;
             CONTINUE;
         END IF;
+        CONTINUE WHEN taskq.park_unfulfilled(p_topic_id, v_turns.sequences);
         v_got := taskq.take_found(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         p_missed := p_missed || v_got.missed;

@@ -27,13 +27,29 @@ BEGIN
     RETURN cardinality(taskq.fulfilled(p_topic_id, ARRAY[p_sequence])) = 1;
 END $$;
 
+-- Makes those of the tasks wait whose dependencies were fulfilled and are so no longer, as a newer task of what they name
+-- was pushed; tells whether there were any. Costs next to nothing where the topic has no dependencies.
+CREATE FUNCTION taskq.park_unfulfilled(p_topic_id int, p_sequences bigint[]) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_doubtful bigint[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM taskq.dependency WHERE topic_id = p_topic_id) THEN
+        RETURN false;
+    END IF;
+    v_doubtful := ARRAY(SELECT l.sequence FROM taskq.live l
+                        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits = -1
+                        FOR UPDATE SKIP LOCKED);
+    RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq.judge_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
+END $$;
+
 -- When to look next at a task that waits for dependencies.
 CREATE FUNCTION taskq.next_look(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
     SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
 $$;
 
--- Judges READY tasks that have dependencies, whose rows this transaction holds: those that are fulfilled may go out,
--- at the place that they were pushed to; the others wait. Returns the former.
+-- Judges READY tasks that have dependencies, whose rows this transaction holds: those that are fulfilled may go out, at
+-- the place that they have; the others wait. Returns the former.
 CREATE FUNCTION taskq.judge_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_custom_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -41,7 +57,10 @@ DECLARE
     v_free bigint[] := taskq.fulfilled(p_topic_id, p_sequences);
 BEGIN
     UPDATE taskq.live l SET waits = CASE WHEN l.sequence = ANY (v_free) THEN -1 ELSE 1 END,
-        available_at = CASE WHEN l.sequence = ANY (v_free) THEN t.due ELSE taskq.next_look(v_now, t.created) END
+        available_at = CASE WHEN l.sequence = ANY (v_free) THEN coalesce(l.due_again, t.due)
+                            ELSE taskq.next_look(v_now, t.created) END,
+        due_again = CASE WHEN l.sequence = ANY (v_free) THEN NULL
+                         WHEN l.waits = -1 THEN nullif(l.available_at, t.due) ELSE l.due_again END
     FROM (SELECT * FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
     WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND t.sequence = l.sequence;
     UPDATE taskq.dependency d SET waiting = NOT d.waiting
@@ -262,8 +281,9 @@ BEGIN
         ORDER BY l.available_at LIMIT 100 - cardinality(v_aged));
     IF cardinality(v_looked) > 0 THEN
         v_looked := taskq.fulfilled(p_topic.topic_id, v_looked);
-        v_looked := ARRAY(SELECT t.sequence FROM taskq.task t
-                          WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_looked) AND t.due <= v_now);
+        v_looked := ARRAY(SELECT t.sequence FROM taskq.task t JOIN taskq.live l USING (topic_id, sequence)
+                          WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_looked)
+                            AND coalesce(l.due_again, t.due) <= v_now);
     END IF;
     SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF NOT p_topic.probe OR taskq.may_probe(p_topic.topic_id, v_probe, v_now) THEN

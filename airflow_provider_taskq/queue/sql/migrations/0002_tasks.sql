@@ -50,6 +50,7 @@ CREATE TABLE taskq.live (
     redelivered  boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
     error        text,                         -- of the last noted failure
+    due_again    timestamptz,                  -- while it waits for dependencies: when due, where not as pushed
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
 CREATE INDEX live_ready ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits <= 0;
