@@ -98,6 +98,14 @@ def _driver(site: AirflowSite) -> psutil.Process:
     [driver] = [
         process
         for process in scheduler.children(recursive=True)
-        if "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
+        if "org.apache.spark.deploy.SparkSubmit" in _words(process)
     ]
     return driver
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """A process's command line; none of one that has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # a zombie is one
+        return []

@@ -203,3 +203,23 @@ def test_failures_within_the_time_to_live_are_not_noted_and_start_no_probing(que
     queue.push("work", [NewTask(name, ttl=timedelta(hours=1)) for name in "abc"])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
     assert len(queue.poll("work", owner, 3)) == 3
+
+
+def test_a_retry_that_has_not_the_turn_of_its_identifier_keeps_no_other_in(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", probing())
+    low, high = queue.push("work", [NewTask("a"), NewTask("a", priority=9)])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
+    pass_time(queue, 2 * MINUTE)
+    singular = Condition.SINGULAR_BY_IDENTIFIER
+    assert queue.ready("work", 5, singular) == 1
+    assert queue.poll("work", owner, 5, condition=singular) == [low], "the lowest sequence has the turn"
+    queue.complete(owner, {low: Result.SUCCESS})
+    assert queue.poll("work", owner, 5, condition=singular) == [high]
+
+
+def test_the_probe_is_the_first_retry_in_polled_order(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", probing())
+    tasks = queue.push("work", [NewTask("a"), NewTask("b", priority=9), NewTask("c")])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
+    pass_time(queue, 2 * MINUTE)
+    assert queue.poll("work", owner, 3) == [tasks[1]]

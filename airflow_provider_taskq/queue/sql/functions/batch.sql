@@ -10,12 +10,14 @@ SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq.topic := taskq.find_topic(p_topic);
     v_owner_id bigint := taskq.hold_running_lease(p_owner, p_fence);
+    v_out      bigint[];
     v_taken    bigint[] := '{}';
 BEGIN
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
         PERFORM taskq.need_read_committed('batches go out');
-        PERFORM taskq.let_out(v_topic, p_identifiers);
+        v_out := taskq.let_out(v_topic, p_identifiers, false, 'BATCH');
         v_taken := taskq.take_turns(v_topic.topic_id, v_owner_id, p_identifiers, false, 'BATCH', nullif(p_size, -1));
+        PERFORM taskq.keep_in(v_topic.topic_id, v_out);
     END IF;
     RETURN QUERY SELECT * FROM taskq.taken(v_topic.topic_id, v_taken);
 END $$;

@@ -82,17 +82,24 @@ RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq.topic := taskq.find_topic(p_topic);
     v_owner_id bigint := taskq.hold_running_lease(p_owner, p_fence);
+    v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
+    v_out      bigint[];
+    v_taken    bigint[];
 BEGIN
     PERFORM taskq.check_order(p_order, p_condition);
     IF v_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
         RETURN '{}';
     END IF;
-    PERFORM taskq.let_out(v_topic, p_size);
-    IF p_condition = 'NONE' THEN
-        RETURN taskq.take(v_topic.topic_id, v_owner_id, p_size, p_order = 'LAST_IN_FIRST_OUT');
+    IF p_condition <> 'NONE' THEN
+        PERFORM taskq.need_read_committed('tasks go out one at a time per identifier');
     END IF;
-    PERFORM taskq.need_read_committed('tasks go out one at a time per identifier');
-    RETURN taskq.take_turns(v_topic.topic_id, v_owner_id, p_size, p_order = 'LAST_IN_FIRST_OUT', p_condition);
+    v_out := taskq.let_out(v_topic, p_size, v_lifo, p_condition);
+    v_taken := CASE p_condition WHEN 'NONE' THEN taskq.take(v_topic.topic_id, v_owner_id, p_size, v_lifo)
+                                ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, p_size, v_lifo, p_condition) END;
+    IF cardinality(v_out) > 0 THEN
+        PERFORM taskq.keep_in(v_topic.topic_id, v_out);
+    END IF;
+    RETURN v_taken;
 END $$;
 
 -- Refuses an order or a condition that is none (TQ000).
@@ -183,7 +190,7 @@ BEGIN
     v_count := CASE p_condition WHEN 'NONE' THEN taskq.count_front(p_topic.topic_id, p_limit)
                                 ELSE taskq.count_turns(p_topic.topic_id, p_limit, p_condition) END;
     IF v_count < p_limit AND EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > 0) THEN
-        v_more := taskq.to_let_out(p_topic, p_limit);
+        v_more := taskq.to_let_out(p_topic, p_limit, p_condition);
         v_count := v_count + CASE p_condition WHEN 'NONE' THEN cardinality(v_more)
                                               ELSE taskq.count_turns_among(p_topic.topic_id, v_more, p_condition) END;
     END IF;

@@ -57,8 +57,8 @@ DECLARE
     v_free bigint[] := taskq.fulfilled(p_topic_id, p_sequences);
 BEGIN
     UPDATE taskq.live l SET waits = CASE WHEN l.sequence = ANY (v_free) THEN -1 ELSE 1 END,
-        available_at = CASE WHEN l.sequence = ANY (v_free) THEN coalesce(l.due_again, t.due)
-                            ELSE taskq.next_look(v_now, t.created) END,
+        available_at = CASE WHEN l.sequence <> ALL (v_free) THEN taskq.next_look(v_now, t.created)
+                            WHEN l.waits = -1 THEN l.available_at ELSE coalesce(l.due_again, t.due) END,
         due_again = CASE WHEN l.sequence = ANY (v_free) THEN NULL
                          WHEN l.waits = -1 THEN nullif(l.available_at, t.due) ELSE l.due_again END
     FROM (SELECT * FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
@@ -121,8 +121,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Lets out what has waited long enough, before a poll of up to p_size tasks walks the indexes.
-CREATE FUNCTION taskq.let_out(p_topic taskq.topic, p_size int) RETURNS void LANGUAGE plpgsql
+-- Lets out what has waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the retries among
+-- them: what the poll then does not take of those goes back by taskq.keep_in.
+CREATE FUNCTION taskq.let_out(p_topic taskq.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
@@ -133,8 +134,16 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2
                                           AND l.available_at <= v_now) THEN
-        PERFORM taskq.let_out_retries(p_topic, p_size);
+        RETURN taskq.let_out_retries(p_topic, p_size, p_lifo, p_condition);
     END IF;
+    RETURN '{}';
+END $$;
+
+-- Lets retries wait on that were let out for a poll and not taken by it.
+CREATE FUNCTION taskq.keep_in(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+BEGIN
+    UPDATE taskq.live SET waits = 2 WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits <= 0;
 END $$;
 
 -- Looks at the tasks that were woken until p_size of them may go out, and at a hundred of those whose next look is due.
@@ -161,9 +170,11 @@ BEGIN
     END IF;
 END $$;
 
--- Lets out retries that wait for the probe of their topic: all that are due while retries succeed; while they fail one,
--- and only when the last one is back and its own delay is over. Skips a topic whose probe another poll is about to send.
-CREATE FUNCTION taskq.let_out_retries(p_topic taskq.topic, p_size int) RETURNS void LANGUAGE plpgsql
+-- Lets out retries that wait for the probe of their topic, in polled order, and returns them: those that are due while
+-- retries succeed; while they fail one, and only when the last one is back and its own delay is over. Skips a topic whose
+-- probe another poll is about to send.
+CREATE FUNCTION taskq.let_out_retries(p_topic taskq.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
+LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -172,22 +183,70 @@ DECLARE
 BEGIN
     SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing FOR UPDATE SKIP LOCKED;
     IF p_topic.probe AND NOT taskq.may_probe(p_topic.topic_id, v_probe, v_now) THEN
-        RETURN;
+        RETURN '{}';
     END IF;
+    v_free := taskq.due_retries(p_topic.topic_id, v_now, CASE WHEN p_topic.probe AND v_probe.failing THEN 1 ELSE p_size END,
+                                p_lifo, p_condition);
     v_free := ARRAY(SELECT l.sequence FROM taskq.live l
-                    WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= v_now
-                    ORDER BY l.available_at, l.sequence
-                    LIMIT CASE WHEN p_topic.probe AND v_probe.failing THEN 1 ELSE p_size END FOR UPDATE SKIP LOCKED);
+                    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
     UPDATE taskq.live l SET waits = CASE WHEN EXISTS (SELECT FROM taskq.dependency d WHERE d.topic_id = l.topic_id
                                                       AND d.sequence = l.sequence) THEN -1 ELSE 0 END
     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free);
     IF v_probe.failing AND cardinality(v_free) > 0 THEN
         UPDATE taskq.probe SET sequence = v_free[1] WHERE topic_id = p_topic.topic_id;
     END IF;
+    RETURN CASE WHEN p_topic.probe THEN v_free ELSE '{}' END;
+END $$;
+
+-- The first p_size due retries of those that wait for the probe, in polled order; under a condition those that have the
+-- turn of their identifier, or a probe that may not go out would keep the others in.
+CREATE FUNCTION taskq.due_retries(p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_priority smallint := 101;
+    v_sequence bigint;
+    v_due      bigint[] := '{}';
+BEGIN
+    LOOP
+        SELECT l.priority INTO v_priority FROM taskq.live l
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2 AND l.priority < v_priority
+        ORDER BY l.priority DESC LIMIT 1;
+        EXIT WHEN NOT FOUND OR cardinality(v_due) >= p_size;
+        FOR v_sequence IN
+            SELECT r.sequence FROM (
+                (SELECT l.sequence FROM taskq.live l
+                 WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2
+                   AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at, l.sequence)
+                UNION ALL
+                (SELECT l.sequence FROM taskq.live l
+                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2
+                   AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at DESC, l.sequence DESC)) r
+        LOOP
+            IF p_condition = 'NONE' OR taskq.may_turn(p_topic_id, v_sequence, p_condition) THEN
+                v_due := v_due || v_sequence;
+            END IF;
+            EXIT WHEN cardinality(v_due) >= p_size;
+        END LOOP;
+    END LOOP;
+    RETURN v_due;
+END $$;
+
+-- Whether an attempted task has the turn of its identifier, which nothing blocks.
+CREATE FUNCTION taskq.may_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_identifier text := (SELECT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence);
+BEGIN
+    RETURN (SELECT CASE WHEN p_condition = 'BATCH' THEN a.holder IS NULL ELSE a.sequence = p_sequence END FROM taskq.live a
+            WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0 ORDER BY a.holder, a.sequence LIMIT 1)
+       AND (SELECT e.sequence FROM taskq.ended e
+            WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (2, 3, 4)
+              AND e.state = ANY (taskq.blocking_states(p_condition)) ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
 END $$;
 
 -- Whether a poll may let out retries of a probing topic: yes while none fails; else where it holds the probe's row, the
--- delay is over, and the last probe is neither held nor still to be polled.
+-- delay is over, and the last probe is not held any more.
 CREATE FUNCTION taskq.may_probe(p_topic_id int, p_probe taskq.probe, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
@@ -195,8 +254,7 @@ BEGIN
         RETURN NOT EXISTS (SELECT FROM taskq.probe WHERE topic_id = p_topic_id AND failing);
     END IF;
     RETURN p_probe.until <= p_now AND NOT EXISTS (
-        SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_probe.sequence
-                                   AND (l.holder IS NOT NULL OR l.attempt > 0 AND l.waits <= 0));
+        SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_probe.sequence AND l.holder IS NOT NULL);
 END $$;
 
 -- Whether any task at all may have to be told how others end.
@@ -255,7 +313,7 @@ END $$;
 
 -- The tasks that a poll would let out now: woken dependents that are fulfilled and due, a hundred of those whose next look
 -- is due (another hundred at each call), and up to p_limit retries. Reads only.
-CREATE FUNCTION taskq.to_let_out(p_topic taskq.topic, p_limit int) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION taskq.to_let_out(p_topic taskq.topic, p_limit int, p_condition text) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
@@ -287,10 +345,8 @@ BEGIN
     END IF;
     SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF NOT p_topic.probe OR taskq.may_probe(p_topic.topic_id, v_probe, v_now) THEN
-        v_looked := v_looked || ARRAY(
-            SELECT l.sequence FROM taskq.live l
-            WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= v_now
-            ORDER BY l.available_at, l.sequence LIMIT CASE WHEN p_topic.probe AND v_probe.failing THEN 1 ELSE p_limit END);
+        v_looked := v_looked || taskq.due_retries(
+            p_topic.topic_id, v_now, CASE WHEN p_topic.probe AND v_probe.failing THEN 1 ELSE p_limit END, false, p_condition);
     END IF;
     RETURN v_looked;
 END $$;

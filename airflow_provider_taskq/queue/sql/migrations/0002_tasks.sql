@@ -55,6 +55,7 @@ CREATE TABLE taskq.live (
 ) PARTITION BY LIST (topic_id);
 CREATE INDEX live_ready ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits <= 0;
 CREATE INDEX live_waiting ON taskq.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL AND waits > 0;
+CREATE INDEX live_probing ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits = 2;
 CREATE INDEX live_held ON taskq.live (holder, sequence) WHERE holder IS NOT NULL;
 -- The turn of an identifier: its ACTIVE tasks first (holder is not null), then its attempted ones by sequence.
 CREATE INDEX live_turn ON taskq.live (identifier, topic_id, holder, sequence) WHERE attempt > 0;
