@@ -13,7 +13,12 @@ from tests.queue.machine.owning import Owning
 from tests.queue.machine.reading import Reading
 
 QUICK = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=50,
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 LONG = settings(QUICK, max_examples=int(os.environ.get("TASKQ_MODEL_EXAMPLES", "300")), stateful_step_count=60)
 
