@@ -143,7 +143,7 @@ END $$;
 CREATE FUNCTION taskq.keep_in(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
-    UPDATE taskq.live SET waits = 2 WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits <= 0;
+    UPDATE taskq.live SET waits = 2 WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits + 0 <= 0;  -- not by live_ready
 END $$;
 
 -- Looks at the tasks that were woken until p_size of them may go out, and at a hundred of those whose next look is due.
