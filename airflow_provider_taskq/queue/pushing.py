@@ -43,6 +43,13 @@ class Chunk:
             _filled([task.priority or None for task in self.tasks]),
         )
 
+    def single(self) -> tuple[Any, ...] | None:
+        """The arguments of taskq.push_one from p_identifier on, where this is one task that it can store."""
+        if len(self.tasks) > 1 or self.offset or self.tasks[0].suspended or self.tasks[0].depends_on:
+            return None
+        identifiers, payloads, references, _, *rest = self.columns()
+        return tuple(column and column[0] for column in (identifiers, payloads, references, *rest))
+
     def dependencies(self) -> tuple[list[int] | None, list[str] | None, list[str] | None]:
         """The dependencies of all tasks: place in the chunk, topic, identifier; None where there are none."""
         found = [(place, *pair) for place, task in enumerate(self.tasks) for pair in task.depends_on]

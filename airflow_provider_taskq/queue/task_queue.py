@@ -1,6 +1,7 @@
 """The queue: all its verbs over one connection."""
 
 from airflow_provider_taskq.queue.verbs.complete import CompleteVerbs
+from airflow_provider_taskq.queue.verbs.exchange import ExchangeVerbs
 from airflow_provider_taskq.queue.verbs.health import HealthVerbs
 from airflow_provider_taskq.queue.verbs.junction import JunctionVerbs
 from airflow_provider_taskq.queue.verbs.lock import LockVerbs
@@ -22,6 +23,7 @@ class TaskQueue(
     PushVerbs,
     PollVerbs,
     CompleteVerbs,
+    ExchangeVerbs,
     ReadVerbs,
     ReviveVerbs,
     JunctionVerbs,

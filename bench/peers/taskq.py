@@ -81,16 +81,13 @@ class Loop:
         self._meter = meter
         self._size = mode["size"]
         self._condition = Condition(mode.get("condition", "NONE"))
+        self._decisions: dict[Task | int, Decision | Result] = {}
 
     def step(self) -> int:
-        """Does it once; returns with how many tasks."""
-        found = self._queue.poll(TOPIC, self._owner, self._size, condition=self._condition)
-        if found:
-            handle = self._meter.handle
-            decisions: dict[Task | int, Decision | Result] = {
-                task: Decision(Result.SUCCESS, handle(_document(task.payload))) for task in found
-            }
-            self._queue.complete(self._owner, decisions)
+        """Gives back what was done for what is next, and does it; returns how many those are."""
+        found = self._queue.exchange(self._owner, self._decisions, TOPIC, self._size, condition=self._condition)
+        handle = self._meter.handle
+        self._decisions = {task: Decision(Result.SUCCESS, handle(_document(task.payload))) for task in found}
         return len(found)
 
 

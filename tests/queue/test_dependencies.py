@@ -263,3 +263,16 @@ def test_a_group_whose_first_task_has_to_wait_again_comes_in_the_place_of_its_ne
     queue.push("work", [dependent("a"), "c", "b"])
     queue.push("work", [NewTask("a", delay=timedelta(hours=1))])
     assert list(queue.poll_batch("work", owner, 2)) == ["c", "b"]
+
+
+def test_a_task_that_has_to_wait_again_gives_its_place_in_its_group_to_the_next(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    first, _, third = queue.push("work", [NewTask("b", priority=1), dependent("a"), "b"])
+    queue.push("work", [NewTask("a", delay=timedelta(hours=1))])
+    assert queue.poll_batch("work", owner, 1, 2) == {"b": [first, third]}
+
+
+def test_a_group_goes_out_with_all_its_tasks_that_a_success_let_out(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", *[dependent("a") for _ in range(250)]])
+    assert finish(queue, owner) == ["a"]
+    assert [len(group) for group in queue.poll_batch("work", owner, 1).values()] == [250]

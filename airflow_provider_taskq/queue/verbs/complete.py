@@ -1,6 +1,7 @@
 """Complete (sql/functions/complete.sql)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Decision, Owner, Result, Task
@@ -17,24 +18,26 @@ class CompleteVerbs(Caller):
         All or nothing. It works until the lease is gone, lapsed or not; then LeaseLost. NotHeld, naming the
         sequences, for a task that the owner does not hold now.
         """
-        made = _by_sequence(decisions)
-        if not made:
-            return
-        values = list(made.values())
-        delays = [interval_text(decision.delay) for decision in values]
-        self._rows(
-            "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
-            " %b::text[]::interval[])",
-            (
-                owner.name,
-                owner.fence,
-                list(made),
-                [int(decision.result) for decision in values],
-                [_message(sequence, decision) for sequence, decision in made.items()],
-                [trace_text(decision.error) for decision in values],
-                delays if any(delays) else None,
-            ),
-        )
+        if decisions:
+            self._rows(
+                "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
+                " %b::text[]::interval[])",
+                (owner.name, owner.fence, *columns(decisions)),
+            )
+
+
+def columns(decisions: Mapping[Task | int, Decision | Result]) -> tuple[list[Any] | None, ...]:
+    """The arguments of taskq.complete from p_sequences on."""
+    made = _by_sequence(decisions)
+    values = list(made.values())
+    delays = [interval_text(decision.delay) for decision in values]
+    return (
+        list(made),
+        [int(decision.result) for decision in values],
+        [_message(sequence, decision) for sequence, decision in made.items()],
+        [trace_text(decision.error) for decision in values],
+        delays if any(delays) else None,
+    )
 
 
 def _by_sequence(decisions: Mapping[Task | int, Decision | Result]) -> dict[int, Decision]:

@@ -63,6 +63,15 @@ class PushVerbs(Caller):
 
         Arrays travel in binary: psycopg's text format for them costs fifty times as much a value.
         """
+        single = chunk.single() if insertion is Insertion.APPEND else None
+        if single:
+            return [
+                self._value(
+                    "SELECT taskq.push_one(%s::text, %s::text, %s::text, %s::text, %s::timestamptz, %s::text::interval,"
+                    " %s::text::interval, %s::int)",
+                    (topic, *single),
+                )
+            ]
         stored: list[int | None] = self._value(
             "SELECT taskq.push(%s::text, %s::text, %b::text[], %b::text[], %b::text[], %b::boolean[],"
             " %b::timestamptz[], %b::text[]::interval[], %b::text[]::interval[], %b::int[], %s::int, %s::bigint,"

@@ -10,10 +10,10 @@
 
 -- The functions that clients call, by the kind that may call them first; operators may call all.
 CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE sql IMMUTABLE AS $$
-    SELECT 'producer', unnest(ARRAY['push', 'first_pushed', 'topics', 'policy_of'])
+    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'topics', 'policy_of'])
     UNION ALL SELECT 'consumer', unnest(ARRAY[
         'register', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many',
-        'complete', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
+        'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
         'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'events', 'progress', 'advance', 'topics', 'policy_of'])
     UNION ALL SELECT 'reader', unnest(ARRAY[
         'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'task', 'latest', 'page', 'count', 'results', 'resolve',

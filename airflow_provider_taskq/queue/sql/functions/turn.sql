@@ -247,9 +247,12 @@ DECLARE
     v_found bigint[];
     v_of    text[];
 BEGIN
-    v_found := taskq.groups_of(p_topic_id, p_now, ARRAY(
-        SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY AS u (sequence, identifier, place)
-        WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
+    LOOP
+        v_found := taskq.groups_of(p_topic_id, p_now, ARRAY(
+            SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY AS u (sequence, identifier, place)
+            WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
+        EXIT WHEN NOT taskq.park_unfulfilled(p_topic_id, v_found);  -- else the place of what has to wait goes to others
+    END LOOP;
     v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found));
     missed := ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier) WHERE u.identifier <> ALL (v_of));
     taken := taskq.seize(p_topic_id, p_holder, v_found);

@@ -130,7 +130,7 @@ DECLARE
 BEGIN
     IF EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
                                           AND l.available_at <= v_now) THEN
-        PERFORM taskq.let_out_dependents(p_topic.topic_id, p_size);
+        PERFORM taskq.let_out_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
     END IF;
     IF EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2
                                           AND l.available_at <= v_now) THEN
@@ -146,7 +146,8 @@ BEGIN
     UPDATE taskq.live SET waits = 2 WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits + 0 <= 0;  -- not by live_ready
 END $$;
 
--- Looks at the tasks that were woken until p_size of them may go out, and at a hundred of those whose next look is due.
+-- Looks at the tasks that were woken until p_size of them may go out (NULL: at all), and at a hundred of those whose next
+-- look is due.
 CREATE FUNCTION taskq.let_out_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
