@@ -51,6 +51,10 @@ VERBS: dict[str, Verb] = {
     "latest": lambda queue, _owner, _task: queue.latest("work", ["a"]),
     "page": lambda queue, _owner, _task: queue.page("work", state=State.READY, identifier="b"),
     "count": lambda queue, _owner, _task: queue.count(recent=True),
+    "push one": lambda queue, _owner, _task: queue.push("work", ["d"]),
+    "exchange": lambda queue, owner, task: queue.exchange(owner, {task: Result.SUCCESS}, "work"),
+    "junction": lambda queue, _owner, _task: queue.junction("work", [["a"]]),
+    "juncture": lambda queue, _owner, _task: queue.juncture("gate", "work", [["a"]]),
     "expire": lambda queue, _owner, _task: queue.expire(),
     "release": lambda queue, owner, _task: queue.release(owner),
     "events": lambda queue, _owner, _task: queue.events("work", None, partitions=2),
@@ -90,7 +94,7 @@ def test_verbs_leave_nothing_in_the_session(queue: TaskQueue, owner: Owner, dsn:
         conn.execute("DO 'BEGIN END'")
         before = conn.execute(settings.encode()).fetchall()
         for name, verb in VERBS.items():
-            if name != "complete":  # it was snoozed
+            if name not in ("complete", "exchange"):  # it was snoozed
                 verb(TaskQueue(conn), owner, task)
             assert conn.execute(LEFT.encode()).fetchone() == (0, 0, 0, 0, 0), name
         assert conn.execute(settings.encode()).fetchall() == before
@@ -100,7 +104,7 @@ def test_every_verb_may_have_a_session_of_its_own(queue: TaskQueue, owner: Owner
     queue.push("work", ["a", "b", "c"])
     [task] = queue.poll("work", owner)
     for name, verb in VERBS.items():
-        if name != "complete":
+        if name not in ("complete", "exchange"):
             with connect(dsn) as conn:
                 verb(TaskQueue(conn), owner, task)
 
@@ -119,7 +123,7 @@ def test_a_verb_is_undone_by_the_callers_rollback(
 
 def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
     """Every row of every table of the schema, physical place and all."""
-    tables = ("topic", "owner", "task", "live", "ended", "staged", "stage", "progress")
+    tables = ("topic", "owner", "task", "live", "ended", "staged", "stage", "progress", "juncture")
     return [conn.execute(f"SELECT ctid, t.* FROM taskq.{name} t ORDER BY 1".encode()).fetchall() for name in tables]
 
 

@@ -1,10 +1,12 @@
 """Junctions (sql/functions/junction.sql)."""
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Junction
 from airflow_provider_taskq.queue.verbs.call import Caller
+from airflow_provider_taskq.queue.wire import interval_text
 
 
 class JunctionVerbs(Caller):
@@ -17,17 +19,40 @@ class JunctionVerbs(Caller):
         REDUNDANT (ETERNAL). Each group stands on its own, judged by the states before the call. Never waits: a group
         with a suspended task that another transaction holds is left for a later call.
         """
-        identifiers: list[str] = []
-        numbers: list[int] = []
-        for number, group in enumerate(groups):
-            if isinstance(group, str):
-                raise InvalidTask(f"a group is a list of identifiers, not the one text {group[:50]!r}")
-            members = list(group)
-            identifiers += members
-            numbers += [number] * len(members)
         return set(
             self._value(
-                "SELECT taskq.junction(%s::text, %b::text[], %b::int[], %s::text)",
-                (topic, identifiers, numbers, junction),
+                "SELECT taskq.junction(%s::text, %b::text[], %b::int[], %s::text)", (topic, *members(groups), junction)
             )
         )
+
+    def juncture(
+        self, name: str, topic: str, groups: Iterable[Iterable[str]], junction: Junction = Junction.SINGULAR
+    ) -> list[int]:
+        """Releases groups as `junction` does, each once under this name, and returns the places of those still waited for.
+
+        For somebody who waits until all have been released: it remembers what it has released, whoever asks again under
+        the name, so that the answer is the same after a crash. A group is known by its identifiers.
+        """
+        return list(
+            self._value(
+                "SELECT taskq.juncture(%s::text, %s::text, %b::text[], %b::int[], %s::text)",
+                (name, topic, *members(groups), junction),
+            )
+        )
+
+    def purge_junctures(self, older_than: timedelta) -> int:
+        """Forgets what `juncture` released that long ago, and returns how many groups those were."""
+        return int(self._value("SELECT taskq.purge_junctures(%s::text::interval)", (interval_text(older_than),)))
+
+
+def members(groups: Iterable[Iterable[str]]) -> tuple[list[str], list[int]]:
+    """The identifiers of all groups, and the place of the group that each is in, counted from 0."""
+    identifiers: list[str] = []
+    numbers: list[int] = []
+    for number, group in enumerate(groups):
+        if isinstance(group, str):
+            raise InvalidTask(f"a group is a list of identifiers, not the one text {group[:50]!r}")
+        given = list(group)
+        identifiers += given
+        numbers += [number] * len(given)
+    return identifiers, numbers

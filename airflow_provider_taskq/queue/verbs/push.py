@@ -58,6 +58,13 @@ class PushVerbs(Caller):
                 first = self._value("SELECT taskq.first_pushed(%s::text, %s::bigint)", (topic, first))
         return Pushed(count, first, last)
 
+    def wake(self, topic: str) -> None:
+        """Tells watchers that wait on a topic to look at once, rather than at their next look.
+
+        Call it after the commit of what was pushed, outside of any transaction that takes long. Nothing depends on it.
+        """
+        self._rows("SELECT taskq.wake(%s::text)", (topic,))
+
     def _push_chunk(self, topic: str, chunk: Chunk, insertion: Insertion, since: int | None) -> list[int | None]:
         """The sequences of one chunk's tasks, None for one not stored; `since`: the first of the whole push.
 

@@ -10,17 +10,17 @@
 
 -- The functions that clients call, by the kind that may call them first; operators may call all.
 CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE sql IMMUTABLE AS $$
-    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'topics', 'policy_of'])
+    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'wake', 'topics', 'policy_of'])
     UNION ALL SELECT 'consumer', unnest(ARRAY[
         'register', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many',
-        'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
+        'watch', 'juncture', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
         'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'events', 'progress', 'advance', 'topics', 'policy_of'])
     UNION ALL SELECT 'reader', unnest(ARRAY[
         'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'task', 'latest', 'page', 'count', 'results', 'resolve',
         'events', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
         'state_name'])
     UNION ALL SELECT 'operator', unnest(ARRAY[
-        'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'junction', 'purge', 'purge_all',
+        'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'junction', 'purge_junctures', 'purge', 'purge_all',
         'purge_owners', 'install_ticks', 'uninstall_ticks', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
         'close_shared', 'move_rows', 'open_shared', 'move_back', 'drop_vacant'])
 $$;

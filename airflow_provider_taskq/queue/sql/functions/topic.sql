@@ -85,6 +85,7 @@ BEGIN
     PERFORM taskq.forget_waits(v_topic_id);
     DELETE FROM taskq.probe WHERE topic_id = v_topic_id;
     DELETE FROM taskq.progress WHERE topic_id = v_topic_id;
+    DELETE FROM taskq.juncture WHERE topic_id = v_topic_id;
     DELETE FROM taskq.topic WHERE topic_id = v_topic_id;
     RETURN true;
 END $$;

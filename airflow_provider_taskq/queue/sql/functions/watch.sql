@@ -1,0 +1,60 @@
+-- Watch: one look for all who wait, whatever they wait for.
+
+-- Looks once for any number of waits of three kinds. The arrays of a kind go together; each row of the answer names its kind
+-- and the place in its arrays, counted from 1.
+--   ready     how many tasks of a topic could be polled under a condition, counted to a limit, in `number`, and for how many
+--             seconds the oldest due one has waited, in `waited`, where `p_aged` asks for it
+--   state     the state of the newest task of an identifier, in `number`; NULL where it has none yet
+--   juncture  how many groups a wait still waits for, after it has released those that are complete (taskq.juncture), in
+--             `number`; p_places tells for each identifier the wait, p_groups the number of its group
+-- A topic that nobody knows gives -1.
+CREATE FUNCTION taskq.watch(
+    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[],
+    p_state_topics text[], p_state_identifiers text[],
+    p_names text[], p_juncture_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
+) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT 'ready', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq.count_ready(t, u.bound, u.condition) END,
+           CASE WHEN u.aged AND t.topic_id IS NOT NULL AND NOT t.paused
+                THEN extract(epoch FROM clock_timestamp() - (taskq.longest_due(t.topic_id)).since)::double precision END
+    FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY AS u (topic, bound, condition, aged, place)
+    LEFT JOIN taskq.topic t ON t.name = u.topic;
+    RETURN QUERY
+    SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq.newest_state(t.topic_id, u.identifier) END,
+           NULL::double precision
+    FROM unnest(p_state_topics, p_state_identifiers) WITH ORDINALITY AS u (topic, identifier, place)
+    LEFT JOIN taskq.topic t ON t.name = u.topic;
+    RETURN QUERY
+    SELECT 'juncture', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE cardinality(taskq.juncture(
+               u.name, u.topic, ARRAY(SELECT m.identifier FROM unnest(p_places, p_identifiers) AS m (place, identifier)
+                                      WHERE m.place = u.place),
+               ARRAY(SELECT m.number FROM unnest(p_places, p_groups) AS m (place, number) WHERE m.place = u.place),
+               u.junction)) END, NULL::double precision
+    FROM unnest(p_names, p_juncture_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
+    LEFT JOIN taskq.topic t ON t.name = u.topic;
+END $$;
+
+-- The state of the newest task of an identifier; NULL where there is none.
+CREATE FUNCTION taskq.newest_state(p_topic_id int, p_identifier text) RETURNS int LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_sequence bigint;
+    v_state    int;
+BEGIN
+    SELECT t.sequence INTO v_sequence FROM taskq.task t
+    WHERE t.identifier = p_identifier AND t.topic_id = p_topic_id ORDER BY t.sequence DESC LIMIT 1;
+    SELECT e.state INTO v_state FROM taskq.ended e WHERE e.topic_id = p_topic_id AND e.sequence = v_sequence;
+    IF FOUND OR v_sequence IS NULL THEN
+        RETURN v_state;
+    END IF;
+    RETURN (SELECT (l.holder IS NULL)::int FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = v_sequence);
+END $$;
+
+-- Tells who listens on the channel `taskq` that a topic may have something for them: every watcher that waits on it looks at
+-- once. Nothing depends on it. To be called after the commit, as a transaction of its own: PostgreSQL lets one transaction with
+-- notifications commit at a time.
+CREATE FUNCTION taskq.wake(p_topic text) RETURNS void LANGUAGE sql AS $$
+    SELECT pg_notify('taskq', p_topic)
+$$;
