@@ -25,7 +25,20 @@ from airflow_provider_taskq.queue import (
 )
 
 # All but the ledger and the locks of lanes, which are made with the schema.
-TABLES = ("live", "ended", "task", "dependency", "probe", "topic", "owner", "staged", "stage", "lock", "progress", "juncture")
+TABLES = (
+    "live",
+    "ended",
+    "task",
+    "dependency",
+    "probe",
+    "topic",
+    "owner",
+    "staged",
+    "stage",
+    "lock",
+    "progress",
+    "juncture",
+)
 
 T = TypeVar("T")
 InBackground = Callable[[Callable[[], T]], "Future[T]"]

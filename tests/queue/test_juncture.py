@@ -4,7 +4,16 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.queue import Junction, NewTask, Owner, Result, State, TaskQueue, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.queue import (
+    Junction,
+    NewTask,
+    Owner,
+    Result,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    UnknownTopic,
+)
 from tests.queue.conftest import states
 
 BOTH = list(Junction)

@@ -68,7 +68,7 @@ def test_a_look_tells_how_long_the_oldest_due_task_has_waited(queue: TaskQueue) 
     number, waited = look(queue.conn, [("work", 9, "NONE", True)])["ready", 1]
     assert number == 2
     assert waited == pytest.approx(90, abs=30)
-    queue.pause("work")
+    queue.pause_topic("work")
     assert look(queue.conn, [("work", 9, "NONE", True)])["ready", 1] == (0, None)
 
 
