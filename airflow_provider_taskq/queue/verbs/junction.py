@@ -28,7 +28,7 @@ class JunctionVerbs(Caller):
     def juncture(
         self, name: str, topic: str, groups: Iterable[Iterable[str]], junction: Junction = Junction.SINGULAR
     ) -> list[int]:
-        """Releases groups as `junction` does, each once under this name, and returns the places of those still waited for.
+        """Releases groups as `junction` does, each once under this name; returns the places of those still waited for.
 
         For somebody who waits until all have been released: it remembers what it has released, whoever asks again under
         the name, so that the answer is the same after a crash. A group is known by its identifiers.
