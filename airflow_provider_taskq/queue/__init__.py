@@ -39,6 +39,7 @@ from airflow_provider_taskq.queue.model import (
 )
 from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
+from airflow_provider_taskq.queue.story import Ended, Happening
 from airflow_provider_taskq.queue.task_queue import TaskQueue
 from airflow_provider_taskq.queue.ticks import config_hash, ticks_cron, ticks_daily, ticks_every
 
@@ -47,8 +48,10 @@ __all__ = [
     "Count",
     "Cursor",
     "Decision",
+    "Ended",
     "Events",
     "Finding",
+    "Happening",
     "Insertion",
     "InvalidArgument",
     "InvalidState",

@@ -13,6 +13,7 @@ from airflow_provider_taskq.queue.verbs.purge import PurgeVerbs
 from airflow_provider_taskq.queue.verbs.push import PushVerbs
 from airflow_provider_taskq.queue.verbs.read import ReadVerbs
 from airflow_provider_taskq.queue.verbs.revive import ReviveVerbs
+from airflow_provider_taskq.queue.verbs.story import StoryVerbs
 from airflow_provider_taskq.queue.verbs.ticks import TickVerbs
 from airflow_provider_taskq.queue.verbs.topic import TopicVerbs
 
@@ -30,6 +31,7 @@ class TaskQueue(
     PurgeVerbs,
     LockVerbs,
     HealthVerbs,
+    StoryVerbs,
     PartitionVerbs,
     LogVerbs,
     TickVerbs,

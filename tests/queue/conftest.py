@@ -35,9 +35,13 @@ TABLES = (
     "owner",
     "staged",
     "stage",
+    "staged_task",
+    "staged_junction",
+    "stream",
     "lock",
     "progress",
     "juncture",
+    "history",
 )
 
 T = TypeVar("T")

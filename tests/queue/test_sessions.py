@@ -123,7 +123,7 @@ def test_a_verb_is_undone_by_the_callers_rollback(
 
 def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
     """Every row of every table of the schema, physical place and all."""
-    tables = ("topic", "owner", "task", "live", "ended", "staged", "stage", "progress", "juncture")
+    tables = ("topic", "owner", "task", "live", "ended", "staged", "stage", "progress", "juncture", "history")
     return [conn.execute(f"SELECT ctid, t.* FROM taskq.{name} t ORDER BY 1".encode()).fetchall() for name in tables]
 
 

@@ -16,7 +16,7 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
         'watch', 'juncture', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
         'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'events', 'progress', 'advance', 'topics', 'policy_of'])
     UNION ALL SELECT 'reader', unnest(ARRAY[
-        'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'task', 'latest', 'page', 'count', 'results', 'resolve',
+        'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'task', 'timeline', 'why', 'throughput', 'latest', 'page', 'count', 'results', 'resolve',
         'events', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
         'state_name'])
     UNION ALL SELECT 'operator', unnest(ARRAY[

@@ -108,7 +108,7 @@ BEGIN
                      WHERE d.result = 0 OR d.result = 1 AND d.delay IS NOT NULL);
     v_topics := taskq.topics_held(p_owner_id, v_asked);
     WITH judged AS MATERIALIZED (
-        SELECT l.sequence, d.result = 0 AND NOT f.young AS noted, p.probe, d.error,
+        SELECT l.sequence, l.topic_id, l.attempt, d.result = 0 AND NOT f.young AS noted, p.probe, d.error,
                CASE WHEN d.result = 1 THEN least(v_now + d.delay, timestamptz '9999-12-31 00:00Z')
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
@@ -120,6 +120,10 @@ BEGIN
         CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
                                    taskq.retry_delay(p, l.attempt) AS delay) f
         WHERE d.result = 1 OR f.young OR f.delay IS NOT NULL
+    ), told AS (
+        INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, error)
+        SELECT v_now, j.topic_id, j.sequence, 1, 0, j.attempt, p_owner_id, left(j.error, 2000) FROM judged j
+        WHERE j.noted AND taskq.is_noted(j.attempt)
     ), back AS (
         UPDATE taskq.live l SET
             holder = NULL,

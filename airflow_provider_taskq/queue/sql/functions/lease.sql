@@ -37,6 +37,8 @@ BEGIN
                       WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - greatest(p_grace, interval '0')
                       FOR UPDATE SKIP LOCKED);
     UPDATE taskq.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
+    INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder)
+    SELECT clock_timestamp(), l.topic_id, l.sequence, 2, 0, l.attempt, l.holder FROM taskq.live l WHERE l.holder = ANY (v_lapsed);
     WITH gone AS (
         DELETE FROM taskq.live l USING taskq.topic p
         WHERE l.holder = ANY (v_lapsed) AND p.topic_id = l.topic_id

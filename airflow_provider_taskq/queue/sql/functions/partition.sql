@@ -217,10 +217,11 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Forgets what the tasks of a topic waited for, which are gone, and wakes those that wait for them.
+-- Forgets what the tasks of a topic, which are gone, waited for and what happened to them, and wakes those that wait for them.
 CREATE FUNCTION taskq.forget_waits(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.dependency WHERE topic_id = p_topic_id;
+    DELETE FROM taskq.history WHERE topic_id = p_topic_id;
     PERFORM taskq.wake_dependents(p_topic_id, ARRAY(
         SELECT DISTINCT d.on_identifier FROM taskq.dependency d WHERE d.on_topic_id = p_topic_id AND d.waiting));
 END $$;

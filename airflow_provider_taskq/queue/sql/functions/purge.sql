@@ -83,6 +83,7 @@ BEGIN
     DELETE FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     DELETE FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     DELETE FROM taskq.dependency WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
+    DELETE FROM taskq.history WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     IF cardinality(v_identifiers) > 0 THEN
         PERFORM taskq.wake_dependents(p_topic_id, v_identifiers);
     END IF;
@@ -108,7 +109,9 @@ BEGIN
     END IF;
     v_told := ARRAY(SELECT DISTINCT l.holder FROM taskq.live l JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = l.holder
                     UNION
-                    SELECT DISTINCT e.holder FROM taskq.ended e JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = e.holder);
+                    SELECT DISTINCT e.holder FROM taskq.ended e JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = e.holder
+                    UNION
+                    SELECT DISTINCT h.holder FROM taskq.history h JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = h.holder);
     DELETE FROM taskq.owner WHERE owner_id = ANY (v_found) AND owner_id <> ALL (v_told);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;

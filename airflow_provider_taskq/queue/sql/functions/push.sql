@@ -186,6 +186,7 @@ BEGIN
         DELETE FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (v_ended);
         DELETE FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
         DELETE FROM taskq.dependency WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
+        DELETE FROM taskq.history WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
         RETURN;
     END IF;
     WITH gone AS (

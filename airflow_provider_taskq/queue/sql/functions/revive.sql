@@ -39,6 +39,7 @@ BEGIN
     END IF;
     v_found := taskq.find_ended(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
                                 CASE WHEN p_state = p_result + 3 THEN 0 END);
+    PERFORM taskq.note_ended(v_topic_id, 5, v_found, array_fill((p_result + 3)::bigint, ARRAY[cardinality(v_found)]));
     UPDATE taskq.ended SET state = p_result + 3, completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
     IF p_result = 3 AND taskq.is_waited_for(v_topic_id) THEN
@@ -119,6 +120,7 @@ END $$;
 CREATE FUNCTION taskq.start_anew(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
+    PERFORM taskq.note_ended(p_topic_id, 3, p_sequences);
     DELETE FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     PERFORM taskq.make_ready(p_topic_id, p_sequences);
 END $$;
@@ -146,6 +148,8 @@ DECLARE
     v_states      smallint[];
     v_new         bigint[];
 BEGIN
+    v_new := taskq.draw_sequences(cardinality(p_sequences));
+    PERFORM taskq.note_ended(p_topic_id, 4, p_sequences, v_new);
     UPDATE taskq.ended SET descent = state, state = 7 WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     v_identifiers := ARRAY(SELECT t.identifier FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
                            JOIN (SELECT * FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
@@ -155,7 +159,6 @@ BEGIN
     END IF;
     v_states := taskq.states_of_push(p_insertion, v_identifiers, NULL);
     v_now := clock_timestamp();
-    v_new := taskq.draw_sequences(cardinality(p_sequences));
     INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
     SELECT n.sequence, v_now, v_now, pg_current_xact_id(), p_topic_id, t.priority, t.identifier, t.reference, t.ttl, t.payload
     FROM unnest(v_new, p_sequences) AS n (sequence, old)

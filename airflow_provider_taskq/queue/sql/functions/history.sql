@@ -1,0 +1,52 @@
+-- History: how a task came to be what it is.
+
+-- Who acts in this transaction, as the page and the command line say by the setting taskq.actor; NULL for programs.
+CREATE FUNCTION taskq.actor() RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
+$$;
+
+-- Notes what is about to happen to ended tasks: kind 3, 4 or 5. p_others goes with p_sequences where the kind has one.
+CREATE FUNCTION taskq.note_ended(p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+BEGIN
+    INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, error)
+    SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt, e.holder, u.other, taskq.actor(), left(e.error, 2000)
+    FROM unnest(p_sequences, p_others) AS u (sequence, other)
+    JOIN (SELECT * FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e ON e.sequence = u.sequence;
+END $$;
+
+-- Whether the failure of an attempt is noted in the history: of the first hundred each, then every hundredth, so that a
+-- task that is tried for ever does not fill the disk.
+CREATE FUNCTION taskq.is_noted(p_attempt int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_attempt <= 100 OR p_attempt % 100 = 0
+$$;
+
+-- The history of a task, the oldest first, with its push and its end. what: pushed, failed, lapsed, started anew, recreated,
+-- reassigned, held, ended; state: the state that it had before, or has now (held, ended).
+CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
+RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, other bigint, error text)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT n.happened, n.what, n.state::int, n.attempt, o.name, n.actor, n.other, n.error FROM (
+        SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::bigint AS holder, NULL::text AS actor,
+               NULL::bigint AS other, NULL::text AS error, 0 AS place
+        FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
+        UNION ALL
+        SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned'])[h.kind], h.state, h.attempt, h.holder,
+               h.actor, h.other, h.error, 1
+        FROM taskq.history h WHERE h.sequence = p_sequence AND h.topic_id = v_topic_id
+        UNION ALL
+        SELECT NULL, 'held', 0, l.attempt, l.holder, NULL, NULL, NULL, 2
+        FROM taskq.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
+        UNION ALL
+        SELECT e.completed, 'ended', e.state, e.attempt, e.holder, NULL, NULL, e.error, 2
+        FROM taskq.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
+    LEFT JOIN taskq.owner o ON o.owner_id = n.holder
+    ORDER BY n.place, n.happened;
+END $$;

@@ -1,0 +1,238 @@
+-- Tasks that executors staged, pushed by their driver: all in one transaction, once, however often it asks.
+
+-- The number of a new stage for tasks; forgets what drivers that died left behind.
+CREATE FUNCTION taskq.open_push() RETURNS uuid LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq.prune_staged_tasks();
+    RETURN gen_random_uuid();
+END $$;
+
+-- Refuses to stage more where nobody will come for it, as the stage was committed (TQ007). For executors, in the transaction that
+-- stages.
+CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM taskq.stage WHERE stage = p_stage) THEN
+        PERFORM taskq.refuse('TQ007', format('stage %s was committed: it takes no more tasks', p_stage));
+    END IF;
+END $$;
+
+-- Pushes a stage: of each part the tasks of its winning try, by part and then in their order, to their own topics or, where they name
+-- none, to p_topic. The arrays name those tries and how many tasks each staged. Refuses a stage that is not whole (TQ007), and
+-- what taskq.push refuses. Asked again after its commit, it answers the same and changes nothing. Returns how many tasks came in.
+CREATE FUNCTION taskq.push_staged(
+    p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[], p_counts bigint[]
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_done bigint;
+BEGIN
+    INSERT INTO taskq.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
+    ON CONFLICT (stage) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN (SELECT completed FROM taskq.stage WHERE stage = p_stage);
+    END IF;
+    PERFORM taskq.check_staged_tasks(p_stage, p_parts, p_attempts, p_counts);
+    v_done := taskq.push_from_stage(p_stage, p_topic, p_insertion, p_parts, p_attempts);
+    UPDATE taskq.stage SET completed = v_done WHERE stage = p_stage;
+    RETURN v_done;
+END $$;
+
+-- Refuses a stage in which a winning try has more or fewer tasks than it reported (TQ007): the server crashed and lost them, or
+-- they lay there for more than a day and were forgotten.
+CREATE FUNCTION taskq.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_short record;
+BEGIN
+    SELECT w.part, w.count AS reported, s.count AS found INTO v_short
+    FROM unnest(p_parts, p_attempts, p_counts) AS w (part, attempt, count)
+    CROSS JOIN LATERAL (SELECT count(*) FROM taskq.staged_task t
+                        WHERE t.stage = p_stage AND t.part = w.part AND t.attempt = w.attempt) s
+    WHERE s.count <> w.count LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq.refuse('TQ007', format('stage %s has %s of the %s tasks that part %s reported: run the job again',
+            p_stage, v_short.found, v_short.reported, v_short.part));
+    END IF;
+END $$;
+
+-- Pushes what these tries staged, in chunks that bound the server's memory, whatever the tasks' parents are, and returns how many
+-- tasks that was. One that breaks a rule is named by its place among all of them, and by its identifier.
+CREATE FUNCTION taskq.push_from_stage(p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[])
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_done   bigint := 0;
+    v_before bigint;
+    v_since  bigint;
+    v_place  bigint;
+    v_last   bigint;
+    v_try    record;
+    v_chunk  record;
+BEGIN
+    FOR v_try IN SELECT * FROM unnest(p_parts, p_attempts) AS w (part, attempt) ORDER BY w.part LOOP
+        v_before := v_done;
+        v_place := -1;
+        LOOP
+            v_last := taskq.chunk_end(p_stage, v_try.part, v_try.attempt, v_place);
+            EXIT WHEN v_last IS NULL;
+            FOR v_chunk IN SELECT * FROM taskq.staged_chunk(p_stage, v_try.part, v_try.attempt, v_place, v_last, p_topic) LOOP
+                v_since := least(v_since, taskq.push_chunk(v_chunk, p_insertion, v_since));
+                v_done := v_done + cardinality(v_chunk.identifiers);
+            END LOOP;
+            v_place := v_last;
+        END LOOP;
+    END LOOP;
+    RETURN v_done;
+EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception THEN
+    PERFORM taskq.refuse_staged(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers, v_chunk.payloads);
+    RETURN NULL;
+END $$;
+
+-- The last place of the next chunk after p_place: 10,000 tasks, or 8 MB of payload; NULL where there are none.
+CREATE FUNCTION taskq.chunk_end(p_stage uuid, p_part int, p_attempt bigint, p_place bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN (SELECT max(n.place) FROM (
+        SELECT s.place, sum(coalesce(octet_length(s.payload), 0)) OVER (ORDER BY s.place ROWS UNBOUNDED PRECEDING)
+                        - coalesce(octet_length(s.payload), 0) AS before
+        FROM taskq.staged_task s
+        WHERE s.stage = p_stage AND s.part = p_part AND s.attempt = p_attempt AND s.place > p_place
+        ORDER BY s.place LIMIT 10000) n WHERE n.before < 8000000);
+END $$;
+
+-- A chunk as arrays for taskq.push, one row a topic; where tasks have dependencies, one row for each run of tasks of the same topic,
+-- so that every task comes after those before it.
+CREATE FUNCTION taskq.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint, p_topic text)
+RETURNS TABLE (topic text, places bigint[], identifiers text[], payloads text[], refs text[], suspended boolean[],
+               available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[]) LANGUAGE sql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+    SELECT min(n.topic), array_agg(n.place), array_agg(n.identifier),
+           CASE WHEN count(n.payload) > 0 THEN array_agg(n.payload) END,
+           CASE WHEN count(n.reference) > 0 THEN array_agg(n.reference) END,
+           CASE WHEN bool_or(n.suspended) THEN array_agg(n.suspended) END,
+           CASE WHEN count(n.available_at) > 0 THEN array_agg(n.available_at) END,
+           CASE WHEN count(n.delay) > 0 THEN array_agg(n.delay) END,
+           CASE WHEN count(n.ttl) > 0 THEN array_agg(n.ttl) END,
+           CASE WHEN count(n.priority) > 0 THEN array_agg(n.priority) END,
+           CASE WHEN count(n.depends_on) > 0 THEN array_agg(n.depends_on) END
+    FROM (SELECT m.*, CASE WHEN bool_or(m.depends_on IS NOT NULL) OVER () THEN sum(m.turn) OVER (ORDER BY m.place)
+                           ELSE dense_rank() OVER (ORDER BY m.topic) END AS run
+          FROM (SELECT s.place, coalesce(s.topic, p_topic) AS topic, s.identifier, s.payload, s.reference, s.suspended, s.available_at,
+                       s.delay, s.ttl, s.priority, s.depends_on,
+                       (coalesce(s.topic, p_topic) IS DISTINCT FROM lag(coalesce(s.topic, p_topic)) OVER (ORDER BY s.place))::int AS turn
+                FROM taskq.staged_task s
+                WHERE s.stage = p_stage AND s.part = p_part AND s.attempt = p_attempt AND s.place > p_place AND s.place <= p_last) m
+          ORDER BY run, place) n
+    GROUP BY n.run ORDER BY n.run
+$$;
+
+-- Pushes one row of taskq.staged_chunk, and returns the first sequence of it.
+CREATE FUNCTION taskq.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_places    int[];
+    v_topics    text[];
+    v_names     text[];
+    v_sequences bigint[];
+BEGIN
+    IF p_chunk.topic IS NULL THEN
+        PERFORM taskq.refuse('TQ002', 'task at position 0: it names no topic, and no option does');
+    END IF;
+    IF p_chunk.depends IS NOT NULL THEN
+        SELECT array_agg(u.place - 1), array_agg(d.pair ->> 0), array_agg(d.pair ->> 1) INTO v_places, v_topics, v_names
+        FROM unnest(p_chunk.depends) WITH ORDINALITY AS u (list, place)
+        CROSS JOIN LATERAL json_array_elements(u.list::json) AS d (pair);
+    END IF;
+    v_sequences := taskq.push(p_chunk.topic, p_insertion, p_chunk.identifiers, p_chunk.payloads, p_chunk.refs, p_chunk.suspended,
+                              p_chunk.available_at, p_chunk.delays, p_chunk.ttls, p_chunk.priorities, 0, p_since,
+                              v_places, v_topics, v_names);
+    RETURN (SELECT min(u.sequence) FROM unnest(v_sequences) AS u (sequence));
+END $$;
+
+-- Says again what a chunk was refused for, naming the task among all that are pushed, never what its payload holds.
+CREATE FUNCTION taskq.refuse_staged(
+    p_code text, p_message text, p_before bigint, p_places bigint[], p_identifiers text[], p_payloads text[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_number int := substring(p_message FROM '^(?:topic .*?, )?task at position (\d+): ')::int + 1;
+    v_reason text := p_message;
+BEGIN
+    IF p_code <> 'TQ002' THEN
+        v_number := (SELECT min(u.number) FROM unnest(p_payloads) WITH ORDINALITY AS u (payload, number)
+                     WHERE NOT taskq.is_json(u.payload));
+        v_reason := CASE WHEN v_number IS NULL THEN p_message ELSE 'task at position 0: its payload is not JSON' END;
+    END IF;
+    IF v_number IS NOT NULL THEN
+        v_reason := regexp_replace(v_reason, 'task at position \d+', format('task at position %s (identifier %L)',
+            p_before + p_places[v_number], left(p_identifiers[v_number], 100)));
+    END IF;
+    PERFORM taskq.refuse('TQ002', v_reason);
+END $$;
+
+-- Whether a text is JSON; a missing one counts as such.
+CREATE FUNCTION taskq.is_json(p_text text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    PERFORM p_text::json;
+    RETURN true;
+EXCEPTION WHEN data_exception THEN
+    RETURN false;
+END $$;
+
+-- Forgets what was staged, and returns how many tasks that was. A committed stage stays committed.
+CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    DELETE FROM taskq.staged_task WHERE stage = p_stage;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    DELETE FROM taskq.staged_junction WHERE stage = p_stage;
+    RETURN v_count;
+END $$;
+
+-- Forgets what drivers that died have staged: under a fence that is gone, or under none, more than a day ago. A job that
+-- stages for longer than a day is refused at its commit. One does it at a time, and nobody waits. Returns how many stages.
+-- The index is walked from stage to stage, so that it costs their number and not that of their tasks.
+CREATE FUNCTION taskq.prune_staged_tasks() RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_dead uuid[];
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(taskq.log_lock_class(), hashtext('taskq.prune_staged_tasks')) THEN
+        RETURN 0;
+    END IF;
+    v_dead := ARRAY(
+        WITH RECURSIVE known AS (
+            (SELECT s.stage FROM taskq.staged_task s ORDER BY s.stage LIMIT 1)
+            UNION ALL
+            SELECT (SELECT s.stage FROM taskq.staged_task s WHERE s.stage > k.stage ORDER BY s.stage LIMIT 1)
+            FROM known k WHERE k.stage IS NOT NULL)
+        SELECT k.stage FROM known k
+        CROSS JOIN LATERAL (SELECT s.staged FROM taskq.staged_task s WHERE s.stage = k.stage LIMIT 1) f
+        WHERE CASE WHEN taskq.stage_fence(k.stage) IS NULL THEN f.staged < clock_timestamp() - interval '1 day'
+                   ELSE NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(k.stage)) END);
+    DELETE FROM taskq.staged_task WHERE stage = ANY (v_dead);
+    DELETE FROM taskq.staged_junction j WHERE taskq.stage_fence(j.stage) IS NOT NULL
+      AND NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(j.stage));
+    DELETE FROM taskq.stage s  -- a commit is asked for again for a minute
+    WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq.stage_fence(s.stage) IS NULL;
+    RETURN cardinality(v_dead);
+END $$;
+
+-- Whether this is the first time that a stream commits this batch, which is remembered with this transaction: a batch number
+-- up to the last one is a replay. One row a stream, as batches are numbered upwards. Waits for another run of the same stream.
+CREATE FUNCTION taskq.begin_batch(p_stream text, p_batch bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq.need_read_committed('batches of streams are committed');
+    INSERT INTO taskq.stream AS s (name, batch, committed) VALUES (p_stream, p_batch, clock_timestamp())
+    ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp() WHERE s.batch < p_batch;
+    RETURN FOUND;
+END $$;
+
+-- Forgets the streams that have committed nothing for that long. One that goes on after that may push its last batch twice.
+CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    DELETE FROM taskq.stream WHERE committed < clock_timestamp() - p_older_than;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;

@@ -1,0 +1,17 @@
+-- What happened to tasks beside the way from push to poll to end, of which their own rows tell: failures that were noted,
+-- leases that lapsed, and what people did. Nothing is written here for a task that goes well.
+
+-- kind: 1 a noted failure that is tried again, 2 a lease that lapsed, 3 started anew, 4 recreated, 5 given another result.
+CREATE TABLE taskq.history (
+    happened timestamptz NOT NULL,
+    topic_id int NOT NULL,
+    sequence bigint NOT NULL,
+    kind     smallint NOT NULL,
+    state    smallint,                         -- that the task had before
+    attempt  int NOT NULL,
+    holder   bigint,                           -- owner_id of whoever held it last
+    other    bigint,                           -- 4: the sequence of the copy; 5: the new state
+    actor    text,                             -- who did it, where a person did
+    error    text
+);
+CREATE INDEX history_task ON taskq.history (topic_id, sequence, happened);

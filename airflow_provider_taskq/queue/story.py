@@ -1,0 +1,40 @@
+"""What became of a task, and of a topic's tasks lately."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_provider_taskq.queue.model import State
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One event in the life of a task.
+
+    `what`: pushed, failed (and is tried again), lapsed (its owner's lease), started anew, recreated, reassigned, held
+    (now), ended. `state` is what it was before; of held and ended, what it is. `actor` is the person who did it,
+    `other` the sequence of the copy that was recreated or the state that was assigned. `happened` is None for who holds
+    it now.
+    """
+
+    happened: datetime | None
+    what: str
+    state: State | None
+    attempt: int
+    holder: str | None
+    actor: str | None
+    other: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How many tasks of a topic ended in a state within a span of time: span 0 is the last one, 1 that before.
+
+    Where there is much history only a random share of it is read, `sampled`, and the count is an estimate.
+    """
+
+    topic: str
+    span: int
+    state: State
+    count: int
+    sampled: float

@@ -1,0 +1,217 @@
+"""The story of a task: what happened to it, and why it is not running."""
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    Revival,
+    State,
+    Task,
+    TaskQueue,
+    TopicPolicy,
+)
+from tests.queue.conftest import lapse, pass_time, task_in
+
+HOUR = timedelta(hours=1)
+SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
+
+
+def whats(queue: TaskQueue, task: Task) -> list[str]:
+    """What happened to a task, in a word each."""
+    return [happening.what for happening in queue.timeline("work", task.sequence)]
+
+
+def test_a_task_that_goes_well_leaves_nothing_in_the_history(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.SUCCEEDED)
+    assert queue.conn.execute("SELECT FROM taskq.history").rowcount == 0
+    pushed, ended = queue.timeline("work", task.sequence)
+    assert (pushed.what, pushed.state, pushed.holder) == ("pushed", None, None)
+    assert (ended.what, ended.state, ended.holder, ended.attempt) == ("ended", State.SUCCEEDED, owner.name, 1)
+
+
+def test_each_noted_failure_is_told_with_its_time_holder_and_reason(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
+    [task] = queue.push("work", ["a"])
+    for reason in ("first", "second", "third"):
+        queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Decision(Result.FAILURE, error=reason)))
+    happened = queue.timeline("work", task.sequence)
+    assert [(one.what, one.attempt, one.error) for one in happened[1:]] == [
+        ("failed", 1, "first"),
+        ("failed", 2, "second"),
+        ("ended", 3, "third"),
+    ]
+    assert {one.holder for one in happened[1:]} == {owner.name}
+
+
+def test_a_snooze_and_a_failure_within_the_time_to_live_are_no_failures(queue: TaskQueue, owner: Owner) -> None:
+    [task] = queue.push("work", [NewTask("a", ttl=HOUR)])
+    for decision in (Decision(Result.FAILURE), Decision(Result.SUSPENSION, delay=timedelta(0))):
+        queue.complete(owner, dict.fromkeys(queue.poll("work", owner), decision))
+    assert whats(queue, task) == ["pushed"]
+
+
+def test_a_task_that_is_tried_for_ever_does_not_fill_the_history(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1000, base=timedelta(0))))
+    [task] = queue.push("work", ["a"])
+    for _ in range(220):
+        queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
+    assert [one.attempt for one in queue.timeline("work", task.sequence)] == [0, *range(1, 101), 200]
+
+
+def test_a_lapsed_lease_is_told(queue: TaskQueue, owner: Owner) -> None:
+    [task] = queue.push("work", ["a"])
+    queue.poll("work", owner)
+    assert whats(queue, task) == ["pushed", "held"]
+    lapse(queue, owner)
+    queue.expire()
+    _, lapsed = queue.timeline("work", task.sequence)
+    assert (lapsed.what, lapsed.holder) == ("lapsed", owner.name)
+
+
+def test_what_people_did_is_told_with_who_did_it(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.FAILED)
+    with queue.conn.transaction():
+        queue.acting("ann")
+        queue.reassign("work", Result.SUSPENSION, sequences=[task.sequence])
+        queue.revive("work", sequences=[task.sequence])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
+    [(_, copy)] = queue.revive("work", revival=Revival.APPEND, sequences=[task.sequence]).items()
+    happened = queue.timeline("work", task.sequence)
+    assert [(one.what, one.state, one.actor) for one in happened] == [
+        ("pushed", None, None),
+        ("reassigned", State.FAILED, "ann"),
+        ("started anew", State.SUSPENDED, "ann"),
+        ("recreated", State.FAILED, None),
+        ("ended", State.RECREATED, None),
+    ]
+    assert happened[3].other == copy
+
+
+def test_the_history_goes_with_the_task(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.FAILED)
+    queue.reassign("work", Result.SUCCESS, sequences=[task.sequence])
+    queue.purge("work")
+    assert queue.timeline("work", task.sequence) == []
+    assert queue.conn.execute("SELECT FROM taskq.history").rowcount == 0
+
+
+Scene = Callable[[TaskQueue, Owner], Task]
+
+
+def later(queue: TaskQueue, _owner: Owner) -> Task:
+    return queue.push("work", [NewTask("a", delay=timedelta(minutes=4, seconds=30))])[0]
+
+
+def retried(queue: TaskQueue, owner: Owner) -> Task:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=HOUR)))
+    task = later(queue, owner)
+    pass_time(queue, HOUR)
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
+    return task
+
+
+def paused(queue: TaskQueue, _owner: Owner) -> Task:
+    queue.pause_topic("work")
+    return queue.push("work", ["a"])[0]
+
+
+def blocked(queue: TaskQueue, owner: Owner) -> Task:
+    _, task = queue.push("work", ["a", "a"])
+    queue.poll("work", owner, condition=SINGULAR)
+    return task
+
+
+def dependent(queue: TaskQueue, owner: Owner) -> Task:
+    task_in(queue, owner, State.FAILED, "b")
+    return queue.push("work", [NewTask("a", depends_on=[("work", "b")])])[0]
+
+
+def running(queue: TaskQueue, owner: Owner) -> Task:
+    queue.push("work", ["a"])
+    return queue.poll("work", owner)[0]
+
+
+def abandoned(queue: TaskQueue, owner: Owner) -> Task:
+    task = running(queue, owner)
+    lapse(queue, owner, HOUR)
+    return task
+
+
+def unserved(queue: TaskQueue, _owner: Owner) -> Task:
+    return queue.push("work", ["a"])[0]
+
+
+def next_in_line(queue: TaskQueue, owner: Owner) -> Task:
+    task_in(queue, owner, State.SUCCEEDED, "b")
+    return queue.push("work", ["a"])[0]
+
+
+def third_in_line(queue: TaskQueue, owner: Owner) -> Task:
+    next_in_line(queue, owner)
+    return queue.push("work", ["b", "c"])[1]
+
+
+def failed(queue: TaskQueue, owner: Owner) -> Task:
+    return task_in(queue, owner, State.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("scene", "sentence"),
+    [
+        (later, r"it is due in 4 min"),
+        (retried, r"it is to be tried again in 59 min"),
+        (paused, r"its topic is paused"),
+        (blocked, r"one at a time per identifier, it comes after sequence \d+, held by '.*'"),
+        (dependent, r"it waits for b of topic work \(sequence \d+, FAILED\)"),
+        (running, r"it is running: held by .*, whose lease goes on for another \d+ (s|min)"),
+        (abandoned, r"it was taken by .*, whose lease lapsed 60 min ago: the next expire\(\) takes it back"),
+        (
+            unserved,
+            r"nobody seems to poll its topic: none of its tasks has ended yet; it is ready, and the next in line",
+        ),
+        (next_in_line, r"it is ready, and the next in line"),
+        (third_in_line, r"it is ready, with 2 before it"),
+        (failed, r"it is FAILED since 0 s: given up after 1 of 1 attempts"),
+    ],
+)
+def test_one_sentence_says_why_a_task_is_not_running(
+    queue: TaskQueue, owner: Owner, scene: Scene, sentence: str
+) -> None:
+    told = queue.why("work", scene(queue, owner).sequence)
+    assert told is not None
+    assert re.fullmatch(sentence, told), told
+
+
+def test_nothing_is_told_of_a_task_that_is_not_there(queue: TaskQueue) -> None:
+    assert queue.why("work", 1) is None
+    assert queue.timeline("work", 1) == []
+
+
+def test_throughput_counts_what_ended_by_span_and_state(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.SUCCEEDED)
+    task_in(queue, owner, State.FAILED, "b")
+    pass_time(queue, HOUR)
+    task_in(queue, owner, State.SUCCEEDED, "c")
+    counted = {(one.span, one.state): one.count for one in queue.throughput(HOUR, 3)}
+    assert counted == {(0, State.SUCCEEDED): 1, (1, State.SUCCEEDED): 1, (1, State.FAILED): 1}
+    assert queue.throughput(HOUR, 1, "work")[0].sampled == 1
+    assert queue.throughput(HOUR, 1, "other") == []
+
+
+def test_throughput_of_much_history_is_estimated_from_a_share_of_it(queue: TaskQueue, owner: Owner) -> None:
+    queue.push_stream("work", (NewTask(f"task {number}") for number in range(20_000)))
+    while polled := queue.poll("work", owner, 5000):
+        queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+    rows = queue.conn.execute("SELECT * FROM taskq.throughput('1 hour', 1, NULL, 30)").fetchall()
+    [(_, _, _, count, sampled)] = rows
+    assert 0 < sampled < 0.5
+    assert 4_000 < count < 80_000
