@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import psycopg
 import pytest
@@ -112,6 +113,7 @@ def test_pushes_and_polls_of_one_identifier_at_once_neither_deadlock_nor_lose(
     queue: TaskQueue, dsn: str, insertion: Insertion
 ) -> None:
     names = [f"{number}" for number in range(20)]
+    pushed = Event()
 
     def pushing(seed: int) -> None:
         with connect(dsn) as conn:
@@ -125,7 +127,9 @@ def test_pushes_and_polls_of_one_identifier_at_once_neither_deadlock_nor_lose(
         with connect(dsn) as conn:
             mine = TaskQueue(conn)
             owner = mine.register(f"worker {seed}")
-            for _ in range(30):
+            last = False
+            while not last:
+                last = pushed.is_set()  # so that one poll at least meets what was pushed
                 tasks = mine.poll("work", owner, 5)
                 mine.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
                 conn.commit()
@@ -135,6 +139,9 @@ def test_pushes_and_polls_of_one_identifier_at_once_neither_deadlock_nor_lose(
     with ThreadPoolExecutor(5) as pool:
         pushes = [pool.submit(pushing, seed) for seed in range(3)]
         works = [pool.submit(working, seed) for seed in range(2)]
+        for push in pushes:
+            push.exception()  # and wait for it: the workers have to be told in any case
+        pushed.set()
         for push in pushes:
             push.result()
         done = sum(work.result() for work in works)
