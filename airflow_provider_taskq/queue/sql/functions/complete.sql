@@ -122,7 +122,9 @@ BEGIN
         WHERE d.result = 1 OR f.young OR f.delay IS NOT NULL
     ), told AS (
         INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, error)
-        SELECT v_now, j.topic_id, j.sequence, 1, 0, j.attempt, p_owner_id, left(j.error, 2000) FROM judged j
+        SELECT v_now, j.topic_id, j.sequence, 1, 0, j.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = p_owner_id),
+               left(j.error, 2000)
+        FROM judged j
         WHERE j.noted AND taskq.is_noted(j.attempt)
     ), back AS (
         UPDATE taskq.live l SET

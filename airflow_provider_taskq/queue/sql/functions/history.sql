@@ -11,7 +11,8 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, error)
-    SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt, e.holder, u.other, taskq.actor(), left(e.error, 2000)
+    SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt,
+           (SELECT o.name FROM taskq.owner o WHERE o.owner_id = e.holder), u.other, taskq.actor(), left(e.error, 2000)
     FROM unnest(p_sequences, p_others) AS u (sequence, other)
     JOIN (SELECT * FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e ON e.sequence = u.sequence;
 END $$;
@@ -33,8 +34,8 @@ DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT n.happened, n.what, n.state::int, n.attempt, o.name, n.actor, n.other, n.error FROM (
-        SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::bigint AS holder, NULL::text AS actor,
+    SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.other, n.error FROM (
+        SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder, NULL::text AS actor,
                NULL::bigint AS other, NULL::text AS error, 0 AS place
         FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
@@ -42,11 +43,11 @@ BEGIN
                h.actor, h.other, h.error, 1
         FROM taskq.history h WHERE h.sequence = p_sequence AND h.topic_id = v_topic_id
         UNION ALL
-        SELECT NULL, 'held', 0, l.attempt, l.holder, NULL, NULL, NULL, 2
+        SELECT NULL, 'held', 0, l.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, 2
         FROM taskq.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
         UNION ALL
-        SELECT e.completed, 'ended', e.state, e.attempt, e.holder, NULL, NULL, e.error, 2
+        SELECT e.completed, 'ended', e.state, e.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = e.holder), NULL, NULL,
+               e.error, 2
         FROM taskq.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
-    LEFT JOIN taskq.owner o ON o.owner_id = n.holder
     ORDER BY n.place, n.happened;
 END $$;

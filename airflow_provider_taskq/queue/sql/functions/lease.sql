@@ -24,7 +24,8 @@ END $$;
 -- Takes every lease that lapsed more than p_grace ago, with its tasks, and returns how many tasks those were.
 -- By the policy of its topic a task becomes READY in its old place, marked redelivered, its attempt not counted;
 -- or FAILED with the reason where this was its last permitted crash; or EXPIRED until somebody revives it.
--- Skips an owner whose poll, completion or registration is in flight: whoever commits first decides.
+-- Skips an owner whose poll, completion or registration is in flight: whoever commits first decides. Forgets what the executors of
+-- owners that are gone have staged.
 CREATE FUNCTION taskq.expire(p_grace interval) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -38,7 +39,8 @@ BEGIN
                       FOR UPDATE SKIP LOCKED);
     UPDATE taskq.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
     INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder)
-    SELECT clock_timestamp(), l.topic_id, l.sequence, 2, 0, l.attempt, l.holder FROM taskq.live l WHERE l.holder = ANY (v_lapsed);
+    SELECT clock_timestamp(), l.topic_id, l.sequence, 2, 0, l.attempt, o.name
+    FROM taskq.live l JOIN taskq.owner o ON o.owner_id = l.holder WHERE l.holder = ANY (v_lapsed);
     WITH gone AS (
         DELETE FROM taskq.live l USING taskq.topic p
         WHERE l.holder = ANY (v_lapsed) AND p.topic_id = l.topic_id
@@ -58,6 +60,7 @@ BEGIN
         waits = taskq.waits_again(l.topic_id, l.attempt, l.waits), available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = ANY (v_lapsed);
     GET DIAGNOSTICS v_given = ROW_COUNT;
+    PERFORM taskq.prune_stages();
     RETURN v_given + v_ended;
 END $$;
 

@@ -109,9 +109,7 @@ BEGIN
     END IF;
     v_told := ARRAY(SELECT DISTINCT l.holder FROM taskq.live l JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = l.holder
                     UNION
-                    SELECT DISTINCT e.holder FROM taskq.ended e JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = e.holder
-                    UNION
-                    SELECT DISTINCT h.holder FROM taskq.history h JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = h.holder);
+                    SELECT DISTINCT e.holder FROM taskq.ended e JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = e.holder);
     DELETE FROM taskq.owner WHERE owner_id = ANY (v_found) AND owner_id <> ALL (v_told);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;

@@ -9,7 +9,7 @@ CREATE TABLE taskq.history (
     kind     smallint NOT NULL,
     state    smallint,                         -- that the task had before
     attempt  int NOT NULL,
-    holder   bigint,                           -- owner_id of whoever held it last
+    holder   text,                             -- the name of whoever held it last: owners may be purged
     other    bigint,                           -- 4: the sequence of the copy; 5: the new state
     actor    text,                             -- who did it, where a person did
     error    text
