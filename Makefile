@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv, which the first target that needs it makes.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark demo test check format bench constraints clean
+.PHONY: help setup setup-spark demo test test-matrix check format bench constraints clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -38,6 +38,9 @@ ifeq ($(strip $(ARGS)),)
 		TASKQ_TEST_PROGRAMS="$(SYSTEM_POSTGRES)" $(RUN) -m pytest -q -m 'not slow' tests/queue; \
 	fi
 endif
+
+test-matrix: setup  ## Airflow's tests up to dag.test() on Airflow 3.1, 3.2 and .venv's own; ARGS go to pytest
+	@$(RUN) .ci/matrix.py $(ARGS)
 
 check: setup  ## format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }

@@ -4,19 +4,25 @@ from typing import Any
 
 _PACKAGE = "airflow_provider_taskq"
 _INTEGRATION = "TaskQ"
+_OPERATORS = ("push", "complete", "revive", "expire", "purge", "ticks", "health")
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The provider's name, its connection type, and where its parts are."""
+    """The provider's name, its connection type and options, and where its parts are."""
     return {
         "package-name": "airflow-provider-taskq",
         "name": _INTEGRATION,
         "description": "A durable work queue in PostgreSQL: push, gate, claim and complete tasks from DAGs and Spark.",
         "connection-types": [_connection_type()],
         "hooks": _modules("hooks.taskq"),
-        "operators": _modules("operators.push", "operators.complete"),
-        "sensors": _modules("sensors.topic"),
-        "triggers": _modules("triggers.topic"),
+        "operators": _modules(*(f"operators.{name}" for name in _OPERATORS)),
+        "sensors": _modules("sensors.topic", "sensors.state", "sensors.juncture"),
+        "triggers": _modules("triggers.topic", "triggers.state", "triggers.juncture", "triggers.event"),
+        "queues": [f"{_PACKAGE}.queues.taskq.TaskQMessageQueueProvider"],
+        "notifications": [f"{_PACKAGE}.notifications.taskq.TaskQNotifier"],
+        "extra-links": [f"{_PACKAGE}.links.topic.TaskQTopicLink"],
+        "asset-uris": [_asset_uris()],
+        "config": {"taskq": _options()},
     }
 
 
@@ -24,6 +30,33 @@ def _modules(*names: str) -> list[dict[str, Any]]:
     """One section's entry: the modules that hold its classes."""
     modules = [f"{_PACKAGE}.{name}" for name in names]
     return [{"integration-name": _INTEGRATION, "python-modules": modules}]
+
+
+def _asset_uris() -> dict[str, Any]:
+    """How assets `taskq://` are checked, made, and told to OpenLineage."""
+    return {
+        "schemes": ["taskq"],
+        "handler": f"{_PACKAGE}.assets.taskq.sanitize_uri",
+        "factory": f"{_PACKAGE}.assets.taskq.create_asset",
+        "to_openlineage_converter": f"{_PACKAGE}.assets.taskq.convert_asset_to_openlineage",
+    }
+
+
+def _options() -> dict[str, Any]:
+    """The section `[taskq]` of Airflow's configuration."""
+    return {
+        "description": "TaskQ, the work queue in PostgreSQL.",
+        "options": {
+            "metric_topics": {
+                "description": "Topics that metrics name, as patterns with commas between them; all others are "
+                "reported as `other`, so that many topics do not make many time series.",
+                "version_added": "0.1.0",
+                "type": "string",
+                "example": "orders,flights-*",
+                "default": "*",
+            }
+        },
+    }
 
 
 def _connection_type() -> dict[str, Any]:

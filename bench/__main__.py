@@ -1,6 +1,7 @@
 """Measures what is named, each beside the limit of raw SQL; without a name push, drain and claim.
 
 `singular`: the conditions beside polls without one. `topics`: by the number of topics and of their partitions.
+`waits`: ten thousand of Airflow's deferred gates in one event loop.
 `upkeep`: over minutes of churn, with long transactions in between (9 minutes). `designs`: the tables that
 were compared before. `peers`: the other queues, which are installed when they are needed; all options but `section`
 belong to it.
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
-from bench import claim, designs, drain, push, singular, topics, upkeep
+from bench import claim, designs, drain, push, singular, topics, upkeep, waits
 from bench.peers import compare
 from bench.rig import Rig
 
@@ -23,6 +24,7 @@ SECTIONS = {
     "singular": singular.run,
     "topics": topics.run,
     "upkeep": upkeep.run,
+    "waits": waits.run,
     "designs": designs.run,
 }
 USUAL = ("push", "drain", "claim")

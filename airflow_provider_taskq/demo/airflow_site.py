@@ -102,6 +102,12 @@ class AirflowSite(AirflowApi):
         self._launch(name)
         self._wait_until_healthy(began, [name])
 
+    def delete(self, path: str) -> None:
+        """DELETE a path below /api/v2."""
+        answer = self._request("DELETE", path)
+        if answer.is_error:
+            raise AirflowError(f"DELETE {path}: {answer.status_code} {answer.text[:2000]}")
+
     def log_text(self) -> str:
         """All that components and tasks have logged so far."""
         logs = sorted(path for path in (self.home / "logs").rglob("*") if path.is_file())

@@ -1,16 +1,17 @@
 """The queue behind an Airflow connection, for tasks and for triggers."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import psycopg
 from airflow.providers.common.compat.connection import get_async_connection
-from airflow.providers.common.compat.sdk import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, NoOpCollector, get_hook_lineage_collector
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.rows import TupleRow, tuple_row
 
+from airflow_provider_taskq.hooks.lineage import ObservedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 
 # Read by DbApiHook from a connection's extra; to libpq they are unknown words, and it refuses those.
@@ -49,7 +50,7 @@ class TaskQHook(PostgresHook):
     default_conn_name = "taskq_default"
     conn_type = "taskq"
     hook_name = "TaskQ"
-    ignored_extra_options = PostgresHook.ignored_extra_options | _OPTIONS_OF_SQL_HOOKS
+    ignored_extra_options = PostgresHook.ignored_extra_options | _OPTIONS_OF_SQL_HOOKS | {"listen"}
 
     _connect: Callable[..., Any] = staticmethod(psycopg.connect)
 
@@ -66,9 +67,37 @@ class TaskQHook(PostgresHook):
 
     @contextmanager
     def transaction(self) -> Iterator[TaskQueue]:
-        """The queue in a transaction of its own: committed at the end, rolled back by an exception, always closed."""
+        """The queue in a transaction of its own: committed at the end, rolled back by an exception, always closed.
+
+        What it pushed, polled and completed is then told to Airflow's lineage and metrics, if anybody listens.
+        """
         with self.get_conn() as connection:
-            yield TaskQueue(connection)
+            queue = ObservedQueue(connection)
+            yield queue
+        queue.report(self)
+
+    def report_lineage(self, *, inputs: Iterable[str] = (), outputs: Iterable[str] = ()) -> None:
+        """Reports topics that tasks were taken from, and topics that tasks were pushed to, as assets of the server.
+
+        `transaction` does this itself; it is for who works on a connection of `get_conn`. Without a reader of
+        lineage, nothing is looked up. Never raises: what it tells of is committed.
+        """
+        try:
+            collector = get_hook_lineage_collector()
+            if isinstance(collector, NoOpCollector):
+                return
+            connection = self.get_connection(self.get_conn_id())
+            place = {
+                "host": connection.host or "localhost",
+                "port": connection.port or 5432,
+                "database": self.database or connection.schema or connection.login or "postgres",
+            }
+            for topic in sorted(inputs):
+                collector.add_input_asset(context=self, scheme="taskq", asset_kwargs={**place, "topic": topic})
+            for topic in sorted(outputs):
+                collector.add_output_asset(context=self, scheme="taskq", asset_kwargs={**place, "topic": topic})
+        except Exception:
+            self.log.warning("Lineage could not be reported.", exc_info=True)
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the stub says None, the hook does this
         """Whether the server answers and has the schema of this release; else what to do, in one sentence."""
@@ -116,6 +145,12 @@ class TaskQAsyncHook(TaskQHook):
             connection: psycopg.AsyncConnection[TupleRow] = await opening
             await connection.set_autocommit(True)
             return connection
+
+    async def wants_notifications(self) -> bool:
+        """Whether the Airflow connection's extra has `listen: true`: then a watcher may listen beside its looks."""
+        connection = await get_async_connection(self.get_conn_id(), hook=type(self))
+        extra = await asyncio.to_thread(lambda: connection.extra_dejson)
+        return str(extra.get("listen", False)).lower() in {"true", "1", "yes", "on"}
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -2,21 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseOperator
-
+from airflow_provider_taskq import metrics
+from airflow_provider_taskq.operators.base import TaskQOperator
 from airflow_provider_taskq.operators.holding import given_owner, held_sequences
 from airflow_provider_taskq.queue import Decision, Json, LeaseLost, NotHeld, Owner, Result, TaskQueue
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_taskq.hooks.taskq import TaskQHook
 
-
-class TaskQCompleteOperator(BaseOperator):
+class TaskQCompleteOperator(TaskQOperator):
     """Completes the tasks of a topic that an owner holds, all in one transaction.
 
     The owner is whoever claimed them. After a gate that claims, take it from the gate's result:
@@ -39,7 +36,6 @@ class TaskQCompleteOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("topic", "task_owner", "result", "sequences", "message", "taskq_conn_id")
-    ui_color = "#d9ead3"
 
     def __init__(
         self,
@@ -49,7 +45,6 @@ class TaskQCompleteOperator(BaseOperator):
         result: Result | str = "SUCCESS",
         sequences: Sequence[int] | str | None = None,
         message: Json = None,
-        taskq_conn_id: str = "taskq_default",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -58,16 +53,8 @@ class TaskQCompleteOperator(BaseOperator):
         self.result = result.name if isinstance(result, Result) else result
         self.sequences = sequences
         self.message = message
-        self.taskq_conn_id = taskq_conn_id
         if not self.task_owner:
             raise ValueError("owner is missing: name whoever claimed the tasks, such as gate.output['owner']")
-
-    @cached_property
-    def hook(self) -> "TaskQHook":
-        """The hook; imported here, as what it builds on takes seconds that a DAG processor need not spend."""
-        from airflow_provider_taskq.hooks.taskq import TaskQHook
-
-        return TaskQHook(taskq_conn_id=self.taskq_conn_id)
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
         """Completes, and says how many."""
@@ -76,26 +63,39 @@ class TaskQCompleteOperator(BaseOperator):
             queue = TaskQueue(connection)
             owner = queue.owner(str(self.task_owner))
             if owner is None:
+                metrics.count(metrics.LEASE_LOST, 1, topic=self.topic)
                 raise LeaseLost(
                     f"owner {self.task_owner!r} has no lease: it was never registered, was released, or expired, "
-                    "and its tasks were given back"
+                    "and what it had not completed was given back"
                 )
             held = held_sequences(connection, owner, self.topic)
-            sequences = held if self.sequences is None else self._wanted(owner, held)
+            sequences = held if self.sequences is None else self._wanted(queue, owner, held)
             queue.complete(owner, dict.fromkeys(sequences, decision))
+        metrics.count(metrics.COMPLETED, len(sequences), topic=self.topic, result=decision.result.name)
+        if sequences:
+            self.hook.report_lineage(inputs=[self.topic])
         self.log.info("Completed %d tasks of %s in topic %s.", len(sequences), owner.name, self.topic)
         return {"topic": self.topic, "owner": owner.name, "result": self.result, "completed": len(sequences)}
 
-    def _wanted(self, owner: Owner, held: Sequence[int]) -> list[int]:
-        """The sequences asked for, a rendered template's text too; NotHeld where one is not held in this topic."""
+    def _wanted(self, queue: TaskQueue, owner: Owner, held: Sequence[int]) -> list[int]:
+        """The sequences asked for, a rendered template's text too; NotHeld where one is not held in this topic.
+
+        Those that this owner has ended already are passed over: an earlier try did it, and did not live to report.
+        """
         asked: Any = json.loads(self.sequences) if isinstance(self.sequences, str) else self.sequences
-        wanted = [int(sequence) for sequence in asked]
-        if missing := sorted(set(wanted) - set(held)):
+        wanted = {int(sequence) for sequence in asked}
+        missing = sorted(sequence for sequence in wanted - set(held) if not self._ended(queue, owner, sequence))
+        if missing:
             raise NotHeld(
                 f"owner {owner.name!r} does not hold {len(missing)} of {len(wanted)} tasks in topic {self.topic!r}: "
                 f"sequence {', '.join(map(str, missing[:10]))}{', ...' if len(missing) > 10 else ''}"
             )
-        return wanted
+        return sorted(wanted.intersection(held))
+
+    def _ended(self, queue: TaskQueue, owner: Owner, sequence: int) -> bool:
+        """Whether a task was ended by this owner."""
+        task = queue.task(self.topic, sequence)
+        return task is not None and task.completed is not None and task.owner == owner.name
 
     def _decision(self) -> Decision:
         """The decision for each of the tasks."""

@@ -5,11 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import XComArg, determine_kwargs
 
 from airflow_provider_taskq.queue import InvalidTask, NewTask
+
+if TYPE_CHECKING:
+    import jinja2
+    from airflow.sdk import Context
 
 _SHOWN = 10
 _FIELDS = {field.name for field in fields(NewTask)}
@@ -61,6 +65,22 @@ class TaskSource:
             )
         for position, task in enumerate(given):
             yield _new_task(task, position)
+
+
+class RendersTasks:
+    """Renders inside a TaskSource, so that an error in a template logs its identifiers and not its payloads."""
+
+    def render_template(
+        self,
+        content: Any,
+        context: "Context",
+        jinja_env: "jinja2.Environment | None" = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        """What Airflow renders, with the templates inside a TaskSource rendered one by one."""
+        if isinstance(content, TaskSource):
+            return content.map(lambda given: self.render_template(given, context, jinja_env, seen_oids))
+        return super().render_template(content, context, jinja_env, seen_oids)  # type: ignore[misc]  # of Templater
 
 
 def _identifier(task: Any) -> str:

@@ -1,36 +1,22 @@
 """A gate that opens when a topic has tasks."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import (
-    AirflowException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
-    BaseSensorOperator,
-    PokeReturnValue,
-    conf,
-)
-
 from airflow_provider_taskq.operators.holding import AIRFLOWS_OWNER, given_owner, held_sequences, logical_task
-from airflow_provider_taskq.queue import Condition, Order, TaskQueue
+from airflow_provider_taskq.queue import Condition, Order, TaskQueue, UnknownTopic
+from airflow_provider_taskq.sensors.gate import TaskQGate
 
 if TYPE_CHECKING:
     import psycopg
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from airflow_provider_taskq.hooks.taskq import TaskQHook
     from airflow_provider_taskq.triggers.topic import TaskQTrigger
 
-# Airflow fails a task that is resumed before the scheduler has heard of the end of the process that deferred it,
-# which takes as long as the executor's supervisor may sleep, and a moment. See docs/decisions.md.
-_SETTLED = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
 
-
-class TaskQSensor(BaseSensorOperator):
+class TaskQSensor(TaskQGate):
     """Waits until a topic has tasks to be polled, and may take them for what comes next.
 
     Without `claim` it looks only, and returns `{"topic", "ready"}`. With `claim=n` it takes up to n tasks under an
@@ -42,20 +28,31 @@ class TaskQSensor(BaseSensorOperator):
     `lease` has to cover that time. When it has run out and the queue's `expire()` is called, the tasks are handed
     out again; nothing is lost.
 
-    Modes poke, reschedule and deferrable do the same. A deferred gate that only looks is ended by its trigger;
-    one that claims is resumed in a worker, some seconds after it deferred at the earliest. In both cases
-    execution begins with a look, so that an open gate never defers.
+    Modes poke, reschedule and deferrable do the same. A deferred gate that only looks is ended by its trigger; one
+    that claims, or whose result is not known beforehand (`max_wait` with more than one of `min_tasks`), is resumed in
+    a worker, some seconds after it deferred at the earliest. In both cases execution begins with a look, so that an
+    open gate never defers.
+
+    `max_wait` opens the gate for fewer than `min_tasks`: once the topic's oldest due task has waited so long, one task
+    that can be taken is enough. The age is that of the topic's oldest task that is due and waits for no dependency,
+    also where `condition` lets others go first. BaseSensorOperator has a parameter of this name, the longest time
+    between two pokes under `exponential_backoff`. It is that here as well, and on purpose: a gate that looked more
+    rarely than that would open late. With `min_tasks=1` there is nothing else to it. A gate that is deferred needs no
+    back-off: the waits of a triggerer share one query.
+
+    `timeout` and `soft_fail` are as in BaseSensorOperator, in all modes: what is not open in time fails, or is skipped.
 
     :param topic: the topic's name (templated).
     :param min_tasks: how many tasks open the gate.
-    :param claim: how many to take at most; None to take none. Fewer than `min_tasks`, unless `claim` itself is
-        less, are not taken: somebody else was quicker, and the gate waits on.
+    :param claim: how many to take at most; None to take none. Fewer than would open the gate, unless `claim` itself
+        is less, are not taken: somebody else was quicker, and the gate waits on.
     :param owner: the owner's name in the queue (templated, in the field `task_owner`).
     :param order: which tasks are taken first.
     :param condition: which tasks can be taken.
     :param lease: how long the owner may be silent, a timedelta or seconds.
+    :param max_wait: how long the oldest task waits for others, a timedelta or seconds; None for ever.
     :param deferrable: whether to wait in the triggerer.
-    :param poll_interval: seconds between two looks of the triggerer.
+    :param poll_interval: seconds between two looks of the triggerer, at the shortest.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -72,12 +69,10 @@ class TaskQSensor(BaseSensorOperator):
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
         lease: timedelta | float = timedelta(hours=1),
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        poll_interval: float = 1.0,
-        taskq_conn_id: str = "taskq_default",
+        max_wait: timedelta | float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(max_wait=max_wait, **kwargs)
         self.topic = topic
         self.min_tasks = min_tasks
         self.claim = claim
@@ -85,9 +80,6 @@ class TaskQSensor(BaseSensorOperator):
         self.order = Order(order)
         self.condition = Condition(condition)
         self.lease = lease if isinstance(lease, timedelta) else timedelta(seconds=lease)
-        self.deferrable = deferrable
-        self.poll_interval = poll_interval
-        self.taskq_conn_id = taskq_conn_id
         if min_tasks < 1 or (claim is not None and claim < 1):
             raise ValueError(f"min_tasks and claim are at least 1, not {min_tasks} and {claim}")
 
@@ -99,83 +91,56 @@ class TaskQSensor(BaseSensorOperator):
             mapped.kwargs["owner"] = AIRFLOWS_OWNER
         return mapped
 
-    @cached_property
-    def hook(self) -> "TaskQHook":
-        """The hook; imported here, as what it builds on takes seconds that a DAG processor need not spend."""
-        from airflow_provider_taskq.hooks.taskq import TaskQHook
-
-        return TaskQHook(taskq_conn_id=self.taskq_conn_id)
-
-    def poke(self, context: "Context") -> PokeReturnValue:
+    def look(self, context: "Context") -> dict[str, Any] | None:
         """Looks, and takes if the gate is one that does."""
-        found = self._peek() if self.claim is None else self._take(self.task_owner or logical_task(context))
-        return PokeReturnValue(found is not None, found)
-
-    def execute(self, context: "Context") -> Any:
-        """Waits in the mode that was chosen."""
-        if not self.deferrable:
-            return super().execute(context)
-        return self._open_or_defer(context, datetime.now(UTC) + timedelta(seconds=self.timeout))
-
-    def execute_complete(self, context: "Context", event: dict[str, Any], deadline: str) -> Any:
-        """Goes on in a worker after the trigger has seen enough tasks, or found that it never will."""
-        if event["status"] != "ready":
-            raise AirflowException(event["message"])
-        return self._open_or_defer(context, datetime.fromisoformat(deadline))
-
-    def _open_or_defer(self, context: "Context", deadline: datetime) -> Any:
-        """What poke found; else defers for what is left of the time."""
-        outcome = self._poke_or_skip(context)
-        if outcome:
-            self.log.info("The gate of topic %s is open: %s", self.topic, outcome.xcom_value)
-            return outcome.xcom_value
-        remaining = deadline - datetime.now(UTC)
-        if remaining <= timedelta(0):
-            raise AirflowSensorTimeout(f"Topic {self.topic} was not ready within {self.timeout} seconds.")
-        trigger = self._trigger()
-        if trigger.ends_task and self.do_xcom_push:
-            # Known beforehand. Given to the trigger to return, Airflow 3.3 would store it as text instead of JSON.
-            context["ti"].xcom_push("return_value", self._seen())
-        return self.defer(
-            trigger=trigger,
-            method_name=self.execute_complete.__name__,
-            kwargs={"deadline": deadline.isoformat()},
-            timeout=remaining,
-        )
-
-    def _poke_or_skip(self, context: "Context") -> PokeReturnValue:
-        """Pokes; with `never_fail`, an error skips the task, as in the other modes."""
         try:
-            return self.poke(context)
-        except Exception as error:
-            if self.never_fail:
-                raise AirflowSkipException("Skipping due to never_fail is set to True.") from error
-            raise
+            return self._peek() if self.claim is None else self._take(self.task_owner or logical_task(context))
+        except UnknownTopic:
+            raise UnknownTopic(f"topic {self.topic!r} is not known; create it with create_topic") from None
 
-    def _trigger(self) -> "TaskQTrigger":
-        """The trigger that waits; it ends the task itself where nothing is left for a worker to do or to verify."""
+    @property
+    def _ends_in_trigger(self) -> bool:
+        """Whether the trigger can end the task; it takes nothing."""
+        return self.claim is None and super()._ends_in_trigger
+
+    def _known_result(self) -> dict[str, Any] | None:
+        """What the gate will return: it counts no further than it has to."""
+        if self.claim is not None or (self._longest_wait is not None and self.min_tasks > 1):
+            return None
+        return self._seen(self.min_tasks)
+
+    def _trigger(self, context: "Context", **how: Any) -> "TaskQTrigger":  # noqa: ARG002  the same for all tasks
         from airflow_provider_taskq.triggers.topic import TaskQTrigger
 
-        ends_task = self.claim is None and not self.outlets
         return TaskQTrigger(
             topic=self.topic,
             min_tasks=self.min_tasks,
             condition=self.condition.value,
-            taskq_conn_id=self.taskq_conn_id,
-            poll_interval=self.poll_interval,
-            ends_task=ends_task,
-            first_look=0 if ends_task else _SETTLED,
+            max_wait=self._longest_wait,
+            **how,
         )
+
+    @property
+    def _longest_wait(self) -> float | None:
+        """The seconds after which the oldest task waits for no others; BaseSensorOperator keeps a timedelta."""
+        return None if self.max_wait is None else self.max_wait.total_seconds()
 
     def _peek(self) -> dict[str, Any] | None:
         """What the gate returns if enough tasks are ready."""
         with self.hook.transaction() as queue:
-            ready = queue.ready(self.topic, self.min_tasks, self.condition)
-        return self._seen() if ready >= self.min_tasks else None
+            ready = self._ready(queue.conn)
+        return None if ready is None else self._seen(ready)
 
-    def _seen(self) -> dict[str, Any]:
-        """What a gate that only looks returns: it counts no further than it has to."""
-        return {"topic": self.topic, "ready": self.min_tasks}
+    def _ready(self, connection: "psycopg.Connection[Any]") -> int | None:
+        """How many tasks are ready, if that opens the gate: the question that the trigger asks, too."""
+        from airflow_provider_taskq.triggers.look import outcome_now
+        from airflow_provider_taskq.triggers.waits import ReadyWait
+
+        return outcome_now(connection, ReadyWait(self.topic, self.min_tasks, self.condition.value, self._longest_wait))
+
+    def _seen(self, ready: int) -> dict[str, Any]:
+        """What a gate that only looks returns."""
+        return {"topic": self.topic, "ready": ready}
 
     def _take(self, name: str) -> dict[str, Any] | None:
         """What the gate returns if it holds tasks now. A closed gate leaves nothing behind, not even a lease."""
@@ -194,8 +159,10 @@ class TaskQSensor(BaseSensorOperator):
             owner = queue.register(name, self.lease)
             if owner.resumed and (held := held_sequences(connection, owner, self.topic)):
                 return len(held)
-        if queue.ready(self.topic, self.min_tasks, self.condition) < self.min_tasks:
+        ready = self._ready(connection)
+        if ready is None:
             return 0
         owner = queue.register(name, self.lease)
         claimed = queue.claim(self.topic, owner, self.claim, self.order, self.condition)
-        return claimed if claimed >= min(self.min_tasks, self.claim) else 0
+        enough = min(self.min_tasks, self.claim) if ready >= self.min_tasks else 1
+        return claimed if claimed >= enough else 0

@@ -1,5 +1,8 @@
 """Triggers: waits in Airflow's triggerer."""
 
+from airflow_provider_taskq.triggers.event import TaskQEventTrigger
+from airflow_provider_taskq.triggers.juncture import TaskQJunctureTrigger
+from airflow_provider_taskq.triggers.state import TaskQStateTrigger
 from airflow_provider_taskq.triggers.topic import TaskQTrigger
 
-__all__ = ["TaskQTrigger"]
+__all__ = ["TaskQEventTrigger", "TaskQJunctureTrigger", "TaskQStateTrigger", "TaskQTrigger"]

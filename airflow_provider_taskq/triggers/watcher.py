@@ -1,168 +1,243 @@
-"""One look for all waits: what the triggers of a process ask of one Airflow connection, in one query."""
+"""One watcher for all waits: what the triggers of a process ask of one Airflow connection, in one query a look."""
 
 import asyncio
+import copy
 import logging
-import random
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextvars import Context
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
-from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from psycopg.rows import TupleRow
 
-from airflow_provider_taskq.queue import UnknownTopic
-from airflow_provider_taskq.queue.errors import own_error
+from airflow_provider_taskq.triggers.ledger import Asked, Ledger, Standing, concerned
+from airflow_provider_taskq.triggers.listener import Listener
+from airflow_provider_taskq.triggers.look import Look
+from airflow_provider_taskq.triggers.pace import Pace
+from airflow_provider_taskq.triggers.passing import concerns_all, final
+from airflow_provider_taskq.triggers.waits import NOTHING, Seen, Wait
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 
 log = logging.getLogger(__name__)
 
+Outcome = TypeVar("Outcome")
+
 _PATIENCE = 30.0  # seconds after which a server that neither answers nor refuses counts as lost
-_LONGEST_BACK_OFF = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """What one trigger waits for, and how often it wants to have it looked at."""
-
-    topic: str
-    min_tasks: int
-    poll_interval: float
-    condition: str = "NONE"
-
-    @property
-    def subject(self) -> tuple[str, str]:
-        """What is counted for it: the topic, under the condition."""
-        return self.topic, self.condition
+_AT_ONCE = 100  # so many waits are answered before everybody else in the event loop gets their turn
 
 
 class Watcher:
     """Looks, on one database connection, for all waits of one event loop on one Airflow connection.
 
     It works in a task of its own, which begins with the first wait and ends with the last. Every look is one query over
-    the distinct topics and conditions, so ten thousand waits cost one connection and, at most, a query in the shortest
-    interval.
+    the distinct questions, so ten thousand waits cost one connection and, while nothing happens, about a query a
+    second. With `listen: true` in the Airflow connection's extra, a second connection hears at once which topics have
+    something new, and only those are looked at; when it is lost, or a pooler swallows what it would hear, the waits
+    are answered by the next look as ever.
     A database that cannot be reached is tried again with growing pauses, for as long as the waits go on: Airflow
     limits those, by the sensor's timeout. What would not get better by waiting ends the waits that it concerns.
     """
 
     def __init__(self, conn_id: str) -> None:
         self._conn_id = conn_id
-        self._waits: dict[Future[int], Wait] = {}
-        self._arrived = asyncio.Event()
+        self._ledger = Ledger()
+        self._pace = Pace()
+        self._woken: set[str] = set()
+        self._stirred = asyncio.Event()
+        self._newcomers = False
+        self._whole: tuple[int, Look] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._left_behind: set[asyncio.Task[None]] = set()
+        self._left_behind: set[asyncio.Task[Any]] = set()
+        self._listener = Listener(self._listening_connection, self._hear)
 
-    async def ready(self, wait: Wait) -> int:
-        """Returns how many tasks are ready, once they are enough; counted no further than the most waited for."""
-        answer: Future[int] = asyncio.get_running_loop().create_future()
-        self._waits[answer] = wait
-        self._arrived.set()
+    async def until(self, wait: Wait[Outcome]) -> Outcome:
+        """Waits, and returns the wait's outcome. UnknownTopic once its topic is none."""
+        if not wait.questions:
+            outcome = wait.outcome(())
+            assert outcome is not None  # noqa: S101  for the type checker: what asks nothing waits for nothing
+            return outcome
+        loop = asyncio.get_running_loop()
+        answer: Future[Outcome] = loop.create_future()
+        self._ledger.add(wait, answer)
+        self._newcomers = True
+        if self._pace.hasten(loop.time(), wait.poll_interval):
+            self._stirred.set()
         if self._looking is None:
             # In a context of its own: what it logs is not one trigger's, but all of them's.
             self._looking = asyncio.create_task(self._look_on(), context=Context())
         try:
             return await answer
         finally:
-            self._waits.pop(answer, None)
+            self._ledger.remove(wait, answer)
+            if not self._ledger:
+                self._stirred.set()  # nobody is left: the connections end now, not when the next look was due
 
     async def _look_on(self) -> None:
         """Looks until nobody waits any more."""
+        loop = asyncio.get_running_loop()
         connection: psycopg.AsyncConnection[TupleRow] | None = None
-        failures = 0
+        self._pace = Pace()
         try:
-            while self._waits:
+            while self._ledger:
+                whole = loop.time() >= self._pace.due
+                look = self._look_at_all() if whole else self._look_at_woken()
                 try:
                     connection = connection or await self._connected()
-                    await self._look_with_patience(connection)
-                    failures = 0
+                    await self._take(look, connection, whole=whole)
                 except TimeoutError as error:
-                    connection, failures = None, self._judged(error, failures)
+                    connection = None
+                    await self._failed(error)
                 except Exception as error:  # noqa: BLE001  whatever it is, no wait may be left behind
                     await _close(connection)
-                    connection, failures = None, self._judged(error, failures)
-                await self._pause(failures)
+                    connection = None
+                    await self._failed(error)
+                await self._pause()
         finally:
             # Nothing is awaited between the last look at the waits and here, so no wait is overlooked.
             self._looking = None
+            self._listener.stop()
             await _close(connection)
 
     async def _connected(self) -> psycopg.AsyncConnection[TupleRow]:
         """A new connection; the Airflow connection is read anew too, as its password or token may have changed."""
         hook = await asyncio.to_thread(_hook, self._conn_id)
+        connection = await hook.get_async_conn()
+        if await hook.wants_notifications():
+            self._listener.start()
+        return connection
+
+    async def _listening_connection(self) -> psycopg.AsyncConnection[TupleRow]:
+        """One more connection."""
+        hook = await asyncio.to_thread(_hook, self._conn_id)
         return await hook.get_async_conn()
 
-    async def _look_with_patience(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+    def _hear(self, topic: str) -> None:
+        """A topic may have something for those who wait for it, or anybody's topic for nobody here."""
+        if topic in self._ledger:
+            self._woken.add(topic)
+            self._stirred.set()
+
+    def _look_at_all(self) -> Look:
+        """A look for all waits; made anew only where what is asked has changed."""
+        self._woken.clear()
+        if self._whole is None or self._whole[0] != self._ledger.changes:
+            self._whole = self._ledger.changes, Look(self._ledger.asked())
+        return self._whole[1]
+
+    def _look_at_woken(self) -> Look:
+        """A look for the waits on topics that were heard of."""
+        woken = Look(self._ledger.asked(self._woken))
+        self._woken.clear()
+        return woken
+
+    async def _take(self, look: Look, connection: psycopg.AsyncConnection[TupleRow], *, whole: bool) -> None:
+        """Takes a look, answers those whom it concerns, and settles when the next one is due."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        newcomers, self._newcomers = self._newcomers and whole, self._newcomers and not whole
+        told = await self._with_patience(look, connection)
+        took = loop.time() - began
+        for asked in look.asked:
+            asked.seen = told.get(asked, NOTHING)
+        answered = await self._answer(told)
+        if whole:
+            eventful = bool(answered) or newcomers
+            self._pace.looked(loop.time(), self._ledger.shortest_interval, eventful=eventful, took=took)
+        else:
+            self._pace.breathe(loop.time(), took)
+
+    async def _with_patience(self, look: Look, connection: psycopg.AsyncConnection[TupleRow]) -> dict[Asked, Seen]:
         """Looks; TimeoutError where the server neither answers nor refuses, and the connection is to be forgotten.
 
         psycopg, when cancelled, goes on waiting for a server that stands still. So it is left behind and not awaited;
         the connection is closed when it ends, not before: its number could be given to the next one meanwhile.
         """
-        look = asyncio.create_task(self._look(connection))
-        done, _ = await asyncio.wait({look}, timeout=_PATIENCE)
+        taking = asyncio.create_task(self._apart(look, connection))
+        done, _ = await asyncio.wait({taking}, timeout=_PATIENCE)
         if not done:
-            look.add_done_callback(lambda _: connection.pgconn.finish())
-            look.cancel()
-            self._left_behind.add(look)
-            look.add_done_callback(self._left_behind.discard)
+            taking.add_done_callback(lambda _: connection.pgconn.finish())
+            taking.cancel()
+            self._left_behind.add(taking)
+            taking.add_done_callback(self._left_behind.discard)
             raise TimeoutError(f"no answer within {_PATIENCE:.0f} seconds")
-        look.result()
+        return taking.result()
 
-    async def _look(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
-        """Asks once for all topics and conditions, and answers the waits that are over."""
-        bounds: dict[tuple[str, str], int] = {}
-        for wait in self._waits.values():
-            bounds[wait.subject] = max(wait.min_tasks, bounds.get(wait.subject, 0))
-        subjects = list(bounds)
-        cursor = await connection.execute(
-            'SELECT "position", ready FROM taskq.ready_many(%s::text[], %s::int[], %s::text[])',
-            ([topic for topic, _ in subjects], list(bounds.values()), [condition for _, condition in subjects]),
-        )
-        ready = {subjects[position - 1]: count async for position, count in cursor}
-        for answer, wait in self._open(ready):
-            count = ready[wait.subject]
-            if count is None:
-                answer.set_exception(UnknownTopic(f"topic {wait.topic!r} is not known, it was dropped"))
-            elif count >= wait.min_tasks:
-                answer.set_result(count)
+    async def _apart(self, look: Look, connection: psycopg.AsyncConnection[TupleRow]) -> dict[Asked, Seen]:
+        """Looks, and where one question makes the whole look fail, finds it and ends the waits that ask it."""
+        try:
+            return await look.taken_on(connection)
+        except psycopg.Error as error:
+            reason = final(error)
+            if reason is None or concerns_all(error):
+                raise
+            if len(look) == 1:
+                await self._end(concerned(look.asked), reason)
+                return {}
+            first, second = look.halves()
+            return await self._apart(first, connection) | await self._apart(second, connection)
 
-    def _open(self, subjects: Collection[tuple[str, str]]) -> list[tuple[Future[int], Wait]]:
-        """The waits on these subjects that were not answered or cancelled meanwhile."""
-        waits = self._waits.items()
-        return [(answer, wait) for answer, wait in waits if wait.subject in subjects and not answer.done()]
-
-    def _judged(self, error: Exception, failures: int) -> int:
-        """Ends all waits if the error would come again and again; else returns the number of failures so far."""
-        if (final := _final(error)) is not None:
-            for answer in self._waits:
+    async def _answer(self, told: Collection[Asked]) -> int:
+        """Answers the waits that are over by what was told, some at a time; returns how many that were."""
+        count = 0
+        for standing in concerned(told):
+            try:
+                outcome = standing.outcome()
+            except Exception as error:  # noqa: BLE001  the topic is unknown, or says what this release cannot read
+                count += await self._end([standing], error)
+                continue
+            count += 1  # of waits looked through, to let others in between
+            if outcome is None:
+                if count % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                continue
+            for answer in list(standing.answers):
                 if not answer.done():
-                    answer.set_exception(final)
-            return 0
-        log.warning(
-            "%d waits on Airflow connection %s cannot be looked after now: %s", len(self._waits), self._conn_id, error
-        )
-        return failures + 1
+                    answer.set_result(outcome)
+                    count += 1
+                    if count % _AT_ONCE == 0:
+                        await asyncio.sleep(0)
+        return count
 
-    async def _pause(self, failures: int) -> None:
-        """Sleeps until the next look is due; a wait that comes in meanwhile may want it sooner."""
+    async def _end(self, standing: Iterable[Standing], reason: Exception) -> int:
+        """Ends waits with an error, some at a time, each with one of its own; returns how many that were."""
+        count = 0
+        for answer in [answer for one in standing for answer in one.answers]:
+            if not answer.done():
+                answer.set_exception(copy.copy(reason))
+                count += 1
+                if count % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        return count
+
+    async def _failed(self, error: Exception) -> None:
+        """Ends all waits if the error would come again and again; else settles when to try again."""
+        self._listener.stop()  # its connection may be as dead, without anybody telling it
+        if (reason := final(error)) is not None:
+            await self._end(self._ledger.standing(), reason)
+        else:
+            log.warning(
+                "%d waits on Airflow connection %s cannot be looked after now: %s",
+                len(self._ledger),
+                self._conn_id,
+                error,
+            )
+        self._pace.failed(asyncio.get_running_loop().time())
+
+    async def _pause(self) -> None:
+        """Sleeps until the next look is due; a wait that comes in, or a notification, may want it sooner."""
         loop = asyncio.get_running_loop()
-        looked = loop.time()
-        spread = random.uniform(0.8, 1.2)  # noqa: S311  it only keeps triggerers from asking in step
-        while self._waits:
-            self._arrived.clear()
-            interval = min(wait.poll_interval for wait in self._waits.values())
-            if failures:
-                interval = min(max(interval, 1.0) * 2.0 ** (failures - 1), _LONGEST_BACK_OFF)
-            left = looked + interval * spread - loop.time()
+        while self._ledger:
+            self._stirred.clear()
+            due = min(self._pace.due, self._pace.breath_until) if self._woken else self._pace.due
+            left = due - loop.time()
             if left <= 0:
                 return
             try:
-                await asyncio.wait_for(self._arrived.wait(), left)
+                await asyncio.wait_for(self._stirred.wait(), left)
             except TimeoutError:
                 return
 
@@ -189,12 +264,3 @@ async def _close(connection: psycopg.AsyncConnection[TupleRow] | None) -> None:
     """Closes a connection, whatever has become of it."""
     if connection is not None:
         await connection.close()
-
-
-def _final(error: Exception) -> Exception | None:
-    """The error to end all waits with, or None for one that passes: a server that is down, restarts or is slow."""
-    if isinstance(error, AirflowNotFoundException):
-        return error
-    if isinstance(error, psycopg.Error) and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return own_error(error) or error
-    return None

@@ -15,6 +15,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import TaskQueue, connect, install
+from tests.airflow.site import arguments, databases, site
+
+__all__ = ["arguments", "databases", "site"]  # fixtures of the session
 
 # Airflow reads its configuration as soon as it is imported, and makes its home if there is none.
 _home = tempfile.mkdtemp(prefix="taskq-airflow-")

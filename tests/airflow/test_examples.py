@@ -1,37 +1,107 @@
 import importlib.util
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
-from airflow.sdk import BaseOperator
+from airflow.sdk import DAG, BaseOperator
 
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
+# What DAG files pay for Airflow and its Spark provider, with us or without.
+AIRFLOWS = (
+    "from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator, Param, conf, task\n"
+    "from airflow.providers.common.compat.sdk import (\n"
+    "    AirflowException, BaseOperator, BaseOperatorLink, PokeReturnValue, XComArg, determine_kwargs)\n"
+    "from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator\n"
+)
 
-@pytest.mark.parametrize(("file", "chain"), [("taskq_gate", ["push", "gate", "drain"])])
-def test_an_example_is_a_dag_without_a_database(file: str, chain: list[str]) -> None:
-    spec = importlib.util.spec_from_file_location(file, EXAMPLES / f"{file}.py")
+# What only a worker or the triggerer needs, once it works.
+HEAVY = (
+    "psycopg_pool",
+    "pyspark",
+    "fastapi",
+    "sqlalchemy",
+    "airflow.providers.postgres",
+    "airflow.providers.common.sql",
+)
+
+
+def run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """A program in a process whose Airflow has no database and no connection."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_CONN_")},
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "sqlite:////nowhere/airflow.db",
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), str(EXAMPLES)]),
+    }
+    command = [sys.executable, *flags, "-c", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+
+
+def load(file: Path) -> ModuleType:
+    """An example, as the DAG processor imports it."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("file", "chain"), [("taskq_gate", ["push", "gate", "drain"])])
+def test_an_example_is_a_dag_without_a_database(file: str, chain: list[str]) -> None:
+    module = load(EXAMPLES / f"{file}.py")
     (dag,) = {value.dag for value in vars(module).values() if isinstance(value, BaseOperator)}
     assert [sorted(dag.get_task(task).downstream_task_ids) for task in chain] == [[task] for task in chain[1:]] + [[]]
 
 
-def test_our_imports_take_less_than_a_second_of_a_dag_file(repository: Path) -> None:
-    """Beside what every DAG file pays for Airflow: neither the hook with its SQLAlchemy, nor a pool, nor Spark."""
-    program = (
-        "import sys, time; from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, conf;"
-        "from airflow.providers.common.compat.sdk import BaseOperator, XComArg, PokeReturnValue;"
-        "began = time.process_time();"
-        "import airflow_provider_taskq.operators, airflow_provider_taskq.sensors;"
-        "print(time.process_time() - began,"
-        " [name for name in ('sqlalchemy', 'psycopg_pool', 'pyspark', 'fastapi', 'airflow.providers.postgres')"
-        "  if name in sys.modules and name not in before])"
-    ).replace("began = ", "before = set(sys.modules); began = ", 1)
-    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repository)
-    seconds, heavy = result.stdout.splitlines()[-1].split(maxsplit=1)  # Airflow logs to it, too
-    assert float(seconds) < 1
-    assert heavy.strip() == "[]"
+def test_the_maintenance_example_has_a_dag_for_each_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, DAG] = {}
+    enter = DAG.__enter__
+
+    def entered(dag: DAG) -> DAG:
+        made[dag.dag_id] = dag
+        return enter(dag)
+
+    monkeypatch.setattr(DAG, "__enter__", entered)
+    load(EXAMPLES / "taskq_maintenance.py")
+    assert {dag_id: sorted(dag.task_ids) for dag_id, dag in made.items()} == {
+        "taskq_watch": ["expire", "health"],
+        "taskq_ticks": ["ticks"],
+        "taskq_purge": ["purge"],
+    }
+    assert not any(dag.catchup for dag in made.values())
+    assert {dag.max_active_runs for dag in made.values()} == {1}
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+def test_our_imports_take_less_than_a_second_of_a_dag_file(example: Path) -> None:
+    """Without a database, and beside what every DAG file pays for Airflow."""
+    marker = "from here on it is ours"
+    program = f"{AIRFLOWS}import sys; sys.stderr.write('{marker}\\n')\nimport {example.stem}"
+    lines = run(program, "-X", "importtime").stderr.split(marker)[1].splitlines()
+    took = [line.split("|") for line in lines if line.startswith("import time:")]
+    ours = {name.strip(): int(own.removeprefix("import time:")) for own, _, name in took}
+    assert example.stem in ours
+    assert sum(ours.values()) < 1_000_000
+    assert [name for name in ours if name.startswith(HEAVY)] == []
+
+
+@pytest.mark.parametrize("package", ["operators", "sensors", "triggers", "links", "assets", "notifications", "metrics"])
+def test_importing_our_modules_imports_nothing_heavy(package: str) -> None:
+    """Neither the hook with its SQLAlchemy, nor a pool, nor Spark, nor a web framework."""
+    program = AIRFLOWS + (
+        "import airflow.triggers.base, importlib, json, pkgutil, sys\n"
+        "before = set(sys.modules)\n"
+        f"package = importlib.import_module('airflow_provider_taskq.{package}')\n"
+        "for module in pkgutil.iter_modules(getattr(package, '__path__', []), package.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    brought: list[Any] = json.loads(run(program).stdout.splitlines()[-1])  # Airflow logs to it, too
+    assert any(name.startswith(f"airflow_provider_taskq.{package}") for name in brought)
+    assert [name for name in brought if name.startswith(HEAVY)] == []

@@ -1,31 +1,78 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.resources import files
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from airflow.providers_manager import ProvidersManager
+from airflow.sdk import Asset, BaseOperatorLink
+from airflow.sdk.bases.notifier import BaseNotifier
 
 from airflow_provider_taskq.provider_info import get_provider_info
+
+INFO = get_provider_info()
+
+
+def class_paths() -> Iterator[str]:
+    """Every class and function that it names."""
+    yield from (entry["hook-class-name"] for entry in INFO["connection-types"])
+    for section in ("queues", "notifications", "extra-links"):
+        yield from INFO[section]
+    for uris in INFO["asset-uris"]:
+        yield from (value for key, value in uris.items() if key != "schemes")
+
+
+def named(path: str) -> Any:
+    """What a path names."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def test_follows_airflows_schemas() -> None:
     schema = json.loads(files("airflow").joinpath("provider_info.schema.json").read_text())
-    jsonschema.validate(get_provider_info(), schema)
+    jsonschema.validate(INFO, schema)
 
 
 @pytest.mark.parametrize("section", ["hooks", "operators", "sensors", "triggers"])
 def test_every_module_it_names_is_there(section: str) -> None:
-    for entry in get_provider_info()[section]:
+    for entry in INFO[section]:
         for module in entry["python-modules"]:
             import_module(module)
 
 
+@pytest.mark.parametrize("section", ["operators", "sensors"])
+def test_every_public_operator_and_sensor_is_in_a_module_that_it_names(section: str) -> None:
+    package = import_module(f"airflow_provider_taskq.{section}")
+    (entry,) = INFO[section]
+    assert {getattr(package, name).__module__ for name in package.__all__} == set(entry["python-modules"])
+
+
+@pytest.mark.parametrize("path", list(class_paths()))
+def test_every_class_and_function_it_names_is_there(path: str) -> None:
+    assert callable(named(path))
+
+
+def test_links_and_notifiers_are_airflows() -> None:
+    assert all(issubclass(named(path), BaseOperatorLink) for path in INFO["extra-links"])
+    assert all(issubclass(named(path), BaseNotifier) for path in INFO["notifications"])
+
+
+def test_airflow_finds_the_handler_of_assets_through_it() -> None:
+    assert Asset(uri="taskq://db/warehouse/work").uri == "taskq://db:5432/warehouse/work"
+
+
+def test_airflow_finds_every_option_through_it() -> None:
+    manager: Any = ProvidersManager()  # type: ignore[no-untyped-call]
+    assert dict(manager.provider_configs)[INFO["package-name"]] == INFO["config"]
+
+
 def test_the_connection_type_is_the_hooks() -> None:
-    (connection_type,) = get_provider_info()["connection-types"]
-    module, _, name = connection_type["hook-class-name"].rpartition(".")
-    hook = getattr(import_module(module), name)
+    (connection_type,) = INFO["connection-types"]
+    hook = named(connection_type["hook-class-name"])
     assert connection_type["connection-type"] == hook.conn_type
     assert connection_type["hook-name"] == hook.hook_name
 

@@ -1,5 +1,5 @@
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import (
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_taskq.hooks import TaskQHook
-from airflow_provider_taskq.queue import LeaseLost, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
 from tests.airflow.conftest import Connect, context_of
@@ -80,6 +80,100 @@ class TestEveryMode:
             gate(topic="nowhere", **arguments).execute(context_of())
 
 
+MODES = pytest.mark.parametrize("arguments", [{}, {"mode": "reschedule"}, {"deferrable": True}])
+
+
+def grow_old(conn: psycopg.Connection) -> None:
+    """A minute passes for all ready tasks."""
+    conn.execute("UPDATE taskq.live SET available_at = available_at - interval '1 minute'")
+
+
+@MODES
+@pytest.mark.parametrize("claim", [None, 5])
+def test_the_oldest_task_waits_for_others_so_long(
+    queue: TaskQueue, conn: psycopg.Connection, arguments: dict[str, Any], claim: int | None
+) -> None:
+    queue.push("work", ["a", "b"])
+    sensor = gate(min_tasks=3, max_wait=timedelta(seconds=50), claim=claim, timeout=0.1, **arguments)
+    closed = {"reschedule": AirflowRescheduleException}.get(sensor.mode, AirflowSensorTimeout)
+    with pytest.raises(TaskDeferred if sensor.deferrable else closed):
+        sensor.execute(context_of())
+    grow_old(conn)
+    found = sensor.execute(context_of())
+    assert found == ({"topic": "work", "ready": 2} if claim is None else {"topic": "work", "owner": NAME, "claimed": 2})
+
+
+@MODES
+def test_an_old_task_that_is_held_or_not_due_opens_nothing(
+    queue: TaskQueue, conn: psycopg.Connection, arguments: dict[str, Any]
+) -> None:
+    queue.push("work", ["a"])
+    queue.poll("work", queue.register("other"))
+    queue.push("work", [NewTask("later", delay=timedelta(hours=1))])
+    grow_old(conn)
+    with pytest.raises((AirflowSensorTimeout, TaskDeferred, AirflowRescheduleException)):
+        gate(min_tasks=2, max_wait=10, timeout=0.1, **arguments).execute(context_of())
+
+
+def test_an_aged_gate_takes_what_others_left(
+    queue: TaskQueue, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.push("work", ["a", "b"])
+    grow_old(conn)
+    ready = TaskQSensor._ready
+
+    def others_are_quicker(self: TaskQSensor, *arguments: Any) -> int | None:
+        found = ready(self, *arguments)
+        queue.poll("work", queue.register("other"), 1)
+        return found
+
+    monkeypatch.setattr(TaskQSensor, "_ready", others_are_quicker)
+    assert gate(min_tasks=3, claim=3, max_wait=10).execute(context_of())["claimed"] == 1
+
+
+@MODES
+@pytest.mark.parametrize("claim", [None, 1])
+def test_soft_fail_skips_a_gate_that_is_not_open_in_time(arguments: dict[str, Any], claim: int | None) -> None:
+    context = context_of()
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    context["ti"].get_first_reschedule_date = lambda _: long_ago
+    with pytest.raises(AirflowSkipException):
+        gate(timeout=0, soft_fail=True, claim=claim, **arguments).execute(context)
+    with pytest.raises(AirflowSensorTimeout):
+        gate(timeout=0, claim=claim, **arguments).execute(context)
+
+
+@pytest.mark.parametrize(("soft_fail", "raised"), [(False, AirflowSensorTimeout), (True, AirflowSkipException)])
+def test_a_deferred_gate_that_timed_out_fails_or_is_skipped(*, soft_fail: bool, raised: type[Exception]) -> None:
+    sensor = gate(deferrable=True, soft_fail=soft_fail)
+    with pytest.raises(raised):
+        sensor.resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
+
+
+def test_looks_more_rarely_but_not_more_rarely_than_max_wait() -> None:
+    def waits(**arguments: Any) -> list[float]:
+        sensor = gate(poke_interval=1, timeout=10_000, exponential_backoff=True, **arguments)
+        return [sensor._get_next_poke_interval(0.0, lambda: 0.0, poke) for poke in range(1, 9)]
+
+    assert waits()[-1] >= 64
+    assert max(waits(min_tasks=9, max_wait=20)) == 20
+
+
+def test_the_order_says_which_are_taken(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b", "c"])
+    gate(claim=1, order="LAST_IN_FIRST_OUT").execute(context_of())
+    assert [task.owner for task in queue.page("work")] == [None, None, NAME]
+
+
+@MODES
+def test_the_condition_says_what_counts(queue: TaskQueue, arguments: dict[str, Any]) -> None:
+    queue.push("work", ["a", "a", "b"])
+    sensor = gate(min_tasks=2, claim=3, condition="SINGULAR_BY_IDENTIFIER", **arguments)
+    assert sensor.execute(context_of())["claimed"] == 2
+    with pytest.raises((AirflowSensorTimeout, TaskDeferred, AirflowRescheduleException)):
+        gate(condition="SINGULAR_BY_IDENTIFIER", timeout=0.1, **arguments).execute(context_of())
+
+
 def test_waits_by_poking() -> None:
     with pytest.raises(AirflowSensorTimeout):
         gate(timeout=0.1).execute(context_of())
@@ -112,15 +206,15 @@ def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
 def test_a_claim_that_finds_too_few_takes_none(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another poller takes tasks between the look and the claim."""
     queue.push("work", ["a", "b"])
-    ready = TaskQueue.ready
+    ready = TaskQSensor._ready
 
-    def others_are_quicker(self: TaskQueue, *arguments: Any) -> int:
+    def others_are_quicker(self: TaskQSensor, *arguments: Any) -> int | None:
         found = ready(self, *arguments)
         with TaskQHook().transaction() as other:
             other.poll("work", other.register("other"), 1)
         return found
 
-    monkeypatch.setattr(TaskQueue, "ready", others_are_quicker)
+    monkeypatch.setattr(TaskQSensor, "_ready", others_are_quicker)
     deferred(gate(claim=2, min_tasks=2, deferrable=True))
     assert sorted(str(task.owner) for task in queue.page("work")) == ["None", "other"]
 
@@ -135,10 +229,11 @@ class TestDeferred:
             "topic": "work",
             "min_tasks": 3,
             "condition": "NONE",
+            "max_wait": None,
             "taskq_conn_id": "taskq_default",
             "poll_interval": 1.0,
             "ends_task": True,
-            "first_look": 0,
+            "resume_after": 10.0,
         }
 
     def test_pushes_no_result_if_told_so(self) -> None:
@@ -146,10 +241,19 @@ class TestDeferred:
         deferred(gate(deferrable=True, do_xcom_push=False), context)
         assert context["ti"].pushed == {}
 
-    @pytest.mark.parametrize("arguments", [{"claim": 1}, {"outlets": [Asset("flights")]}], ids=["claim", "outlets"])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"claim": 1},
+            {"claim": 1, "do_xcom_push": False},
+            {"outlets": [Asset("flights")]},
+            {"min_tasks": 2, "max_wait": 60},
+        ],
+        ids=["claim", "claim unseen", "outlets", "max_wait"],
+    )
     def test_a_gate_with_more_to_do_is_resumed_after_a_while(self, arguments: dict[str, Any]) -> None:
         kwargs = deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]
-        assert (kwargs["ends_task"], kwargs["first_look"]) == (False, 10.0)
+        assert (kwargs["ends_task"], kwargs["resume_after"]) == (False, 10.0)
 
     def test_resumes_and_looks_again(self, queue: TaskQueue) -> None:
         sensor = gate(deferrable=True, outlets=[Asset("flights")])

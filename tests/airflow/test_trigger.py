@@ -52,18 +52,18 @@ def lines(conn: psycopg.Connection) -> Callable[[], int]:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of waits at each look, as they are made."""
     made: list[int] = []
-    look = Watcher._look
+    take = Watcher._take
 
-    async def counted(self: Watcher, connection: Any) -> None:
-        made.append(len(self._waits))
-        await look(self, connection)
+    async def counted(self: Watcher, *arguments: Any, **whole: Any) -> None:
+        made.append(len(self._ledger))
+        await take(self, *arguments, **whole)
 
-    monkeypatch.setattr(Watcher, "_look", counted)
+    monkeypatch.setattr(Watcher, "_take", counted)
     return made
 
 
 def test_can_be_stored_and_made_again() -> None:
-    trigger = TaskQTrigger(topic="work", min_tasks=3, poll_interval=2, ends_task=True, first_look=10)
+    trigger = TaskQTrigger(topic="work", min_tasks=3, max_wait=60, poll_interval=2, ends_task=True, resume_after=10)
     path, arguments = trigger.serialize()
     assert path == "airflow_provider_taskq.triggers.topic.TaskQTrigger"
     assert TaskQTrigger(**arguments).serialize() == (path, arguments)
@@ -116,12 +116,12 @@ def test_takes_nothing(queue: TaskQueue) -> None:
     assert queue.owners() == []
 
 
-def test_does_not_look_before_its_first_look(queue: TaskQueue) -> None:
+def test_does_not_resume_its_task_too_early(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
 
     async def test() -> None:
         began = asyncio.get_running_loop().time()
-        await waiting(first_look=0.5)
+        await waiting(resume_after=0.5)
         assert asyncio.get_running_loop().time() - began >= 0.5
 
     in_loop(test)

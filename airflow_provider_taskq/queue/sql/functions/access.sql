@@ -10,18 +10,18 @@
 
 -- The functions that clients call, by the kind that may call them first; operators may call all.
 CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE sql IMMUTABLE AS $$
-    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'wake', 'topics', 'policy_of'])
+    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'open_push', 'check_push', 'push_staged', 'abandon_push', 'begin_batch', 'wake', 'topics', 'policy_of'])
     UNION ALL SELECT 'consumer', unnest(ARRAY[
         'register', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many',
-        'watch', 'juncture', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
-        'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'events', 'progress', 'advance', 'topics', 'policy_of'])
+        'watch', 'watch_tasks', 'juncture', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
+        'claim_batch', 'lay_aside', 'stage_size', 'stage_pushed', 'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'begin_batch', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy_of'])
     UNION ALL SELECT 'reader', unnest(ARRAY[
-        'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'task', 'timeline', 'why', 'throughput', 'latest', 'page', 'count', 'results', 'resolve',
-        'events', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
+        'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'watch_tasks', 'task', 'timeline', 'why', 'throughput', 'latest', 'page', 'count', 'results', 'resolve',
+        'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
         'state_name'])
     UNION ALL SELECT 'operator', unnest(ARRAY[
         'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'junction', 'purge_junctures', 'purge', 'purge_all',
-        'purge_owners', 'install_ticks', 'uninstall_ticks', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
+        'purge_owners', 'purge_streams', 'install_ticks', 'uninstall_ticks', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
         'close_shared', 'move_rows', 'open_shared', 'move_back', 'drop_vacant'])
 $$;
 
@@ -59,7 +59,10 @@ BEGIN
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', v_entrance, p_role);
     END LOOP;
     IF p_kind IN ('consumer', 'operator') THEN
-        EXECUTE format('GRANT INSERT ON taskq.staged TO %I', p_role);
+        EXECUTE format('GRANT INSERT ON taskq.staged, taskq.staged_junction TO %I', p_role);
+    END IF;
+    IF p_kind IN ('producer', 'consumer', 'operator') THEN
+        EXECUTE format('GRANT INSERT ON taskq.staged_task TO %I', p_role);
     END IF;
     IF p_kind IN ('reader', 'operator') THEN
         EXECUTE format('GRANT SELECT ON taskq.tasks, taskq.topics_at_a_glance, taskq.task_info TO %I', p_role);

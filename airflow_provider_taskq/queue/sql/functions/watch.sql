@@ -13,27 +13,68 @@ CREATE FUNCTION taskq.watch(
     p_state_topics text[], p_state_identifiers text[],
     p_names text[], p_juncture_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
 ) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT w.kind, w."position", w.number, w.waited
+    FROM taskq.watch_tasks(p_ready_topics, p_limits, p_conditions, p_aged, p_state_topics, p_state_identifiers) w;
+    RETURN QUERY
+    SELECT 'juncture', j.place, j.number, NULL::double precision
+    FROM taskq.watch_junctures(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
+END $$;
+
+-- The part of a look that changes nothing: for who waits for no juncture, by a role that may only read, or on a standby.
+CREATE FUNCTION taskq.watch_tasks(
+    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[], p_state_identifiers text[]
+) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN QUERY
-    SELECT 'ready', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq.count_ready(t, u.bound, u.condition) END,
-           CASE WHEN u.aged AND t.topic_id IS NOT NULL AND NOT t.paused
-                THEN extract(epoch FROM clock_timestamp() - (taskq.longest_due(t.topic_id)).since)::double precision END
+    SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
+           THEN extract(epoch FROM clock_timestamp() - (taskq.longest_due(t.topic_id)).since)::double precision END
     FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY AS u (topic, bound, condition, aged, place)
-    LEFT JOIN taskq.topic t ON t.name = u.topic;
+    LEFT JOIN taskq.topic t ON t.name = u.topic
+    CROSS JOIN LATERAL (
+        -- Two index probes tell most topics, and cost a tenth of the count.
+        SELECT CASE WHEN t.topic_id IS NULL THEN -1
+                    WHEN EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits <= 0)
+                      OR EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits > 0)
+                    THEN taskq.count_ready(t, u.bound, u.condition) ELSE 0 END AS number
+        OFFSET 0) n;
     RETURN QUERY
     SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq.newest_state(t.topic_id, u.identifier) END,
            NULL::double precision
     FROM unnest(p_state_topics, p_state_identifiers) WITH ORDINALITY AS u (topic, identifier, place)
     LEFT JOIN taskq.topic t ON t.name = u.topic;
-    RETURN QUERY
-    SELECT 'juncture', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE cardinality(taskq.juncture(
-               u.name, u.topic, ARRAY(SELECT m.identifier FROM unnest(p_places, p_identifiers) AS m (place, identifier)
-                                      WHERE m.place = u.place),
-               ARRAY(SELECT m.number FROM unnest(p_places, p_groups) AS m (place, number) WHERE m.place = u.place),
-               u.junction)) END, NULL::double precision
-    FROM unnest(p_names, p_juncture_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
-    LEFT JOIN taskq.topic t ON t.name = u.topic;
+END $$;
+
+-- The junctures of a look: how many groups each wait still waits for, -1 where its topic is not known. Never waits for another
+-- transaction: where the topic's tables are being moved, `number` is NULL, and the next look will tell.
+CREATE FUNCTION taskq.watch_junctures(p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[])
+RETURNS TABLE (place int, number int) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_wait record;
+BEGIN
+    FOR v_wait IN
+        WITH member AS (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
+                        FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier) GROUP BY m.place)
+        SELECT u.place::int, u.name, u.topic, u.junction, t.topic_id, coalesce(m.identifiers, '{}') AS identifiers,
+               coalesce(m.numbers, '{}') AS numbers
+        FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
+        LEFT JOIN member m ON m.place = u.place
+        LEFT JOIN taskq.topic t ON t.name = u.topic
+        ORDER BY u.place
+    LOOP
+        place := v_wait.place;
+        number := NULL;
+        IF v_wait.topic_id IS NULL THEN
+            number := -1;
+        ELSIF pg_try_advisory_xact_lock_shared(taskq.topic_lock_class(), v_wait.topic_id) THEN
+            number := cardinality(taskq.juncture(v_wait.name, v_wait.topic, v_wait.identifiers, v_wait.numbers, v_wait.junction));
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END $$;
 
 -- The state of the newest task of an identifier; NULL where there is none.

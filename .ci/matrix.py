@@ -1,0 +1,156 @@
+"""Test on older releases of Airflow, too: each in an environment of its own below .venv, made once, as .venv is.
+
+`.ci/airflow-X.Y.txt` names a release, `.ci/constraints-airflow-X.Y.txt` all that is installed with it (made anew by
+`--resolve`). The ordinary .venv has the newest Airflow and comes last. Arguments are handed on to pytest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from xml.etree import ElementTree as ET
+
+from setup import ROOT, VENV, SetupError, fingerprint, run
+
+FOLDER = VENV / "matrix"  # goes with .venv: `make clean` and a new .venv remove it
+TESTS = "tests/airflow"
+# Older than the providers that it runs with here: these import names from where Airflow 3.1 says they were.
+OLD_NAMES = "ignore::airflow.utils.deprecation_tools.DeprecatedImportWarning"
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal, at once even when piped."""
+    print("test-matrix: " + text, flush=True)
+
+
+def releases() -> list[str]:
+    """The older releases, such as 3.1, oldest first."""
+    names = [path.stem.removeprefix("airflow-") for path in ROOT.glob(".ci/airflow-*.txt")]
+    return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
+
+
+def constraints(release: str) -> Path:
+    """The file that says what is installed with a release."""
+    return ROOT / ".ci" / ("constraints-airflow-%s.txt" % release)
+
+
+def resolve(release: str) -> None:
+    """Resolve a release's constraints anew, for all Pythons at once, keeping to .venv's versions where that goes."""
+    target = constraints(release)
+    shutil.copyfile(ROOT / ".ci" / "constraints-3.11.txt", target)  # what stands there is preferred
+    options = ["--quiet", "--universal", "--python-version", "3.11", "--no-annotate", "--no-header"]
+    extras = ["--extra", "messaging", "--extra", "demo"]  # no Spark: these tests start none
+    sources = ["pyproject.toml", ".ci/airflow-%s.txt" % release]
+    uv = str(VENV / "bin" / "uv")
+    run([uv, "pip", "compile", *options, *extras, "-o", str(target), *sources], "resolving %s" % target.name)
+
+
+def environment(release: str) -> Path:
+    """The Python of a release's environment, which is made if it isn't there or not as the files say."""
+    folder, pins = FOLDER / release, constraints(release)
+    stamp, wanted, python = folder / "complete", fingerprint(pins), folder / "bin" / "python"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        return python
+    began = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
+    run([sys.executable, "-m", "venv", str(folder)], "making %s" % folder.relative_to(ROOT))
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+    install = [*pip, "install", "--quiet", "--no-input", "--no-deps"]
+    run([*install, "-r", str(pins)], "installing Airflow %s as in %s (a minute)" % (release, pins.name))
+    run([*install, "-e", "."], "installing TaskQ beside Airflow %s" % release)
+    run([*pip, "check"], "checking that everything in %s goes together" % pins.name)
+    stamp.write_text(wanted, encoding="utf-8")  # last, so that a broken run is never trusted
+    say("Airflow %s is ready after %d s" % (release, time.monotonic() - began))
+    return python
+
+
+def version(python: Path) -> str:
+    """The version of Airflow that a Python imports."""
+    program = "from importlib.metadata import version; print(version('apache-airflow-core'))"
+    return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def starts_processes(path: Path) -> bool:
+    """Whether a file's tests start Airflow's processes; the matrix goes as far as `dag.test()`."""
+    text = path.read_text(encoding="utf-8")
+    return any(name in text for name in ("AirflowSite", "chaos_site"))
+
+
+def test(python: Path, options: list[str]) -> bool:
+    """Run the tests of tests/airflow that start no processes of Airflow; whether they passed."""
+    release = version(python)
+    say("Airflow %s" % release)
+    ignored = ["--ignore=%s" % path for path in sorted((ROOT / TESTS).glob("test_*.py")) if starts_processes(path)]
+    older = [] if python.parent.parent == VENV else ["-W", OLD_NAMES]
+    with tempfile.TemporaryDirectory(prefix="taskq-matrix-") as folder:
+        report = Path(folder, "report.xml")
+        command = [str(python), "-m", "pytest", "-q", "-r", "fE", "-p", "no:cacheprovider", "--junitxml", str(report)]
+        passed = finished([*command, *older, *ignored, *options, TESTS])
+        summarize(release, report, passed)
+    return passed
+
+
+def finished(command: list[str]) -> bool:
+    """Run to its end; whoever ends us ends it as Ctrl-C does, so that it takes its servers down."""
+    with subprocess.Popen(command, cwd=ROOT) as child:
+
+        def end(_number: int, _frame: FrameType | None) -> None:
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGTERM, end)
+        try:
+            return child.wait() == 0
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)
+            child.wait()
+            raise
+
+
+def summarize(release: str, report: Path, passed: bool) -> None:
+    """Say how it went, and what was left out for want of a newer Airflow or anything else."""
+    if not report.exists():
+        say("Airflow %s: pytest could not run" % release)
+        return
+    root = ET.parse(report).getroot()  # noqa: S314 -- our own pytest wrote it
+    total = len(list(root.iter("testcase")))
+    skipped = [element.get("message", "") for element in root.iter("skipped")]
+    say(
+        "Airflow %s: %s, %d tests, %d of them skipped"
+        % (release, "passed" if passed else "FAILED", total, len(skipped))
+    )
+    for reason in sorted(set(skipped)):
+        say("  %d skipped: %s" % (skipped.count(reason), reason))
+
+
+def main() -> None:
+    """Make what is missing, then test on every release; fail at the end if one of them failed."""
+    if sys.argv[1:] == ["--resolve"]:
+        for release in releases():
+            resolve(release)
+        return
+    FOLDER.mkdir(exist_ok=True)
+    lock = os.open(FOLDER, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits, then finds the stamps
+    pythons = [environment(release) for release in releases()]
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    pythons.append(VENV / "bin" / "python")
+    failed = [version(python) for python in pythons if not test(python, sys.argv[1:])]
+    if failed:
+        sys.exit("test-matrix: failed on Airflow %s" % ", ".join(failed))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (SetupError, OSError) as error:
+        sys.exit("test-matrix: %s" % error)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,5 @@
+"""Topics as Airflow's assets."""
+
+from airflow_provider_taskq.assets.taskq import create_asset, topic_asset
+
+__all__ = ["create_asset", "topic_asset"]

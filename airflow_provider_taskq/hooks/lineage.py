@@ -1,0 +1,120 @@
+"""What a transaction of the hook did, by topic: told to Airflow's lineage and metrics once it is committed."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_taskq import metrics
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    Insertion,
+    NewTask,
+    Order,
+    Owner,
+    Pushed,
+    Result,
+    Task,
+    TaskQueue,
+)
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from airflow_provider_taskq.hooks.taskq import TaskQHook
+
+
+class ObservedQueue(TaskQueue):
+    """The queue of one transaction, which counts what went into topics and what was taken out of them.
+
+    What was completed is counted by topic where tasks are named by `Task`; a bare sequence does not say of which topic.
+    """
+
+    def __init__(self, conn: "psycopg.Connection[Any]") -> None:
+        super().__init__(conn)
+        self.pushed: Counter[str] = Counter()
+        self.polled: Counter[str] = Counter()
+        self.completed: Counter[tuple[str | None, Result]] = Counter()
+
+    def push(self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND) -> list[Task]:
+        """As TaskQueue does."""
+        pushed = super().push(topic, tasks, insertion)
+        self.pushed[topic] += len(pushed)
+        return pushed
+
+    def push_stream(
+        self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND
+    ) -> Pushed:
+        """As TaskQueue does."""
+        pushed = super().push_stream(topic, tasks, insertion)
+        self.pushed[topic] += pushed.count
+        return pushed
+
+    def poll(
+        self,
+        topic: str,
+        owner: Owner,
+        size: int = 1,
+        order: Order = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition = Condition.NONE,
+    ) -> list[Task]:
+        """As TaskQueue does."""
+        polled = super().poll(topic, owner, size, order, condition)
+        self.polled[topic] += len(polled)
+        return polled
+
+    def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
+        """As TaskQueue does."""
+        groups = super().poll_batch(topic, owner, identifiers, size)
+        self.polled[topic] += sum(map(len, groups.values()))
+        return groups
+
+    def claim(
+        self,
+        topic: str,
+        owner: Owner,
+        size: int,
+        order: Order = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition = Condition.NONE,
+    ) -> int:
+        """As TaskQueue does."""
+        claimed = super().claim(topic, owner, size, order, condition)
+        self.polled[topic] += claimed
+        return claimed
+
+    def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result]) -> None:
+        """As TaskQueue does."""
+        super().complete(owner, decisions)
+        self._count_completed(decisions)
+
+    def exchange(
+        self,
+        owner: Owner,
+        decisions: Mapping[Task | int, Decision | Result],
+        topic: str,
+        size: int = 1,
+        order: Order = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition = Condition.NONE,
+    ) -> list[Task]:
+        """As TaskQueue does."""
+        polled = super().exchange(owner, decisions, topic, size, order, condition)
+        self._count_completed(decisions)
+        self.polled[topic] += len(polled)
+        return polled
+
+    def _count_completed(self, decisions: Mapping[Task | int, Decision | Result]) -> None:
+        """Counts decisions by topic and result."""
+        for task, decision in decisions.items():
+            result = decision.result if isinstance(decision, Decision) else Result(decision)
+            self.completed[task.topic if isinstance(task, Task) else None, result] += 1
+
+    def report(self, hook: "TaskQHook") -> None:
+        """Tells what was done: after the commit, as what is rolled back never was."""
+        for topic, number in self.pushed.items():
+            metrics.count(metrics.PUSHED, number, topic=topic)
+        for topic, number in self.polled.items():
+            metrics.count(metrics.POLLED, number, topic=topic)
+        for (completed_of, result), number in self.completed.items():
+            metrics.count(metrics.COMPLETED, number, topic=completed_of, result=result.name)
+        taken = {topic for topic, _ in self.completed if topic is not None} | {t for t, n in self.polled.items() if n}
+        hook.report_lineage(inputs=taken, outputs=[topic for topic, number in self.pushed.items() if number])

@@ -1,0 +1,79 @@
+"""What TaskQ reports through Airflow's own metrics, and under which names.
+
+Airflow sends metrics only where its section `[metrics]` names a receiver; without one, a call here does nothing. Tags
+are a topic, a state, a result or a subject of health: never an identifier, so that their number stays bounded. A timing
+is what the receiver makes of it: milliseconds in StatsD and OpenTelemetry.
+"""
+
+import logging
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from airflow.providers.common.compat.sdk import conf
+
+# Counters
+PUSHED = "taskq.pushed"
+POLLED = "taskq.polled"
+COMPLETED = "taskq.completed"  # by result
+EXPIRED = "taskq.expired"
+REVIVED = "taskq.revived"
+PURGED = "taskq.purged"
+LEASE_LOST = "taskq.lease_lost"
+
+# Timings
+GATE_WAIT = "taskq.gate_wait"  # from a gate's first look until it opened
+
+# Gauges
+DEPTH = "taskq.depth"  # by state
+HEALTH = "taskq.health"  # by subject: 0 fine, 1 notice, 2 warning, 3 critical
+DEAD_TUPLES = "taskq.dead_tuples"  # of the table that has most of them, against its bound
+
+_RECEIVERS = ("statsd_on", "statsd_datadog_enabled", "otel_on")
+_log = logging.getLogger(__name__)
+
+
+def enabled() -> bool:
+    """Whether anybody receives metrics: ask before looking for what only a gauge needs."""
+    return any(conf.getboolean("metrics", receiver, fallback=False) for receiver in _RECEIVERS)
+
+
+def count(name: str, number: int, *, topic: str | None = None, result: str | None = None) -> None:
+    """Adds to a counter; nothing where there is nothing to add."""
+    if number:
+        _send("incr", name, number, topic=topic, result=result)
+
+
+def gauge(name: str, value: float, *, topic: str | None = None, **tags: str) -> None:
+    """Sets a gauge."""
+    _send("gauge", name, value, topic=topic, **tags)
+
+
+def timing(name: str, length: timedelta, *, topic: str | None = None) -> None:
+    """Reports how long something took."""
+    _send("timing", name, length, topic=topic)
+
+
+def gate_opened(topic: str, since: datetime) -> None:
+    """Reports that a gate has opened, which had begun to look at that moment."""
+    timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic)
+
+
+def topic_tag(topic: str) -> str:
+    """The name under which a topic is reported: its own if `[taskq] metric_topics` has it, else `other`."""
+    patterns = conf.get("taskq", "metric_topics", fallback="*").split(",")
+    return topic if any(fnmatchcase(topic, pattern.strip()) for pattern in patterns) else "other"
+
+
+def _send(kind: str, name: str, value: Any, topic: str | None, **given: str | None) -> None:
+    """Hands a value to Airflow. What it counts is committed by then: an error here must not fail anybody's task."""
+    try:
+        # Found by common-compat where the release has it: in the SDK since 3.2, in the core of 3.1.
+        from airflow.providers.common.compat.sdk import Stats
+
+        tags = {tag: text for tag, text in given.items() if text is not None}
+        if topic is not None:
+            tags["topic"] = topic_tag(topic)
+        getattr(Stats, kind)(name, value, tags=tags)
+    except Exception:  # noqa: BLE001  see above
+        _log.warning("The metric %s could not be sent.", name, exc_info=True)

@@ -1,0 +1,55 @@
+"""What operators make of rendered templates, which are texts: numbers, spans, choices. And the database's clock."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow_provider_taskq.queue import InvalidArgument
+
+if TYPE_CHECKING:
+    import psycopg
+
+Span = timedelta | float | str
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def number(value: int | str | None) -> int | None:
+    """A whole number; None for none, as for a template that gave `None` or nothing."""
+    return None if value in (None, "", "None") else int(value)
+
+
+def numbers(value: Sequence[int] | str | None) -> list[int] | None:
+    """Whole numbers: a list, or a template's text of one."""
+    given: Any = json.loads(value) if isinstance(value, str) else value
+    return None if given is None else [int(each) for each in given]
+
+
+def span(value: Span) -> timedelta:
+    """A length of time: a timedelta, or seconds."""
+    return value if isinstance(value, timedelta) else timedelta(seconds=float(value))
+
+
+def name(value: Enum | str | None) -> str | None:
+    """How a choice is kept in an operator's field: as its name, which is what a template can give."""
+    return value.name if isinstance(value, Enum) else value
+
+
+def choice(kind: type[Choice], value: str | None) -> Choice | None:
+    """One of a few, by its name."""
+    if value in (None, "", "None"):
+        return None
+    try:
+        return kind[value]
+    except KeyError:
+        names = ", ".join(known.name for known in kind)
+        raise InvalidArgument(f"{kind.__name__.lower()} {value!r} is not one of {names}") from None
+
+
+def now(connection: "psycopg.Connection[Any]") -> datetime:
+    """The time on the database's clock, the only one that the queue goes by."""
+    row = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None  # noqa: S101  for the type checker
+    moment: datetime = row[0]
+    return moment

@@ -1,0 +1,1 @@
+"""Message queues: how Airflow's `MessageQueueTrigger` finds TaskQ."""

@@ -1,0 +1,41 @@
+"""`MessageQueueTrigger(scheme="taskq", topic=..., ...)`; needs the extra `messaging`."""
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from airflow.providers.common.compat.sdk import AirflowOptionalProviderFeatureException
+
+try:
+    from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+except ImportError as error:
+    raise AirflowOptionalProviderFeatureException(
+        "MessageQueueTrigger needs apache-airflow-providers-common-messaging:"
+        " pip install 'airflow-provider-taskq[messaging]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from airflow.triggers.base import BaseEventTrigger
+
+
+class TaskQMessageQueueProvider(BaseMessageQueueProvider):
+    """Topics as message queues: by scheme with the arguments of TaskQEventTrigger, or `taskq://conn_id/topic`."""
+
+    scheme = "taskq"
+
+    def queue_matches(self, queue: str) -> bool:
+        """Whether a URI names a topic."""
+        return queue.startswith("taskq://")
+
+    def trigger_class(self) -> "type[BaseEventTrigger]":
+        """The trigger behind it."""
+        from airflow_provider_taskq.triggers.event import TaskQEventTrigger
+
+        return TaskQEventTrigger
+
+    def trigger_kwargs(self, queue: str, **kwargs: Any) -> dict[str, Any]:  # noqa: ARG002  the base's signature
+        """What a URI says: the Airflow connection, `taskq_default` where it names none, and the topic."""
+        uri = urlsplit(queue)
+        topic = unquote(uri.path.removeprefix("/"))
+        if not topic or "/" in uri.path[1:] or uri.query or uri.fragment:
+            raise ValueError("a queue's URI is taskq://conn_id/topic, the topic percent-encoded")
+        return {"topic": topic, "taskq_conn_id": unquote(uri.netloc) or "taskq_default"}

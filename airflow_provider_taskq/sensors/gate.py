@@ -1,0 +1,164 @@
+"""What gates share: one look before anything, and how they wait in the triggerer."""
+
+from abc import abstractmethod
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    BaseSensorOperator,
+    PokeReturnValue,
+    conf,
+)
+
+from airflow_provider_taskq.links import TaskQTopicLink
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_taskq.hooks.taskq import TaskQHook
+    from airflow_provider_taskq.triggers.gate import GateTrigger
+
+# Airflow fails a task that is resumed before the scheduler has heard of the end of the process that deferred it,
+# which takes as long as the executor's supervisor may sleep, and a moment. See docs/decisions.md.
+SETTLED = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
+
+
+class TaskQGate(BaseSensorOperator):
+    """A sensor that looks at the queue, and whose modes poke, reschedule and deferrable do the same.
+
+    A subclass says what one look finds. Execution begins with a look, so that an open gate never defers. A deferred
+    gate is ended by its trigger where its result is known beforehand; otherwise, and where it will not open, it is
+    resumed in a worker, which looks again and so returns or raises what the other modes do.
+
+    `exponential_backoff` and `max_wait` are about the modes poke and reschedule: the waits of a triggerer share one
+    query however many they are, so there is nothing to be spared by looking less often for one of them.
+    """
+
+    operator_extra_links = (TaskQTopicLink(),)
+
+    def __init__(
+        self,
+        *,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poll_interval: float = 1.0,
+        taskq_conn_id: str = "taskq_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self.taskq_conn_id = taskq_conn_id
+
+    @cached_property
+    def hook(self) -> "TaskQHook":
+        """The hook; imported here, as what it builds on takes seconds that a DAG processor need not spend."""
+        from airflow_provider_taskq.hooks.taskq import TaskQHook
+
+        return TaskQHook(taskq_conn_id=self.taskq_conn_id)
+
+    @abstractmethod
+    def look(self, context: "Context") -> dict[str, Any] | None:
+        """What the gate returns if it is open, else None; AirflowFailException where waiting on would be in vain."""
+
+    @abstractmethod
+    def _known_result(self) -> dict[str, Any] | None:
+        """What the gate will return, where that is known before it opens."""
+
+    @abstractmethod
+    def _trigger(self, context: "Context", **how: Any) -> "GateTrigger":
+        """The trigger that waits for the same; `how` has the arguments that all of them take."""
+
+    def poke(self, context: "Context") -> PokeReturnValue:
+        """Looks once."""
+        found = self.look(context)
+        return PokeReturnValue(found is not None, found)
+
+    def execute(self, context: "Context") -> Any:
+        """Waits in the mode that was chosen."""
+        if not self.deferrable:
+            return super().execute(context)
+        deadline = datetime.now(UTC) + timedelta(seconds=self.timeout)
+        found = self._look_or_skip(context)
+        return self._defer(context, deadline) if found is None else self._opened(found)
+
+    def execute_complete(self, context: "Context", event: Any, deadline: str | None = None) -> Any:
+        """Looks again, in a worker, after the trigger has seen the gate open, or found that it will not be.
+
+        `dag.test()` resumes a task that its trigger has ended, too: with a text, and without the deferral's deadline.
+        """
+        found = self._look_or_skip(context)
+        if found is not None:
+            return self._opened(found)
+        if isinstance(event, dict) and event["status"] == "error":
+            raise AirflowException(event["message"])
+        whole = datetime.now(UTC) + timedelta(seconds=self.timeout)
+        return self._defer(context, datetime.fromisoformat(deadline) if deadline else whole)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: "Context") -> Any:
+        """Resumes; a gate that stays closed takes back the result that it had left for its trigger to end with."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except Exception:
+            if self.do_xcom_push and self._ends_in_trigger:
+                context["ti"].xcom_push("return_value", None)
+            raise
+
+    @property
+    def _ends_in_trigger(self) -> bool:
+        """Whether the trigger can end the task: nothing is then left for a worker to return or to verify."""
+        return not self.outlets and (not self.do_xcom_push or self._known_result() is not None)
+
+    def _opened(self, found: dict[str, Any]) -> dict[str, Any]:
+        self.log.info("The gate is open: %s", found)
+        return found
+
+    def _defer(self, context: "Context", deadline: datetime) -> Any:
+        """Waits in the triggerer for what is left of the time."""
+        remaining = deadline - datetime.now(UTC)
+        if remaining <= timedelta(0):
+            message = f"The gate was not open within {self.timeout} seconds."
+            raise AirflowSkipException(message) if self.soft_fail else AirflowSensorTimeout(message)
+        ends_task = self._ends_in_trigger
+        if ends_task and self.do_xcom_push:
+            # Given to the trigger to return, Airflow 3.3 would store it as text instead of JSON.
+            context["ti"].xcom_push("return_value", self._known_result())
+        return self.defer(
+            trigger=self._trigger(
+                context,
+                taskq_conn_id=self.taskq_conn_id,
+                poll_interval=self.poll_interval,
+                ends_task=ends_task,
+                resume_after=SETTLED,
+            ),
+            method_name=self.execute_complete.__name__,
+            kwargs={"deadline": deadline.isoformat()},
+            timeout=remaining,
+        )
+
+    def _look_or_skip(self, context: "Context") -> dict[str, Any] | None:
+        """Looks; what goes wrong is treated as in the other modes, where BaseSensorOperator does that."""
+        try:
+            return self.look(context)
+        except AirflowSkipException:
+            raise
+        except AirflowFailException as error:
+            if self.soft_fail or self.never_fail:
+                raise AirflowSkipException(_skipping(soft=self.soft_fail)) from error
+            raise
+        except Exception as error:
+            if self.silent_fail:
+                self.log.exception("The look failed; the gate waits on.")
+                return None
+            if self.never_fail:
+                raise AirflowSkipException(_skipping(soft=False)) from error
+            raise
+
+
+def _skipping(*, soft: bool) -> str:
+    """What Airflow's own modes say."""
+    return f"Skipping due to {'soft_fail' if soft else 'never_fail'} is set to True."

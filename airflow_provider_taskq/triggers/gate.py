@@ -1,0 +1,75 @@
+"""What the triggers of gates share: they wait, and then end the task, or resume it when Airflow can bear it."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowException
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+
+from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.triggers.waits import Wait
+from airflow_provider_taskq.triggers.watcher import watcher
+
+
+class GateTrigger(BaseTrigger):
+    """Fires once: a success, or an event with a `status`.
+
+    :param taskq_conn_id: the Airflow connection.
+    :param poll_interval: seconds between two looks.
+    :param ends_task: whether to end the deferred task with success rather than resume it in a worker.
+    :param resume_after: seconds that pass, at least, before the task is resumed.
+    """
+
+    def __init__(
+        self,
+        *,
+        taskq_conn_id: str = "taskq_default",
+        poll_interval: float = 1.0,
+        ends_task: bool = False,
+        resume_after: float = 0.0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.taskq_conn_id = taskq_conn_id
+        self.poll_interval = poll_interval
+        self.ends_task = ends_task
+        self.resume_after = resume_after
+
+    @property
+    @abstractmethod
+    def subject(self) -> dict[str, Any]:
+        """The arguments that say what is waited for: names only."""
+
+    @property
+    @abstractmethod
+    def wait(self) -> Wait[Any]:
+        """The same for the watcher."""
+
+    @abstractmethod
+    def facts(self, outcome: Any) -> dict[str, Any]:
+        """What an event tells of the outcome; its `status` is ready where the gate is open."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and its arguments."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {
+            **self.subject,
+            "taskq_conn_id": self.taskq_conn_id,
+            "poll_interval": self.poll_interval,
+            "ends_task": self.ends_task,
+            "resume_after": self.resume_after,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Waits, then fires once: the gate is open, or why it will not be."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            facts = self.facts(await watcher(self.taskq_conn_id).until(self.wait))
+        except (AirflowException, TaskQueueError) as error:
+            facts = {"status": "error", "message": str(error)}
+        if self.ends_task and facts["status"] == "ready":
+            yield TaskSuccessEvent()
+            return
+        await asyncio.sleep(began + self.resume_after - loop.time())
+        yield TriggerEvent(facts)  # type: ignore[no-untyped-call]

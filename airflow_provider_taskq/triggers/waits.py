@@ -1,0 +1,142 @@
+"""What can be waited for, what is asked of the queue for it, and when the answer ends the wait."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from airflow_provider_taskq.queue import State, UnknownTopic
+
+Outcome_co = TypeVar("Outcome_co", covariant=True)
+
+# What taskq.watch says to a question: a number, and the seconds that the oldest due task has waited. Both None where
+# there is nothing to tell: no task is ready, none of the identifier is stored, groups are still waited for.
+Seen = tuple[int | None, float | None]
+NOTHING: Seen = (None, None)
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyQuestion:
+    """How many tasks of a topic can be polled under a condition."""
+
+    topic: str
+    condition: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateQuestion:
+    """In which state the newest task of an identifier is."""
+
+    topic: str
+    identifier: str
+
+
+@dataclass(frozen=True, slots=True)
+class JunctureQuestion:
+    """Which groups are still to be released for a name."""
+
+    name: str
+    topic: str
+    groups: tuple[tuple[str, ...], ...]
+    junction: str
+
+
+Question = ReadyQuestion | StateQuestion | JunctureQuestion
+
+
+class Wait(Protocol[Outcome_co]):
+    """One thing waited for in one topic. Equal waits are one to the watcher: they are judged once and end together."""
+
+    @property
+    def topic(self) -> str:
+        """The topic that it is about, by which it is woken."""
+
+    @property
+    def poll_interval(self) -> float:
+        """Seconds between two looks, at the shortest."""
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What is to be asked for it, each look again."""
+
+    def outcome(self, seen: Sequence[Seen]) -> Outcome_co | None:
+        """What it is answered, or None as long as it goes on; `seen` is what was said to each of its questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyWait:
+    """Waits for `min_tasks` ready tasks; for any, once the topic's oldest due one has waited `max_wait` seconds."""
+
+    topic: str
+    min_tasks: int = 1
+    condition: str = "NONE"
+    max_wait: float | None = None
+    poll_interval: float = 1.0
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """The one that it asks."""
+        return (ReadyQuestion(self.topic, self.condition),)
+
+    def outcome(self, seen: Sequence[Seen]) -> int | None:
+        """How many are ready; they were counted no further than the most that anybody waits for."""
+        ((ready, waited),) = seen
+        if not ready:
+            return None
+        _check(self.topic, ready)
+        aged = self.max_wait is not None and waited is not None and waited >= self.max_wait
+        return ready if ready >= self.min_tasks or aged else None
+
+
+@dataclass(frozen=True, slots=True)
+class StateWait:
+    """Waits until the newest task of each identifier is in one of `states`, or of any in one of `failed_states`."""
+
+    topic: str
+    identifiers: tuple[str, ...]
+    states: frozenset[str]
+    failed_states: frozenset[str]
+    poll_interval: float = 1.0
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """One for each identifier."""
+        return tuple(StateQuestion(self.topic, identifier) for identifier in self.identifiers)
+
+    def outcome(self, seen: Sequence[Seen]) -> dict[str, str | None] | None:
+        """The state of each identifier, by name; None where no task of it is stored."""
+        found: dict[str, str | None] = {}
+        for identifier, (number, _) in zip(self.identifiers, seen, strict=True):
+            _check(self.topic, number)
+            found[identifier] = None if number is None else State(number).name
+        names = found.values()
+        over = all(name in self.states for name in names) or any(name in self.failed_states for name in names)
+        return found if over else None
+
+
+@dataclass(frozen=True, slots=True)
+class JunctureWait:
+    """Waits until each group was released for its name, and releases them as they become complete."""
+
+    name: str
+    topic: str
+    groups: tuple[tuple[str, ...], ...]
+    junction: str = "SINGULAR"
+    poll_interval: float = 1.0
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """The one that it asks."""
+        return (JunctureQuestion(self.name, self.topic, self.groups, self.junction),)
+
+    def outcome(self, seen: Sequence[Seen]) -> int | None:
+        """How many groups there are, once none is waited for."""
+        ((number, _),) = seen
+        _check(self.topic, number)
+        return len(self.groups) if number == 0 else None
+
+
+def _check(topic: str, number: int | None) -> None:
+    """Refuses a topic that the queue does not know."""
+    if number == UNKNOWN:
+        raise UnknownTopic(f"topic {topic!r} is not known, it was dropped")

@@ -1,0 +1,58 @@
+"""DAGs that run when a topic has tasks: copy, and change the names. They need the Airflow connection `taskq_default`.
+
+`taskq_wake` is woken and takes the tasks itself, so it decides how they end. `taskq_each` is told of every task, which
+is ended as soon as Airflow has stored that: here the tasks are the events. It needs Airflow 3.3.
+"""
+
+from typing import Any
+
+from airflow.sdk import DAG, Asset, AssetWatcher, task
+
+from airflow_provider_taskq.queue import Result, Task
+from airflow_provider_taskq.triggers.event import TaskQEventTrigger, has_shared_streams
+
+invoices = Asset("invoices", watchers=[AssetWatcher(name="ready", trigger=TaskQEventTrigger(topic="invoices"))])
+
+
+def worked_on(invoice: Task) -> Result:
+    """Here is the work on one task; what it writes by the same hook is committed with the task's end."""
+    return Result.SUCCESS if invoice.identifier else Result.FILTER
+
+
+with DAG("taskq_wake", schedule=[invoices], max_active_runs=1, tags=["taskq"]):
+
+    @task(retries=2)
+    def work_off(ti: Any = None) -> int:
+        """Takes all there is, a hundred in a transaction."""
+        from airflow_provider_taskq.hooks import TaskQHook  # here, as what it builds on takes seconds to import
+
+        hook, done = TaskQHook(), 0
+        while True:
+            with hook.transaction() as queue:
+                owner = queue.register(f"{ti.dag_id}/{ti.run_id}/{ti.task_id}")
+                tasks = queue.poll("invoices", owner, size=100)
+                queue.complete(owner, {one: worked_on(one) for one in tasks})
+                done += len(tasks)
+            if not tasks:
+                return done
+
+    work_off()
+
+if has_shared_streams():
+    claims = TaskQEventTrigger(topic="signups", mode="claim", batch_size=10)
+    signups = Asset("signups", watchers=[AssetWatcher(name="claimed", trigger=claims)])
+
+    with DAG("taskq_each", schedule=[signups], tags=["taskq"]):
+
+        @task(retries=2)
+        def greet(triggering_asset_events: Any = None) -> list[int]:
+            """A run may be of several events, and after a crash of the triggerer one may come twice: hence a set."""
+            from airflow_provider_taskq.hooks import TaskQHook
+
+            events = triggering_asset_events[signups]
+            sequences = {sequence for event in events for sequence in event.extra["payload"]["sequences"]}
+            with TaskQHook().transaction() as queue:
+                tasks = [queue.task("signups", sequence) for sequence in sorted(sequences)]
+            return [one.sequence for one in tasks if one is not None]
+
+        greet()

@@ -1,0 +1,35 @@
+"""A driver that lives apart from the Airflow task that submitted it, as in Spark's cluster modes; one row of `jobs`.
+
+It takes the gate's tasks over, as a drain does, waits to be told, and completes them together with its ledger.
+"""
+
+import os
+import sys
+import time
+
+from airflow_provider_taskq.queue import Decision, LeaseLost, Result, TaskQueue, connect
+
+
+def drive(queue: TaskQueue, job: str, name: str, topic: str, completes: bool) -> None:
+    """One job, from registration to its last state."""
+    owner = queue.register(name)
+    tasks = queue.held(owner, topic)
+    queue.conn.execute(
+        "UPDATE jobs SET state = 'RUNNING', tasks = %s, driver = %s WHERE job = %s",
+        (sorted(task.identifier for task in tasks), os.getpid(), job),
+    )
+    while not queue.conn.execute("SELECT FROM told WHERE topic = %s", (topic,)).fetchall():
+        time.sleep(0.1)  # between two looks
+    try:
+        with queue.conn.transaction():
+            queue.conn.execute("UPDATE jobs SET state = 'FINISHED' WHERE job = %s", (job,))
+            if completes:
+                queue.complete(owner, {task.sequence: Decision(Result.SUCCESS) for task in tasks})
+    except LeaseLost:
+        queue.conn.execute("UPDATE jobs SET state = 'FAILED' WHERE job = %s", (job,))
+
+
+if __name__ == "__main__":
+    with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
+        job, name, topic, what = sys.argv[1:]
+        drive(TaskQueue(connection), job, name, topic, what == "completes")

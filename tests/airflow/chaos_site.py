@@ -1,0 +1,137 @@
+"""One real Airflow for tests that break it: soon found dead, soon back, with a queue's database of its own."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, LiteralString
+from uuid import uuid4
+
+import psutil
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_provider_taskq.demo.airflow_api import until
+from airflow_provider_taskq.demo.airflow_site import AirflowSite
+from airflow_provider_taskq.queue import TaskQueue, connect
+from tests.airflow.conftest import connection_json
+
+DAGS = Path(__file__).parent / "dags"
+# Whoever is dead is found so after seconds, not minutes. The rest are Airflow's defaults.
+IMPATIENT = MappingProxyType(
+    {
+        "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "2",
+        "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "20",
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An Airflow, and the databases behind it."""
+
+    site: AirflowSite
+    queue_dsn: str
+    metadata_dsn: str
+
+    @contextmanager
+    def queue(self) -> Iterator[TaskQueue]:
+        """The queue, each verb in a transaction of its own."""
+        with connect(self.queue_dsn, autocommit=True) as connection:
+            yield TaskQueue(connection)
+
+    def states(self, dag_id: str, run_id: str, task_id: str) -> Counter[str]:
+        """How many instances of a task are in each state; from the metadata, so also while no api-server runs."""
+        rows = self._metadata(
+            "SELECT coalesce(state, 'none') FROM task_instance WHERE dag_id = %s AND run_id = %s AND task_id = %s",
+            (dag_id, run_id, task_id),
+        )
+        return Counter(state for (state,) in rows)
+
+    def tries(self, dag_id: str, run_id: str, task_id: str) -> Counter[int]:
+        """How many instances of a task are in their first, second, ... try."""
+        rows = self._metadata(
+            "SELECT try_number FROM task_instance WHERE dag_id = %s AND run_id = %s AND task_id = %s",
+            (dag_id, run_id, task_id),
+        )
+        return Counter(number for (number,) in rows)
+
+    def wait_count(self, dag_id: str, run_id: str, task_id: str, state: str, count: int, timeout: float) -> None:
+        """Waits until so many instances of a task are in a state."""
+        until(
+            lambda: True if self.states(dag_id, run_id, task_id)[state] == count else None,
+            timeout,
+            lambda: f"{dag_id}.{task_id}: {dict(self.states(dag_id, run_id, task_id))}, not {count} {state}",
+        )
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes of LocalExecutor that run a task now.
+
+        Not the idle ones: one of them holds the lock of the executor's pipe, and killed it would keep it for ever.
+        """
+        scheduler = psutil.Process(self.site.pids["scheduler"])
+        return [each for each in scheduler.children() if "LocalExecutor" in _title(each) and _children(each)]
+
+    def _metadata(self, query: LiteralString, arguments: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.metadata_dsn) as metadata:
+            return metadata.execute(query, arguments).fetchall()
+
+
+@contextmanager
+def installed(
+    server_dsn: str, template: str, repository: Path, home: Path, dag_file: str, **env: str
+) -> Iterator[Installation]:
+    """An Airflow that knows the DAGs of one file, and a queue behind its `taskq_default`; nothing of it is left."""
+    name = f"taskq_{Path(dag_file).stem}_{uuid4().hex[:8]}"
+    queue, metadata = f"{name}_queue", f"{name}_metadata"
+    folder = home / "dags"
+    folder.mkdir(parents=True)
+    (folder / dag_file).write_bytes((DAGS / dag_file).read_bytes())
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        for database, model in ((queue, template), (metadata, "template0")):
+            admin.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(database), sql.Identifier(model))
+            )
+        try:
+            dsns = make_conninfo(server_dsn, dbname=queue), make_conninfo(server_dsn, dbname=metadata)
+            settings = {
+                "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsns[0]),
+                "PYTHONPATH": str(repository),
+                "TASKQ_DSN": dsns[0],
+                **IMPATIENT,
+                **env,
+            }
+            with AirflowSite(home, folder, env=settings, metadata_dsn=_url(dsns[1])) as site:
+                yield Installation(site, *dsns)
+        finally:
+            for database in (queue, metadata):
+                admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database)))
+
+
+def _url(dsn: str) -> str:
+    parts = {"password": "", "port": 5432, **conninfo_to_dict(dsn)}
+    return "postgresql://{user}:{password}@{host}:{port}/{dbname}".format(**parts)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,125 @@
+"""A gate that claims, work on what it has claimed, and its completion; the conf says what becomes of the work."""
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any
+from uuid import uuid4
+
+from airflow.sdk import DAG, BaseOperator, Context, get_current_context, task
+from pydantic import JsonValue
+
+from airflow_provider_taskq.operators import TaskQCompleteOperator
+from airflow_provider_taskq.queue import connect
+from airflow_provider_taskq.sensors import TaskQSensor
+
+AGAIN: dict[str, Any] = {"retries": 5, "retry_delay": timedelta(seconds=1)}
+
+with DAG("claims", schedule=None, params={"topic": "work", "first_try": "succeeds"}):
+    gate = TaskQSensor(task_id="gate", topic="{{ params.topic }}", claim=2, deferrable=True, timeout=600, **AGAIN)
+
+    @task(retries=5, retry_delay=timedelta(seconds=1))
+    def work(claim: Any, params: Any = None) -> None:
+        """Notes what it works on; its first try then succeeds, fails, or goes on until somebody ends it."""
+        from airflow_provider_taskq.hooks import TaskQHook
+
+        ti = get_current_context()["ti"]
+        with TaskQHook().transaction() as queue:
+            owner = queue.owner(claim["owner"])
+            tasks = sorted(each.identifier for each in queue.held(owner)) if owner else []
+            queue.conn.execute(
+                "INSERT INTO worked VALUES (%s, %s, %s, %s, %s)",
+                (ti.run_id, ti.try_number, tasks, os.getpid(), os.getppid()),
+            )
+        if ti.try_number == 1 and params["first_try"] == "fails":
+            raise RuntimeError("the first try fails")
+        if ti.try_number == 1 and params["first_try"] == "goes on":
+            time.sleep(600)  # work that takes long; who ends it is what the tests are about
+
+    work(gate.output) >> TaskQCompleteOperator(
+        task_id="complete", topic="{{ params.topic }}", owner="{{ ti.xcom_pull('gate')['owner'] }}", **AGAIN
+    )
+
+if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no task reconnects to what it has submitted
+    from airflow.sdk import ResumableJobMixin
+
+    class Submit(ResumableJobMixin, BaseOperator):
+        """Submits tests/airflow/chaos_driver.py, durable as SparkSubmitOperator is, whose base class this is too."""
+
+        template_fields = ("gate_owner", "topic", "driver")
+        external_id_key = "job"
+
+        def __init__(self, *, gate_owner: str, topic: str, driver: str, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.gate_owner, self.topic, self.driver = gate_owner, topic, driver
+
+        def execute(self, context: Context) -> Any:
+            """Submits, or reconnects."""
+            return self.execute_resumable(context)
+
+        def submit_job(self, context: Context) -> JsonValue:  # noqa: ARG002  Airflow's signature
+            """Starts a driver that nothing of Airflow ends."""
+            job = uuid4().hex
+            with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
+                connection.execute(
+                    "INSERT INTO jobs VALUES (%s, %s, 'SUBMITTED', NULL, %s)", (job, self.topic, os.getpid())
+                )
+            command = [
+                sys.executable,
+                "-m",
+                "tests.airflow.chaos_driver",
+                job,
+                self.gate_owner,
+                self.topic,
+                self.driver,
+            ]
+            subprocess.Popen(command, start_new_session=True)
+            return job
+
+        def get_job_status(self, external_id: JsonValue, context: Context) -> str:  # noqa: ARG002  the same
+            """Its last state."""
+            with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
+                row = connection.execute("SELECT state FROM jobs WHERE job = %s", (external_id,)).fetchone()
+            return str(row[0]) if row else "UNKNOWN"
+
+        def is_job_active(self, status: str) -> bool:
+            """Whether it is worth to reconnect."""
+            return status in {"SUBMITTED", "RUNNING"}
+
+        def is_job_succeeded(self, status: str) -> bool:
+            """Whether nothing is left to do."""
+            return status == "FINISHED"
+
+        def poll_until_complete(self, external_id: JsonValue, context: Context) -> None:
+            """Waits for the end of the driver."""
+            while self.is_job_active(status := self.get_job_status(external_id, context)):
+                time.sleep(0.2)  # between two looks
+            if status != "FINISHED":
+                raise RuntimeError(f"the driver ended as {status}")
+
+        def get_job_result(self, external_id: JsonValue, context: Context) -> None:
+            """Nothing."""
+
+    def driven(dag_id: str, durable: bool) -> None:
+        """A DAG whose driver works on what its gate claims."""
+        given = "{{ ti.xcom_pull('gate')['owner'] }}"
+        with DAG(dag_id, schedule=None, params={"topic": "work", "driver": "completes"}) as dag:
+            (
+                TaskQSensor(task_id="gate", topic="{{ params.topic }}", claim=2, deferrable=True, timeout=600, **AGAIN)
+                >> Submit(
+                    task_id="submit",
+                    gate_owner=given,
+                    topic="{{ params.topic }}",
+                    driver="{{ params.driver }}",
+                    durable=durable,
+                    **AGAIN,
+                )
+                >> TaskQCompleteOperator(task_id="complete", topic="{{ params.topic }}", owner=given)
+            )
+        globals()[dag_id] = dag
+
+    driven("durable", durable=True)
+    driven("not_durable", durable=False)

@@ -1,0 +1,32 @@
+"""Runs DAGs by `dag.test()` in a process of their own, whose Airflow has a database of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.airflow.conftest import connection_json
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def run_dags(home: Path, dsn: str, file: Path, *dag_ids: str) -> dict[str, Any]:
+    """What Airflow has stored after the DAGs of a file have run; see dag_runs.py."""
+    dags = home / "dags"
+    dags.mkdir()
+    shutil.copy(file, dags)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsn),
+    }
+    program = [sys.executable, "-m", "tests.airflow.dag_runs", *dag_ids]
+    result = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return {**told, "output": result.stdout + result.stderr}

@@ -1,0 +1,109 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.openlineage import facet
+from airflow.sdk import DAG, Asset, AssetAlias
+from airflow.sdk.execution_time.context import OutletEventAccessors
+
+from airflow_provider_taskq.assets.taskq import convert_asset_to_openlineage, create_asset, topic_asset
+from airflow_provider_taskq.operators import TaskQPushOperator
+from airflow_provider_taskq.queue import TaskQueue
+from tests.airflow.conftest import context_of
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("taskq://db.example.org/warehouse/work", "taskq://db.example.org:5432/warehouse/work"),
+        ("taskq://db.example.org:6543/warehouse/work/", "taskq://db.example.org:6543/warehouse/work"),
+        ("TASKQ://user@db:/warehouse/work?a=1#b", "taskq://db:5432/warehouse/work"),
+        ("taskq://[::1]/warehouse/work", "taskq://[::1]:5432/warehouse/work"),
+        ("taskq://taskq_default/work", "taskq://taskq_default/work"),
+        ("taskq://taskq_default/a b", "taskq://taskq_default/a%20b"),
+        ("taskq://taskq_default/a%20b", "taskq://taskq_default/a%20b"),
+    ],
+)
+def test_airflow_keeps_one_way_to_write_an_asset(given: str, kept: str) -> None:
+    assert Asset(uri=given).uri == kept
+
+
+@pytest.mark.parametrize(
+    "given", ["taskq:///work", "taskq://host", "taskq://host/", "taskq://host/a/b/c", "taskq://host:5432/work"]
+)
+def test_airflow_refuses_an_asset_that_names_no_topic(given: str) -> None:
+    with pytest.raises(ValueError, match="taskq://"):
+        Asset(uri=given)
+
+
+def test_a_topic_of_any_name_is_one_part_of_the_address() -> None:
+    assert topic_asset("a/b?c").uri == "taskq://taskq_default/a%2Fb%3Fc"
+    assert create_asset(host="db", database="d", topic="a/b").uri == "taskq://db:5432/d/a%2Fb"
+    assert create_asset(host="::1", port=6543, database="d", topic="t").uri == "taskq://[::1]:6543/d/t"
+    assert topic_asset("work", extra={"a": 1}).extra == {"a": 1}
+
+
+def test_openlineage_gets_a_namespace_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client, which has the class, is no dependency: without it Airflow converts nothing."""
+    monkeypatch.setattr(facet, "Dataset", SimpleNamespace)
+    data_set = convert_asset_to_openlineage(create_asset(host="db", database="d", topic="a/b"), None)
+    assert (data_set.namespace, data_set.name) == ("taskq://db:5432", "d/a/b")
+
+
+def push(topic: str = "work", tasks: Any = ("a", "b"), **arguments: Any) -> TaskQPushOperator:
+    return TaskQPushOperator(task_id="push", topic=topic, tasks=list(tasks), **arguments)
+
+
+def events_of(operator: TaskQPushOperator) -> OutletEventAccessors:
+    """The events that Airflow would emit after the push."""
+    context = context_of()
+    context["outlet_events"] = OutletEventAccessors()
+    operator.render_template_fields(context)
+    operator.execute(context)
+    events: OutletEventAccessors = context["outlet_events"]
+    return events
+
+
+class TestOutlets:
+    def test_a_push_has_none_unless_asked(self) -> None:
+        assert push().outlets == []
+
+    def test_a_known_topic_is_an_outlet_of_its_own(self) -> None:
+        for other in (Asset("other"), topic_asset("other")):
+            assert push(emit_asset=True, outlets=[other]).outlets == [other, topic_asset("work")]
+        assert push(emit_asset=True, outlets=[topic_asset("work")]).outlets == [topic_asset("work")]
+        assert push(emit_asset=True, taskq_conn_id="mine").outlets == [topic_asset("work", "mine")]
+
+    def test_a_topic_that_is_rendered_is_an_alias(self) -> None:
+        assert push("{{ ds }}", emit_asset=True).outlets == [AssetAlias("taskq")]
+        assert push(emit_asset=True, taskq_conn_id="{{ ds }}").outlets == [AssetAlias("taskq")]
+
+    def test_a_mapped_push_has_its_outlet_before_it_is_mapped(self) -> None:
+        with DAG("dag", schedule=None):
+            by_topic = TaskQPushOperator.partial(task_id="a", tasks=["a"], emit_asset=True).expand(topic=["a", "b"])
+            by_tasks = TaskQPushOperator.partial(task_id="b", topic="work", emit_asset=True).expand(tasks=[["a"]])
+        assert by_topic.outlets == [AssetAlias("taskq")]
+        assert by_tasks.outlets == [topic_asset("work")]
+        unmapped = by_topic.unmap({"topic": "a"})
+        assert unmapped.outlets == [AssetAlias("taskq")]
+
+
+@pytest.mark.usefixtures("airflow_connection")
+class TestEvents:
+    def test_have_counts_in_their_extra(self, queue: TaskQueue) -> None:
+        other = Asset("other")
+        events = events_of(push(emit_asset=True, outlets=[other]))
+        first, last = queue.page("work")
+        said = {"topic": "work", "pushed": 2, "first": first.sequence, "last": last.sequence}
+        assert [events[asset].extra for asset in (topic_asset("work"), other)] == [said, said]
+
+    @pytest.mark.usefixtures("queue")
+    def test_of_a_rendered_topic_come_through_the_alias(self) -> None:
+        (event,) = events_of(push("{{ 'work' }}", emit_asset=True))[AssetAlias("taskq")].asset_alias_events
+        assert event.dest_asset_key.uri == "taskq://taskq_default/work"
+        assert event.extra["pushed"] == 2
+
+    @pytest.mark.usefixtures("queue")
+    def test_through_the_alias_are_none_where_nothing_was_pushed(self) -> None:
+        events = events_of(push("{{ 'work' }}", tasks=[], emit_asset=True))
+        assert events[AssetAlias("taskq")].asset_alias_events == []

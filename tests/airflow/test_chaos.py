@@ -1,0 +1,101 @@
+"""Kills each of Airflow's processes with -9, while 200 gates wait and 50 claims are held."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskq.demo.airflow_api import until
+from airflow_provider_taskq.demo.airflow_site import COMMANDS
+from airflow_provider_taskq.queue import State, TaskQueue
+from tests.airflow.chaos_site import Installation, installed
+from tests.airflow.dags.chaos import CLAIMING, HOLDING, LOOKING
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ENDS = 600  # seconds in which each step has to be over; on a machine of its own it takes a tenth of that
+WORKERS_KILLED = 4
+
+
+@pytest.fixture(scope="module")
+def airflow(
+    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    home = tmp_path_factory.mktemp("chaos")
+    with installed(server_dsn, template, repository, home, "chaos.py") as installation:
+        installation.site.wait_dags("gates", "held")
+        yield installation
+
+
+def test_every_gate_opens_and_every_task_is_completed_once_though_each_process_is_killed(airflow: Installation) -> None:
+    with airflow.queue() as queue:
+        prepare(queue)
+        held = airflow.site.trigger("held", "held")
+        airflow.wait_count("held", held, "hold", "success", HOLDING, ENDS)
+        holders = owners(queue, "held")
+        assert len(set(holders)) == HOLDING
+        gates = airflow.site.trigger("gates", "gates")
+        airflow.wait_count("gates", gates, "look", "deferred", LOOKING, ENDS)
+        airflow.wait_count("gates", gates, "claim", "deferred", CLAIMING, ENDS)
+        airflow.wait_count("held", held, "go", "deferred", 1, ENDS)
+
+        for process in COMMANDS:
+            airflow.site.kill(process)
+            airflow.site.restart(process)
+        assert airflow.states("gates", gates, "look") == {"deferred": LOOKING}
+        assert airflow.states("gates", gates, "claim") == {"deferred": CLAIMING}
+        assert owners(queue, "held") == holders
+
+        for topic in ("go", *(f"look-{n}" for n in range(LOOKING)), *(f"claim-{n}" for n in range(CLAIMING))):
+            queue.push(topic, [f"{topic}/task"])
+        kill_workers(airflow, WORKERS_KILLED)
+        airflow.site.kill("scheduler")  # and its workers once more, with whatever they are about to do
+        airflow.site.restart("scheduler")
+        for dag_id, run in (("held", held), ("gates", gates)):
+            assert airflow.site.wait_run(dag_id, run, {"success"}, ENDS) == "success"
+        assert airflow.states("gates", gates, "look") == {"success": LOOKING}
+        assert airflow.states("gates", gates, "claim") == {"success": CLAIMING}
+        each_task_was_completed_once(queue)
+
+
+def each_task_was_completed_once(queue: TaskQueue) -> None:
+    """By the queue's own account, and by a ledger that the completing transactions have kept."""
+    for topic in ("held", *(f"claim-{number}" for number in range(CLAIMING))):
+        tasks = queue.page(topic)
+        assert [(task.state, task.attempt, task.redelivered) for task in tasks] == (
+            [(State.SUCCEEDED, 1, False)] * (HOLDING if topic == "held" else 1)
+        )
+    ledger = [row[0] for row in queue.conn.execute("SELECT identifier FROM ledger").fetchall()]
+    claimed = [f"claim-{number}/task" for number in range(CLAIMING)]
+    assert sorted(ledger) == sorted([*(f"held-{number}" for number in range(HOLDING)), *claimed])
+    assert {task.state for number in range(LOOKING) for task in queue.page(f"look-{number}")} == {State.READY}
+
+
+def prepare(queue: TaskQueue) -> None:
+    """The topics, what is to be held, and the ledger."""
+    queue.conn.execute("CREATE TABLE ledger (identifier text, owner text, try integer)")
+    topics = ("held", "go", *(f"look-{n}" for n in range(LOOKING)), *(f"claim-{n}" for n in range(CLAIMING)))
+    for topic in topics:
+        queue.create_topic(topic)
+    queue.push("held", [f"held-{number}" for number in range(HOLDING)])
+
+
+def owners(queue: TaskQueue, topic: str) -> list[str]:
+    """Who holds the tasks of a topic, in its order."""
+    return [str(task.owner) for task in queue.page(topic) if task.state is State.ACTIVE]
+
+
+def kill_workers(airflow: Installation, count: int) -> None:
+    """-9 for so many workers while each of them runs a task, without a warning to the task."""
+    killed: set[int] = set()
+
+    def enough() -> bool | None:
+        for worker in airflow.workers():
+            if worker.pid not in killed and len(killed) < count:
+                os.kill(worker.pid, signal.SIGKILL)
+                killed.add(worker.pid)
+        return True if len(killed) >= count else None
+
+    until(enough, ENDS, lambda: f"only {len(killed)} workers were seen at work", pause=0.05)

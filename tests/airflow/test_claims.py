@@ -1,0 +1,171 @@
+"""What becomes of claimed tasks when Airflow retries, clears, fails, moves, kills or deletes what had claimed them."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airflow_provider_taskq.queue import TaskQueue
+from tests.airflow.chaos_run import SECONDS, Run
+from tests.airflow.chaos_site import Installation, installed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+@pytest.fixture(scope="module")
+def airflow(
+    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    with installed(server_dsn, template, repository, tmp_path_factory.mktemp("claims"), "claims.py") as installation:
+        with installation.queue() as queue:
+            queue.conn.execute(
+                "CREATE TABLE worked (run_id text, try integer, tasks text[], pid integer, worker integer,"
+                " at timestamptz DEFAULT clock_timestamp())"
+            )
+        installation.site.wait_dags("claims")
+        yield installation
+
+
+@pytest.fixture
+def queue(airflow: Installation) -> Iterator[TaskQueue]:
+    with airflow.queue() as queue:
+        yield queue
+
+
+def test_work_that_fails_and_is_retried_has_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "retried", first_try="fails")
+    run.succeeds()
+    assert [(work.try_number, work.tasks) for work in run.works()] == [(1, ["a", "b"]), (2, ["a", "b"])]
+    run.completed_once()
+
+
+def test_a_gate_that_is_cleared_finds_the_same_tasks_and_takes_no_more(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "cleared", first_try="goes on")
+    run.worked()
+    before = queue.owner(run.owner)
+    run.clear("gate")
+    _, second = run.worked(2)
+    run.succeeds()
+    after = queue.owner(run.owner)
+    assert second.tasks == ["a", "b"]
+    assert run.returned("gate") == {"topic": "cleared", "owner": run.owner, "claimed": 2}
+    assert before is not None
+    assert after is not None
+    assert after.fence > before.fence  # whoever worked under the first one, and lives on, is locked out
+    run.completed_once()
+
+
+def test_what_a_task_marked_as_failed_held_is_there_when_it_is_cleared(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "marked", first_try="goes on")
+    run.worked()
+    run.mark_failed("work")
+    assert airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS) == "failed"
+    run.held_by_it()
+    assert queue.expire() == 0
+    run.clear("work")
+    _, second = run.worked(2)
+    run.succeeds()
+    assert second.tasks == ["a", "b"]
+    run.completed_once()
+
+
+def test_what_a_failed_run_held_goes_to_others_once_its_lease_is_over(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "lapsed", first_try="goes on")
+    run.worked()
+    run.mark_failed("work")
+    airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS)
+    assert run.lapse() == 2
+    assert run.tasks() == [("a", "READY", 0, 1), ("b", "READY", 0, 1), ("c", "READY", 0, 0)]
+    airflow.site.trigger("claims", "heir", {**run.conf, "first_try": "succeeds"})
+    assert airflow.site.wait_run("claims", "heir", {"success"}, SECONDS) == "success"
+    assert run.tasks() == [("a", "SUCCEEDED", 1, 1), ("b", "SUCCEEDED", 1, 1), ("c", "READY", 0, 0)]
+    assert {task.owner for task in queue.page(run.id)[:2]} == {"claims/heir/gate/-1"}
+
+
+def test_what_a_failed_run_held_goes_to_others_at_once_if_it_is_released(
+    airflow: Installation, queue: TaskQueue
+) -> None:
+    run = Run(airflow, queue, "released", first_try="goes on")
+    run.worked()
+    run.mark_failed("work")
+    airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS)
+    owner = queue.owner(run.owner)
+    assert owner is not None
+    assert queue.release(owner) == 2
+    assert run.tasks() == [("a", "READY", 0, 0), ("b", "READY", 0, 0), ("c", "READY", 0, 0)]
+
+
+def test_a_gate_that_claims_outlives_its_triggerer_and_claims_once(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "moved", first_try="succeeds", ready=False)
+    airflow.site.wait_task("claims", run.id, "gate", {"deferred"}, SECONDS)
+    airflow.site.kill("triggerer")
+    run.push()
+    airflow.site.restart("triggerer")
+    run.succeeds()
+    assert run.returned("gate")["claimed"] == 2
+    run.completed_once()
+
+
+def test_a_task_process_that_is_killed_is_retried_with_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "killed", first_try="goes on")
+    (first,) = run.worked()
+    os.kill(first.pid, signal.SIGKILL)
+    _, second = run.worked(2)
+    run.succeeds()
+    assert second.tasks == ["a", "b"]
+    run.completed_once()
+
+
+def test_work_whose_worker_is_killed_is_retried_with_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
+    """The process of the task itself lives on, which Airflow does not see; it has nothing to report to any more."""
+    run = Run(airflow, queue, "orphaned", first_try="goes on")
+    (first,) = run.worked()
+    orphan = psutil.Process(first.pid)
+    os.kill(first.worker, signal.SIGKILL)
+    try:
+        _, second = run.worked(2)
+        run.succeeds()
+    finally:
+        orphan.kill()
+    assert second.tasks == ["a", "b"]
+    run.completed_once()
+
+
+def test_clearing_what_follows_a_completion_doubles_nothing(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "again", first_try="succeeds")
+    run.succeeds()
+    assert run.returned("complete")["completed"] == 2
+    run.clear("work")
+    run.worked(2)
+    run.succeeds()
+    assert [work.tasks for work in run.works()] == [["a", "b"], []]
+    assert run.returned("complete")["completed"] == 0
+    run.completed_once()
+
+
+def test_a_gate_cleared_after_the_completion_takes_what_is_there_then(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "anew", first_try="succeeds")
+    run.succeeds()
+    run.clear("gate")
+    run.worked(2)
+    run.succeeds()
+    assert [work.tasks for work in run.works()] == [["a", "b"], ["c"]]
+    assert run.tasks() == [(name, "SUCCEEDED", 1, 0) for name in "abc"]
+
+
+def test_what_a_deleted_run_held_is_found_by_a_run_of_the_same_id(airflow: Installation, queue: TaskQueue) -> None:
+    run = Run(airflow, queue, "deleted", first_try="goes on")
+    run.worked()
+    run.mark_failed("work")
+    airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS)
+    airflow.site.delete(f"dags/claims/dagRuns/{run.id}")
+    run.held_by_it()
+    run.conf["first_try"] = "succeeds"
+    run.begin()
+    _, second = run.worked(2)
+    run.succeeds()
+    assert second.tasks == ["a", "b"]
+    run.completed_once()

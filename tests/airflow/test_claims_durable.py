@@ -1,0 +1,152 @@
+"""Claims under a task that reconnects, in its next try, to the driver that an earlier one has submitted.
+
+Spark runs a Python driver apart from its submitter on YARN and Kubernetes only, so a driver of our own stands in its
+place. What decides whether to reconnect is the base class that SparkSubmitOperator has too, in a real Airflow.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.demo.airflow_api import until
+from airflow_provider_taskq.queue import TaskQueue
+from tests.airflow.chaos_run import SECONDS, Run
+from tests.airflow.chaos_site import Installation, installed
+
+pytest.importorskip("airflow.sdk.bases.resumablejobmixin", reason="Airflow reconnects to drivers from 3.3 on")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+class Durable(Run):
+    """A run whose task `submit` has a driver work on what the gate claimed."""
+
+    dag_id = "durable"
+
+    def jobs(self) -> list[tuple[Any, ...]]:
+        """State, tasks and submitter of each driver, the first first."""
+        return self.queue.conn.execute(
+            "SELECT state, tasks, submitter FROM jobs WHERE topic = %s ORDER BY at", (self.id,)
+        ).fetchall()
+
+    def driven(self) -> tuple[Any, ...]:
+        """Waits until the first driver holds the tasks."""
+        return until(
+            lambda: jobs[0] if (jobs := self.jobs()) and jobs[0][0] == "RUNNING" else None,
+            SECONDS,
+            lambda: f"{self.jobs()}; {self.site.task_states(self.dag_id, self.id)}",
+        )
+
+    def submitted(self, tries: int) -> None:
+        """Waits until `submit` is in its so manieth try, and runs."""
+        until(
+            lambda: (
+                True
+                if self.airflow.tries(self.dag_id, self.id, "submit")[tries]
+                and self.airflow.states(self.dag_id, self.id, "submit")["running"]
+                else None
+            ),
+            SECONDS,
+            lambda: f"{self.jobs()}; {self.site.task_states(self.dag_id, self.id)}",
+        )
+
+    def ended_again(self, task_id: str) -> None:
+        """Waits until the run has ended after a second try of one of its tasks."""
+        until(
+            lambda: True if self.airflow.tries(self.dag_id, self.id, task_id)[2] else None,
+            SECONDS,
+            lambda: f"{task_id}: {self.airflow.tries(self.dag_id, self.id, task_id)}",
+        )
+        self.succeeds()
+
+    def tell(self) -> None:
+        """Lets its drivers come to their end."""
+        self.queue.conn.execute("INSERT INTO told VALUES (%s)", (self.id,))
+
+
+class NotDurable(Durable):
+    """The same, where every try submits a driver of its own."""
+
+    dag_id = "not_durable"
+
+
+@pytest.fixture(scope="module")
+def airflow(
+    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    with installed(server_dsn, template, repository, tmp_path_factory.mktemp("durable"), "claims.py") as installation:
+        with installation.queue() as queue:
+            queue.conn.execute("CREATE TABLE told (topic text)")
+            queue.conn.execute(
+                "CREATE TABLE jobs (job text, topic text, state text, tasks text[], submitter integer, driver integer,"
+                " at timestamptz DEFAULT clock_timestamp())"
+            )
+        installation.site.wait_dags("durable", "not_durable")
+        yield installation
+        with installation.queue() as queue:
+            drivers = queue.conn.execute("SELECT driver FROM jobs WHERE state = 'RUNNING'").fetchall()
+        for (driver,) in drivers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(driver, signal.SIGKILL)
+
+
+@pytest.fixture
+def queue(airflow: Installation) -> Iterator[TaskQueue]:
+    with airflow.queue() as queue:
+        yield queue
+
+
+def test_a_retry_reconnects_to_the_driver_that_still_holds_the_tasks(airflow: Installation, queue: TaskQueue) -> None:
+    run = Durable(airflow, queue, "reconnected", driver="completes")
+    _, _, submitter = run.driven()
+    fence = queue.owner(run.owner)
+    os.kill(submitter, signal.SIGKILL)
+    run.submitted(2)
+    assert queue.owner(run.owner) == fence
+    run.tell()
+    run.succeeds()
+    assert [job[:2] for job in run.jobs()] == [("FINISHED", ["a", "b"])]
+    run.completed_once()
+
+
+def test_a_gate_that_is_cleared_locks_out_the_driver_and_the_next_one_has_the_same_tasks(
+    airflow: Installation, queue: TaskQueue
+) -> None:
+    run = Durable(airflow, queue, "locked-out", driver="completes")
+    run.driven()
+    run.clear("gate")
+    run.submitted(2)
+    run.tell()
+    run.succeeds()
+    assert [job[:2] for job in run.jobs()] == [("FAILED", ["a", "b"]), ("FINISHED", ["a", "b"])]
+    run.completed_once()
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="Airflow takes the end of the earlier driver for that of this one, and the gate has claimed other tasks",
+)
+def test_a_run_cleared_after_its_end_completes_only_what_a_driver_has_worked_on(
+    airflow: Installation, queue: TaskQueue
+) -> None:
+    cleared_after_its_end(Durable(airflow, queue, "cleared", driver="leaves"))
+
+
+def test_a_run_that_is_not_durable_may_be_cleared_after_its_end(airflow: Installation, queue: TaskQueue) -> None:
+    cleared_after_its_end(NotDurable(airflow, queue, "cleared-too", driver="leaves"))
+
+
+def cleared_after_its_end(run: Durable) -> None:
+    """The driver leaves the completion to Airflow. Every task that is completed, a driver has to have seen."""
+    run.tell()
+    run.succeeds()
+    run.completed_once()
+    run.clear("gate")
+    run.ended_again("gate")
+    worked = sorted(task for job in run.jobs() for task in job[1])
+    assert worked == [name for name, state, _, _ in run.tasks() if state == "SUCCEEDED"]

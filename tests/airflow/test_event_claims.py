@@ -1,0 +1,425 @@
+"""Claims through Airflow's own shared streams, with what the triggerer does around them."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+pytest.importorskip("airflow.triggers.shared_stream")
+
+from airflow.triggers.base import TriggerEvent
+from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager, SharedStreamProducer
+
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, connect
+from airflow_provider_taskq.triggers import event_line
+from airflow_provider_taskq.triggers.event import TaskQEventTrigger
+from airflow_provider_taskq.triggers.event_holding import Claim
+from tests.airflow.conftest import Connect
+
+pytestmark = pytest.mark.usefixtures("airflow_connection")
+
+
+class Picky(TaskQEventTrigger):
+    """Refuses what is called bad."""
+
+    def refusal(self, claim: Claim) -> str | None:
+        return "it is called bad" if "bad" in claim.identifiers else None
+
+
+class Triggerer:
+    """What Airflow's triggerer does with triggers of shared streams; events are stored when the test says so."""
+
+    def __init__(self, ack_timeout: float = 300.0) -> None:
+        self.streams = SharedStreamManager(ack_timeout=ack_timeout)
+        self.events: list[tuple[int, TriggerEvent]] = []
+        self.unstored: list[tuple[int, int]] = []
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.before_taking: Callable[[], Awaitable[Any]] | None = None
+
+    def start(self, trigger: TaskQEventTrigger, number: int = 1) -> None:
+        self.tasks[number] = asyncio.create_task(self._run(number, trigger))
+
+    async def stop(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        await self.streams.stop_all()
+
+    def store(self, *numbers: int) -> None:
+        """Stores the events of these triggers, or of all."""
+        chosen = [(number, seq) for number, seq in self.unstored if not numbers or number in numbers]
+        self.unstored = [entry for entry in self.unstored if entry not in chosen]
+        self.streams.confirm_persisted([seq for _, seq in chosen])
+
+    def sequences(self, number: int = 1) -> list[int]:
+        return [sequence for one, event in self.events if one == number for sequence in event.payload["sequences"]]
+
+    async def _run(self, number: int, trigger: TaskQEventTrigger) -> None:
+        key = trigger.shared_stream_key()
+        assert key is not None
+        stream = self.streams.subscribe(trigger_id=number, trigger=trigger, key=key)
+        try:
+            async for event in trigger.filter_shared_stream(stream):
+                if self.before_taking is not None:
+                    await self.before_taking()
+                seq = self.streams.bind_pending_event(trigger_id=number, key=key)
+                self.events.append((number, event))
+                if seq is not None:
+                    self.unstored.append((number, seq))
+        finally:
+            await self.streams.unsubscribe(number, key)
+
+
+@asynccontextmanager
+async def triggerer(**arguments: Any) -> AsyncIterator[Triggerer]:
+    running = Triggerer(**arguments)
+    try:
+        yield running
+    finally:
+        await running.stop()
+
+
+def claiming(kind: type[TaskQEventTrigger] = TaskQEventTrigger, **arguments: Any) -> TaskQEventTrigger:
+    return kind(**{"topic": "work", "mode": "claim", "poll_interval": 0.05, "cooldown": 600, **arguments})
+
+
+def producer(trigger: TaskQEventTrigger) -> SharedStreamProducer:
+    return type(trigger).create_shared_stream_producer(trigger.serialize()[1])
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  what happens, happens in the server
+            await asyncio.sleep(0.02)
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 90))
+
+
+def states(queue: TaskQueue) -> dict[str, State]:
+    return {task.identifier: task.state for task in queue.page("work", size=1000)}
+
+
+def attempts(queue: TaskQueue) -> list[int]:
+    return [task.attempt for task in queue.page("work")]
+
+
+def count(queue: TaskQueue, state: State) -> int:
+    return sum(one is state for one in states(queue).values())
+
+
+def test_a_task_is_ended_only_after_its_event_is_stored(queue: TaskQueue) -> None:
+    async def test() -> None:
+        async with triggerer() as airflow:
+            airflow.start(claiming())
+            pushed = await asyncio.to_thread(queue.push, "work", [NewTask("a", payload="secret"), NewTask("b")])
+            await until(lambda: len(airflow.events) == 2)
+            assert [event.payload for _, event in airflow.events] == [
+                {"topic": "work", "claimed": 1, "sequences": [task.sequence]} for task in pushed
+            ]
+            assert set(states(queue).values()) == {State.ACTIVE}
+            airflow.store()
+            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
+
+    in_loop(test)
+
+
+def test_a_refused_task_is_failed_with_its_reason(queue: TaskQueue) -> None:
+    async def test() -> None:
+        queue.push("work", ["bad", "good"])
+        async with triggerer() as airflow:
+            airflow.start(claiming(Picky))
+            await until(lambda: states(queue)["bad"] is State.FAILED)
+            await until(lambda: len(airflow.events) == 1)
+            airflow.store()
+            await until(lambda: states(queue)["good"] is State.SUCCEEDED)
+        (bad,) = (task for task in queue.page("work") if task.identifier == "bad")
+        assert bad.error == "it is called bad"
+
+    in_loop(test)
+
+
+def test_a_task_whose_event_is_not_stored_is_given_back_and_fired_again(queue: TaskQueue) -> None:
+    async def test() -> None:
+        (task,) = queue.push("work", ["a"])
+        async with triggerer(ack_timeout=0.5) as airflow:
+            airflow.start(claiming(), 1)
+            airflow.start(claiming(), 2)
+            await until(lambda: len(airflow.events) == 2)
+            airflow.store(1)  # the other's is never confirmed
+            await until(lambda: airflow.tasks[2].done())
+            await until(lambda: states(queue)["a"] is State.READY)
+            assert attempts(queue) == [0]
+            await until(lambda: airflow.sequences() == [task.sequence] * 2)
+            airflow.store(1)
+            await until(lambda: states(queue)["a"] is State.SUCCEEDED)
+
+    in_loop(test)
+
+
+def test_equal_triggers_are_one_stream_and_a_task_waits_for_all_of_them(queue: TaskQueue) -> None:
+    async def test() -> None:
+        async with triggerer() as airflow:
+            airflow.start(claiming(), 1)
+            airflow.start(claiming(), 2)
+            (task,) = await asyncio.to_thread(queue.push, "work", ["a"])
+            await until(lambda: len(airflow.events) == 2)
+            airflow.store(2)
+            await asyncio.sleep(0.3)
+            assert states(queue) == {"a": State.ACTIVE}
+            airflow.store(1)
+            await until(lambda: states(queue) == {"a": State.SUCCEEDED})
+            assert airflow.sequences(1) == airflow.sequences(2) == [task.sequence]
+
+    in_loop(test)
+
+
+def test_a_trigger_cancelled_before_it_fired_does_not_end_the_task(queue: TaskQueue) -> None:
+    """Airflow tells of such a task that it was accepted."""
+
+    async def test() -> None:
+        queue.push("work", ["a"])
+        async with triggerer() as airflow:
+            about_to = asyncio.Event()
+
+            async def never() -> None:
+                about_to.set()
+                await asyncio.Event().wait()
+
+            airflow.before_taking = never
+            airflow.start(claiming())
+            await about_to.wait()
+            airflow.tasks[1].cancel()
+            with suppress(asyncio.CancelledError):
+                await airflow.tasks[1]
+            assert not airflow.events
+        assert states(queue) == {"a": State.READY}
+        assert attempts(queue) == [0]
+
+    in_loop(test)
+
+
+def test_a_triggerer_that_stops_gives_its_tasks_back_at_once(queue: TaskQueue) -> None:
+    async def test() -> None:
+        (task,) = queue.push("work", ["a"])
+        async with triggerer() as airflow:
+            airflow.start(claiming())
+            await until(lambda: len(airflow.events) == 1)
+        assert states(queue) == {"a": State.READY}
+        assert attempts(queue) == [0]
+        async with triggerer() as airflow:
+            airflow.start(claiming())
+            await until(lambda: airflow.sequences() == [task.sequence], 5)
+            airflow.store()
+            await until(lambda: states(queue) == {"a": State.SUCCEEDED})
+
+    in_loop(test)
+
+
+def test_what_a_killed_triggerer_held_is_fired_again_and_its_late_word_changes_nothing(queue: TaskQueue) -> None:
+    async def test() -> None:
+        (task,) = queue.push("work", ["a"])
+        killed = producer(claiming(lease=10))
+        stream = killed.open_stream()
+        claim, _ = await anext(stream)  # and then nothing more: no heartbeat, no farewell
+        async with triggerer() as airflow:
+            began = asyncio.get_running_loop().time()
+            airflow.start(claiming(lease=10))
+            await until(lambda: airflow.sequences() == [task.sequence])
+            assert 3 < asyncio.get_running_loop().time() - began < 10  # half its lease, during which it might live
+            claim.fired = 1
+            with pytest.raises(LeaseLost):
+                await killed.advance([AdvanceItem(claim, AdvanceOutcome(acked=1, failed=0))])
+            assert states(queue) == {"a": State.ACTIVE}
+            airflow.store()
+            await until(lambda: states(queue) == {"a": State.SUCCEEDED})
+        await stream.aclose()  # type: ignore[attr-defined]
+        await killed.aclose()
+
+    in_loop(test)
+
+
+def test_of_two_triggerers_with_one_stream_the_second_waits_until_the_first_is_gone(queue: TaskQueue) -> None:
+    async def test() -> None:
+        async with triggerer() as second:
+            async with triggerer() as first:
+                first.start(claiming(lease=12))
+                await until(lambda: bool(queue.owners()))
+                second.start(claiming(lease=12))
+                until_then = queue.owners()[0].lease_until
+                queue.push("work", ["a"])
+                await until(lambda: len(first.events) == 1)
+                first.store()
+                await until(lambda: states(queue) == {"a": State.SUCCEEDED})
+                await until(lambda: queue.owners()[0].lease_until > until_then)  # it is kept alive
+            queue.push("work", ["b"])
+            await until(lambda: len(second.events) == 1)
+            assert len(first.events) == 1
+
+    in_loop(test)
+
+
+def test_batches_are_as_large_as_there_are_tasks(queue: TaskQueue) -> None:
+    async def test() -> None:
+        queue.push("work", [str(number) for number in range(7)])
+        async with triggerer() as airflow:
+            airflow.start(claiming(batch_size=3))
+            await until(lambda: len(airflow.events) == 3)
+            assert [event.payload["claimed"] for _, event in airflow.events] == [3, 3, 1]
+            airflow.store()
+            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
+
+    in_loop(test)
+
+
+def test_events_without_tasks_close_a_burst_and_follow_a_start(queue: TaskQueue) -> None:
+    """Airflow makes no run of the later events of a burst before another event comes."""
+
+    async def test() -> None:
+        async with triggerer() as airflow:
+            airflow.start(claiming(cooldown=0.5))
+
+            def told() -> list[int]:
+                return [event.payload["claimed"] for _, event in airflow.events]
+
+            await until(lambda: told() == [0, 0, 0])
+            await asyncio.sleep(3)
+            assert told() == [0, 0, 0]
+            airflow.store()
+            queue.push("work", ["a", "b"])
+            await until(lambda: told() == [0, 0, 0, 1, 1])
+            airflow.store()
+            await until(lambda: told() == [0, 0, 0, 1, 1, 0, 0, 0])
+            assert set(states(queue).values()) == {State.SUCCEEDED}
+
+    in_loop(test)
+
+
+def test_no_more_is_claimed_than_airflow_keeps_up_with(queue: TaskQueue) -> None:
+    async def test() -> None:
+        queue.push("work", [str(number) for number in range(200)])
+        async with triggerer() as airflow:
+            airflow.start(claiming())
+            await until(lambda: len(airflow.events) == 128)
+            await asyncio.sleep(0.5)
+            assert len(airflow.events) == count(queue, State.ACTIVE) == 128
+            airflow.store()
+            await until(lambda: len(airflow.events) == 200)
+            airflow.store()
+            await until(lambda: count(queue, State.SUCCEEDED) == 200)
+            assert len(set(airflow.sequences())) == 200
+
+    in_loop(test)
+
+
+LINES = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE application_name = 'airflow-taskq' AND datname = current_database()"
+)
+
+
+def test_a_lost_connection_loses_no_task_and_fires_none_twice(queue: TaskQueue) -> None:
+    async def test() -> None:
+        pushed = queue.push("work", ["a"])
+        async with triggerer() as airflow:
+            airflow.start(claiming())
+            await until(lambda: len(airflow.events) == 1)
+            assert queue.conn.execute(LINES).fetchall()
+            pushed += queue.push("work", ["b"])
+            await until(lambda: len(airflow.events) == 2)
+            assert queue.conn.execute(LINES).fetchall()
+            airflow.store()
+            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
+            assert airflow.sequences() == [task.sequence for task in pushed]
+
+    in_loop(test)
+
+
+def test_a_poll_whose_answer_was_lost_is_found_again(queue: TaskQueue) -> None:
+    async def test() -> None:
+        queue.push("work", ["a"])
+        async with triggerer() as airflow:
+            airflow.start(claiming(lease=10))
+            await until(lambda: len(airflow.events) == 1)
+            (owner,) = queue.owners()
+            with queue.conn.transaction():  # as the stream itself would have polled
+                (lost,) = queue.push("work", ["lost"])
+                assert [task.sequence for task in queue.poll("work", owner)] == [lost.sequence]
+            assert queue.conn.execute(LINES).fetchall()
+            await until(lambda: lost.sequence in airflow.sequences())
+            airflow.store()
+            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
+
+    in_loop(test)
+
+
+def test_a_stream_waits_for_a_topic_that_is_not_there_yet(conn: psycopg.Connection) -> None:
+    async def test() -> None:
+        queue = TaskQueue(conn)
+        async with triggerer() as airflow:
+            airflow.start(claiming())
+            await until(lambda: bool(queue.owners()))
+            queue.create_topic("work")
+            queue.push("work", ["a"])
+            await until(lambda: len(airflow.events) == 1)
+
+    in_loop(test)
+
+
+def test_a_lease_that_was_taken_ends_the_stream_and_airflow_starts_it_anew(queue: TaskQueue) -> None:
+    async def test() -> None:
+        (task,) = queue.push("work", ["a"])
+        async with triggerer() as airflow:
+            airflow.start(claiming(lease=10))
+            await until(lambda: len(airflow.events) == 1)
+            (owner,) = queue.owners()
+            queue.release(owner)
+            airflow.store()
+            with pytest.raises(LeaseLost):
+                await airflow.tasks[1]
+            assert states(queue) == {"a": State.READY}
+            airflow.start(claiming(lease=10))
+            await until(lambda: airflow.sequences() == [task.sequence] * 2)
+
+    in_loop(test)
+
+
+def test_a_server_that_stands_still_does_not_block_the_event_loop(
+    own_server: EmbeddedPostgres, connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_line, "_PATIENCE", 1.0)
+    connect_airflow("standing", dsn=own_server.dsn)
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        with connect(own_server.dsn, autocommit=True) as connection:
+            queue = TaskQueue(connection)
+            async with triggerer() as airflow:
+                airflow.start(claiming(taskq_conn_id="standing", lease=10))
+                await until(lambda: bool(queue.owners()))
+                pids = [pid for (pid,) in connection.execute("SELECT pid FROM pg_stat_activity WHERE pid IS NOT NULL")]
+                own = connection.info.backend_pid
+                stopped = [pid for pid in pids if pid != own]
+                for pid in stopped:
+                    os.kill(pid, signal.SIGSTOP)
+                longest, ended = 0.0, loop.time() + 4
+                try:
+                    while loop.time() < ended:
+                        looked = loop.time()
+                        await asyncio.sleep(0.01)
+                        longest = max(longest, loop.time() - looked)
+                finally:
+                    for pid in stopped:
+                        os.kill(pid, signal.SIGCONT)
+                assert longest < 0.2
+                queue.push("work", ["a"])
+                await until(lambda: len(airflow.events) == 1)
+
+    in_loop(test)

@@ -1,0 +1,181 @@
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.models.trigger import Trigger
+from airflow.providers.common.compat.sdk import AirflowException
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.triggers import event as event_module
+from airflow_provider_taskq.triggers.event import TaskQEventTrigger
+
+pytestmark = pytest.mark.usefixtures("airflow_connection")
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+class Peeking:
+    """A trigger that runs beside the test, and its events."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self._events = TaskQEventTrigger(**{"topic": "work", "poll_interval": 0.05, **arguments}).run()
+        self._next: asyncio.Task[TriggerEvent] | None = None
+
+    async def event(self, seconds: float = 10) -> Any:
+        """The next event, or None where there is none in time."""
+        self._next = self._next or asyncio.create_task(anext(self._events))  # type: ignore[arg-type]
+        done, _ = await asyncio.wait({self._next}, timeout=seconds)
+        if not done:
+            return None
+        event, self._next = self._next.result(), None
+        return event.payload
+
+
+def drained(queue: TaskQueue) -> None:
+    owner = queue.register("consumer")
+    while tasks := queue.poll("work", owner, 100):
+        queue.complete(owner, dict.fromkeys(tasks, 3))  # type: ignore[arg-type]
+
+
+def test_a_peek_fires_as_soon_as_tasks_are_ready_and_takes_none(queue: TaskQueue) -> None:
+    async def test() -> None:
+        peeking = Peeking()
+        assert await peeking.event(0.5) is None
+        queue.push("work", ["a"])
+        assert await peeking.event() == {"topic": "work", "ready": 1}
+        assert queue.ready("work", 10) == 1
+
+    in_loop(test)
+
+
+def test_a_peek_fires_once_as_long_as_the_tasks_stay(queue: TaskQueue) -> None:
+    async def test() -> None:
+        peeking = Peeking()
+        queue.push("work", ["a"])
+        assert await peeking.event() is not None
+        queue.push("work", ["b"])
+        assert await peeking.event(1.5) is None
+
+    in_loop(test)
+
+
+def test_a_peek_is_repeated_while_tasks_remain_and_silent_when_none_does(queue: TaskQueue) -> None:
+    async def test() -> None:
+        peeking = Peeking(cooldown=0.5)
+        queue.push("work", ["a"])
+        for _ in range(3):
+            assert await peeking.event(5) is not None
+        drained(queue)
+        await peeking.event(1.0)  # one may have been on its way
+        assert await peeking.event(1.5) is None
+
+    in_loop(test)
+
+
+def test_a_peek_fires_again_at_once_when_tasks_come_after_the_topic_was_drained(queue: TaskQueue) -> None:
+    async def test() -> None:
+        peeking = Peeking(cooldown=600)
+        for pause in (0, 0, 1.5):  # with and without a look in between that sees the topic empty
+            queue.push("work", ["a"])
+            assert await peeking.event() is not None
+            drained(queue)
+            await asyncio.sleep(pause)
+
+    in_loop(test)
+
+
+def test_a_peek_waits_for_so_many(queue: TaskQueue) -> None:
+    async def test() -> None:
+        peeking = Peeking(min_tasks=3)
+        queue.push("work", ["a", "b"])
+        assert await peeking.event(1) is None
+        queue.push("work", ["c"])
+        assert await peeking.event() == {"topic": "work", "ready": 3}
+
+    in_loop(test)
+
+
+def test_a_peek_outlives_a_topic_that_is_not_there_yet(
+    conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_module, "_RETRY", 0.2)
+
+    async def test() -> None:
+        peeking = Peeking()
+        assert await peeking.event(0.5) is None
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        queue.push("work", ["a"])
+        assert await peeking.event() is not None
+
+    in_loop(test)
+
+
+def identity(trigger: BaseEventTrigger) -> int:
+    return BaseEventTrigger.hash(*trigger.serialize())
+
+
+@pytest.mark.parametrize("arguments", [{}, {"mode": "claim", "owner": "me", "batch_size": 5}])
+def test_airflow_tells_triggers_apart_by_their_arguments(arguments: dict[str, Any]) -> None:
+    """Also after they were stored: else the trigger would be made anew each time that the DAG file is parsed."""
+    trigger = TaskQEventTrigger(topic="work", **arguments)
+    stored = Trigger.from_object(trigger)
+    assert BaseEventTrigger.hash(stored.classpath, stored.kwargs) == identity(trigger)
+    assert identity(TaskQEventTrigger(topic="work", **stored_arguments(stored))) == identity(trigger)
+    assert identity(TaskQEventTrigger(topic="other", **arguments)) != identity(trigger)
+    assert identity(TaskQEventTrigger(topic="work", **arguments, cooldown=61)) != identity(trigger)
+
+
+def stored_arguments(stored: Trigger) -> dict[str, Any]:
+    return {name: value for name, value in stored.kwargs.items() if name != "topic"}
+
+
+def test_claims_with_equal_arguments_are_one_stream_and_peeks_are_none() -> None:
+    pytest.importorskip("airflow.triggers.shared_stream")
+    claim = TaskQEventTrigger(topic="work", mode="claim").shared_stream_key()
+    assert claim == TaskQEventTrigger(topic="work", mode="claim").shared_stream_key()
+    assert hash(claim) == hash(TaskQEventTrigger(topic="work", mode="claim").shared_stream_key())
+    assert claim != TaskQEventTrigger(topic="work", mode="claim", batch_size=2).shared_stream_key()
+    assert TaskQEventTrigger(topic="work").shared_stream_key() is None
+
+
+def test_below_airflow_3_3_a_claim_says_what_it_needs_and_a_peek_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(BaseEventTrigger, "create_shared_stream_producer", raising=False)
+    assert TaskQEventTrigger(topic="work").mode == "peek"
+    with pytest.raises(AirflowException, match=r"needs the shared streams of Airflow 3\.3"):
+        TaskQEventTrigger(topic="work", mode="claim")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"mode": "take"}, "neither 'peek' nor 'claim'"),
+        ({"min_tasks": 0}, "1 at least"),
+        ({"batch_size": 0}, "1 at least"),
+        ({"lease": 1}, "too short to be kept"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_where_the_dag_is_written(
+    arguments: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        TaskQEventTrigger(topic="work", **arguments)
+
+
+def test_a_dag_file_that_peeks_imports_neither_shared_streams_nor_the_hook(repository: Path) -> None:
+    program = (
+        "import sys; import airflow.triggers.base; before = set(sys.modules);"
+        "from airflow_provider_taskq.triggers.event import TaskQEventTrigger; TaskQEventTrigger(topic='work');"
+        "print([name for name in ('airflow.triggers.shared_stream', 'psycopg_pool', 'pyspark', 'fastapi',"
+        " 'airflow.providers.postgres', 'airflow.providers.common.messaging') if name in set(sys.modules) - before])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repository)
+    assert result.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,163 @@
+import json
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset
+from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_provider_taskq.queue import NewTask, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.sensors import TaskQJunctureSensor
+from airflow_provider_taskq.triggers import TaskQJunctureTrigger
+from tests.airflow.conftest import context_of
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+NAME = "dag/run/gate/-1"
+MODES = pytest.mark.parametrize("mode", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
+OPEN = {"topic": "work", "groups": 2}
+
+
+def gate(**arguments: Any) -> TaskQJunctureSensor:
+    given = {"task_id": "gate", "topic": "work", "groups": [["a", "b"], ["c"]], "poke_interval": 0.05, "timeout": 5}
+    return TaskQJunctureSensor(**{**given, **arguments})
+
+
+def suspend(queue: TaskQueue, *names: str) -> None:
+    """Pushes tasks suspended."""
+    queue.push("work", [NewTask(name, suspended=True) for name in names])
+
+
+def states(queue: TaskQueue) -> dict[str, State]:
+    return {task.identifier: task.state for task in queue.page("work")}
+
+
+def closed(sensor: TaskQJunctureSensor, context: Any = None) -> Any:
+    """How a gate that is closed waits on, or ends."""
+    with pytest.raises((TaskDeferred, AirflowRescheduleException, AirflowSensorTimeout)) as raised:
+        sensor.execute(context or context_of())
+    return raised.value
+
+
+def resume(sensor: TaskQJunctureSensor, context: Any = None) -> Any:
+    kwargs = {"deadline": "2999-01-01T00:00:00+00:00", "event": {"status": "ready"}}
+    return sensor.resume_execution("execute_complete", kwargs, context or context_of())
+
+
+@MODES
+class TestEveryMode:
+    def test_opens_at_once_when_all_groups_are_complete(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
+        suspend(queue, "a", "b", "c", "d")
+        assert gate(**mode).execute(context_of()) == OPEN
+        assert states(queue) == {"a": State.READY, "b": State.READY, "c": State.READY, "d": State.SUSPENDED}
+
+    def test_releases_each_group_as_soon_as_it_is_complete(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
+        suspend(queue, "a", "c")
+        closed(gate(timeout=0.1, **mode))
+        assert states(queue) == {"a": State.SUSPENDED, "c": State.READY}
+        suspend(queue, "b")
+        assert gate(**mode).execute(context_of()) == OPEN
+        assert set(states(queue).values()) == {State.READY}
+
+    def test_a_retry_finds_what_was_released_and_releases_nothing_twice(
+        self, queue: TaskQueue, mode: dict[str, Any]
+    ) -> None:
+        suspend(queue, "a", "b", "c")
+        gate(**mode).execute(context_of())
+        suspend(queue, "c")
+        assert gate(**mode).execute(context_of()) == OPEN
+        assert [task.state for task in queue.page("work", identifier="c")] == [State.READY, State.SUSPENDED]
+
+    def test_another_run_or_mapped_task_waits_for_tasks_of_its_own(
+        self, queue: TaskQueue, mode: dict[str, Any]
+    ) -> None:
+        suspend(queue, "a", "b", "c")
+        gate(**mode).execute(context_of())
+        closed(gate(timeout=0.1, **mode), context_of(run_id="other"))
+        closed(gate(timeout=0.1, **mode), context_of(map_index=1))
+
+    def test_an_unknown_topic_is_an_error_at_once(self, mode: dict[str, Any]) -> None:
+        with pytest.raises(UnknownTopic, match="'nowhere' is not known; create it with create_topic"):
+            gate(topic="nowhere", **mode).execute(context_of())
+
+    def test_an_error_skips_a_gate_that_never_fails(self, mode: dict[str, Any]) -> None:
+        with pytest.raises(AirflowSkipException, match="due to never_fail"):
+            gate(topic="nowhere", never_fail=True, **mode).execute(context_of())
+
+    def test_nothing_to_wait_for_is_open(self, mode: dict[str, Any]) -> None:
+        assert gate(groups=[], **mode).execute(context_of()) == {"topic": "work", "groups": 0}
+
+
+def test_an_eternal_junction_takes_tasks_in_any_state(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    suspend(queue, "b", "c")
+    closed(gate(timeout=0.1))
+    assert gate(junction="ETERNAL", groups=[["a", "b"]]).execute(context_of())["groups"] == 1
+    assert set(states(queue).values()) == {State.READY}
+
+
+def test_an_unknown_junction_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="SOME"):
+        gate(junction="SOME")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ([["{{ params.one }}", "b"], ("c",)], [["a", "b"], ["c"]]),
+        ("{{ params.groups }}", [["a", "b"], ["c"]]),
+        ("{{ params.groups | tojson }}", [["a", "b"], ["c"]]),
+        (["{{ params.groups[0] }}", ["c"]], [["a", "b"], ["c"]]),
+    ],
+)
+def test_groups_are_lists_or_the_text_of_such(given: Any, meant: list[list[str]]) -> None:
+    sensor = gate(groups=given, deferrable=True)
+    context: Any = {**context_of(), "params": {"one": "a", "groups": [["a", "b"], ["c"]]}}
+    sensor.render_template_fields(context)
+    assert closed(sensor, context).trigger.serialize()[1]["groups"] == meant
+
+
+@pytest.mark.parametrize("given", [None, "a", ["a", "b"], [["a", 1]], [["a"], None], [[["a"]]], {"a": ["b"]}])
+def test_other_groups_are_refused_rather_than_open(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"a list of (identifiers|groups) is needed|an identifier is a text"):
+        gate(groups=given).execute(context_of())
+
+
+class TestDeferred:
+    def test_a_gate_is_ended_by_its_trigger(self) -> None:
+        context = context_of()
+        trigger = closed(gate(deferrable=True, junction="ETERNAL"), context).trigger
+        assert context["ti"].pushed == {"return_value": OPEN}
+        assert isinstance(trigger, TaskQJunctureTrigger)
+        assert trigger.serialize()[1] == {
+            "name": NAME,
+            "topic": "work",
+            "groups": [["a", "b"], ["c"]],
+            "junction": "ETERNAL",
+            "taskq_conn_id": "taskq_default",
+            "poll_interval": 1.0,
+            "ends_task": True,
+            "resume_after": 10.0,
+        }
+
+    def test_a_gate_with_outlets_is_resumed_and_looks_again(self, queue: TaskQueue) -> None:
+        sensor = gate(deferrable=True, outlets=[Asset("flights")])
+        assert closed(sensor).trigger.serialize()[1]["ends_task"] is False
+        with pytest.raises(TaskDeferred):
+            resume(sensor)
+        suspend(queue, "a", "b", "c")
+        assert resume(sensor) == OPEN
+
+    def test_a_timeout_skips_if_told_so(self) -> None:
+        for mode in ({"timeout": 0.1}, {"timeout": 0, "deferrable": True}):
+            with pytest.raises(AirflowSensorTimeout):
+                gate(**mode).execute(context_of())
+            with pytest.raises(AirflowSkipException):
+                gate(soft_fail=True, **mode).execute(context_of())
+
+
+def test_a_mapped_gate_can_be_stored() -> None:
+    with DAG("dag", schedule=None) as dag:
+        TaskQJunctureSensor.partial(task_id="gate", topic="work", junction="ETERNAL").expand(groups=[[["a"]], [["b"]]])
+    stored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
+    assert stored.task_ids == ["gate"]

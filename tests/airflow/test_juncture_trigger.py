@@ -1,0 +1,87 @@
+import asyncio
+from typing import Any
+
+import pytest
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+
+from airflow_provider_taskq.queue import NewTask, State, TaskQueue
+from airflow_provider_taskq.triggers import TaskQJunctureTrigger
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+READY = {"status": "ready", "topic": "work", "groups": 2}
+
+
+async def fired(trigger: TaskQJunctureTrigger) -> TriggerEvent:
+    """The one event of a trigger, which ends after it."""
+    async with asyncio.timeout(30):
+        (event,) = [event async for event in trigger.run()]
+        return event
+
+
+def waiting(**arguments: Any) -> TaskQJunctureTrigger:
+    given = {"name": "gate", "topic": "work", "groups": [["a", "b"], ["c"]], "poll_interval": 0.05}
+    return TaskQJunctureTrigger(**{**given, **arguments})
+
+
+def suspend(queue: TaskQueue, *names: str) -> None:
+    """Pushes tasks suspended."""
+    queue.push("work", [NewTask(name, suspended=True) for name in names])
+
+
+async def released(queue: TaskQueue, identifier: str) -> None:
+    """Waits until the task of an identifier has been released."""
+    async with asyncio.timeout(30):
+        while queue.latest("work", [identifier])[identifier].state is not State.READY:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def test_can_be_stored_and_made_again() -> None:
+    path, arguments = waiting(junction="ETERNAL", ends_task=True, resume_after=10).serialize()
+    assert path == "airflow_provider_taskq.triggers.juncture.TaskQJunctureTrigger"
+    assert TaskQJunctureTrigger(**arguments).serialize() == (path, arguments)
+
+
+def test_releases_each_group_as_it_comes_and_fires_after_the_last(queue: TaskQueue) -> None:
+    async def test() -> None:
+        event = asyncio.create_task(fired(waiting()))
+        suspend(queue, "a", "c")
+        await released(queue, "c")
+        assert queue.latest("work", ["a"])["a"].state is State.SUSPENDED
+        assert not event.done()
+        suspend(queue, "b")
+        assert (await event).payload == READY
+        assert {task.state for task in queue.page("work")} == {State.READY}
+
+    asyncio.run(test())
+
+
+def test_ends_the_task_with_success_and_at_once(queue: TaskQueue) -> None:
+    suspend(queue, "a", "b", "c")
+    assert isinstance(asyncio.run(fired(waiting(ends_task=True, resume_after=3600))), TaskSuccessEvent)
+
+
+def test_another_triggerer_goes_on_where_the_first_one_stood(queue: TaskQueue) -> None:
+    suspend(queue, "c")
+
+    async def dies() -> None:
+        event = asyncio.create_task(fired(waiting()))
+        await released(queue, "c")
+        event.cancel()
+
+    asyncio.run(dies())
+    suspend(queue, "c", "a", "b")
+    assert asyncio.run(fired(waiting())).payload == READY
+    assert [task.state for task in queue.page("work", identifier="c")] == [State.READY, State.SUSPENDED]
+
+
+def test_takes_tasks_in_any_state_under_an_eternal_junction(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "c"])
+    suspend(queue, "b", "c")
+    assert asyncio.run(fired(waiting(junction="ETERNAL"))).payload == READY
+
+
+def test_a_topic_that_is_unknown_ends_the_wait() -> None:
+    event = asyncio.run(fired(waiting(topic="nowhere", ends_task=True)))
+    assert event.payload["status"] == "error"
+    assert "'nowhere' is not known" in event.payload["message"]

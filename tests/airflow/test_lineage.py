@@ -1,0 +1,99 @@
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.sdk import HookLineageCollector
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_taskq.hooks import TaskQHook, taskq
+from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQPushOperator
+from airflow_provider_taskq.queue import Result, TaskQueue
+from tests.airflow.conftest import Connect, context_of
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Airflow's collector of lineage, as there is one where a plugin such as OpenLineage's brings a reader."""
+    made: Any = HookLineageCollector()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(taskq, "get_hook_lineage_collector", lambda: made)
+    return made
+
+
+@pytest.fixture
+def server(dsn: str) -> str:
+    """The beginning of the URIs of all assets on the test's server."""
+    parts = conninfo_to_dict(dsn)
+    return f"taskq://{parts['host']}:{parts['port']}/{parts['dbname']}"
+
+
+def seen(collector: Any) -> tuple[list[str], list[str]]:
+    """The URIs of inputs and outputs."""
+    found = collector.collected_assets
+    return [entry.asset.uri for entry in found.inputs], [entry.asset.uri for entry in found.outputs]
+
+
+def test_a_push_is_an_output(collector: Any, server: str) -> None:
+    TaskQPushOperator(task_id="push", topic="work", tasks=["a"]).execute(context_of())
+    assert seen(collector) == ([], [f"{server}/work"])
+
+
+def test_a_completion_is_an_input(collector: Any, server: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    queue.claim("work", queue.register("gate"), 1)
+    TaskQCompleteOperator(task_id="complete", topic="work", owner="gate").execute(context_of())
+    assert seen(collector) == ([f"{server}/work"], [])
+
+
+def test_a_transaction_that_takes_from_one_topic_and_pushes_to_another_is_both(
+    collector: Any, server: str, queue: TaskQueue
+) -> None:
+    queue.create_topic("next/one")
+    queue.push("work", ["a"])
+    with TaskQHook().transaction() as transaction:
+        owner = transaction.register("worker")
+        (task,) = transaction.poll("work", owner)
+        transaction.push("next/one", [task.identifier])
+        transaction.complete(owner, {task: Result.SUCCESS})
+        assert seen(collector) == ([], [])
+    assert seen(collector) == ([f"{server}/work"], [f"{server}/next%2Fone"])
+
+
+def test_what_takes_nothing_and_pushes_nothing_is_neither(collector: Any) -> None:
+    with TaskQHook().transaction() as transaction:
+        assert transaction.poll("work", transaction.register("worker")) == []
+        transaction.push("work", [])
+    assert seen(collector) == ([], [])
+
+
+def test_what_is_rolled_back_is_neither(collector: Any) -> None:
+    def push_and_fail() -> None:
+        with TaskQHook().transaction() as transaction:
+            transaction.push("work", ["a"])
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        push_and_fail()
+    assert seen(collector) == ([], [])
+
+
+def test_lineage_that_cannot_be_reported_fails_no_task(
+    collector: Any, monkeypatch: pytest.MonkeyPatch, queue: TaskQueue
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a reader that is broken")
+
+    monkeypatch.setattr(collector, "add_output_asset", refuse)
+    assert TaskQPushOperator(task_id="push", topic="work", tasks=["a"]).execute(context_of())["pushed"] == 1
+    assert len(queue.page("work")) == 1
+
+
+def test_nothing_is_looked_up_where_nobody_reads(connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = TaskQHook(connect_airflow())
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the connection was looked up")
+
+    monkeypatch.setattr(hook, "get_connection", refuse)
+    monkeypatch.setattr(hook.log, "warning", refuse)
+    hook.report_lineage(inputs=["work"], outputs=["work"])

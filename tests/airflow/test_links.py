@@ -1,0 +1,52 @@
+from typing import Any
+from urllib.parse import parse_qs, urljoin, urlsplit
+
+import pytest
+from airflow.sdk import DAG
+
+from airflow_provider_taskq import operators, sensors
+from airflow_provider_taskq.links import TaskQTopicLink
+from airflow_provider_taskq.operators import TaskQExpireOperator, TaskQPushOperator
+from tests.airflow.conftest import context_of
+from tests.airflow.storing import restored
+
+
+def link_of(operator: Any) -> str:
+    operator.render_template_fields(context_of())
+    return TaskQTopicLink().get_link(operator, ti_key=context_of()["ti"])
+
+
+@pytest.mark.parametrize("topic", ["work", "a b", "50% & more", "Bücher/neu?#", "<script>", "javascript:alert(1)"])
+def test_leads_to_the_topic_whatever_its_name(topic: str) -> None:
+    link = link_of(TaskQPushOperator(task_id="push", topic=topic, tasks=["a"], taskq_conn_id="a&b"))
+    assert link.isascii()
+    page = urlsplit(urljoin("https://host/prefix/", link))
+    assert (page.netloc, page.path) == ("host", "/prefix/plugin/taskq")
+    assert parse_qs(page.query, strict_parsing=True) == {"topic": [topic], "conn_id": ["a&b"]}
+    assert page.fragment == ""
+
+
+def test_has_the_rendered_topic() -> None:
+    operator = TaskQPushOperator(task_id="push", topic="{{ ds }}", tasks=["a"], taskq_conn_id="{{ 'other' }}")
+    assert link_of(operator) == "plugin/taskq?topic=2013-01-01&conn_id=other"
+
+
+def test_leads_to_the_overview_from_what_works_on_all_topics() -> None:
+    assert link_of(TaskQExpireOperator(task_id="expire")) == "plugin/taskq?conn_id=taskq_default"
+
+
+@pytest.mark.parametrize(
+    "kind", [getattr(module, name) for module in (operators, sensors) for name in module.__all__], ids=str
+)
+def test_every_operator_and_sensor_has_it(kind: Any) -> None:
+    assert [type(link) for link in kind.operator_extra_links] == [TaskQTopicLink]
+
+
+def test_is_stored_with_the_dag() -> None:
+    with DAG("dag", schedule=None) as dag:
+        TaskQExpireOperator(task_id="expire")
+        TaskQPushOperator.partial(task_id="mapped", tasks=["a"]).expand(topic=["a", "b"])
+    for task in restored(dag).task_dict.values():
+        assert [(link.name, link.xcom_key) for link in task.operator_extra_links] == [
+            ("TaskQ topic", "_link_TaskQTopicLink")
+        ]

@@ -1,0 +1,107 @@
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.bases.operator import BaseOperator
+
+from airflow_provider_taskq.notifications import TaskQNotifier
+from airflow_provider_taskq.queue import State, TaskQueue, UnknownTopic
+from tests.airflow.conftest import context_of
+from tests.airflow.running import run_dags
+from tests.airflow.storing import stored
+
+MARK = "marked-payload"
+
+
+def notifier(topic: str = "work", identifier: str = "{{ ti.task_id }}", **arguments: Any) -> TaskQNotifier:
+    return TaskQNotifier(topic=topic, identifier=identifier, **arguments)
+
+
+@pytest.mark.usefixtures("airflow_connection")
+class TestNotifier:
+    def test_pushes_a_task_with_what_the_context_says(self, queue: TaskQueue) -> None:
+        notifier(
+            "{{ 'work' }}", payload={"day": "{{ ds }}", "n": [1, "{{ ds }}"]}, reference="{{ ti.run_id }}", priority=7
+        )(context_of())
+        (task,) = queue.page("work")
+        assert (task.identifier, task.reference, task.priority) == ("gate", "run", 7)
+        assert task.payload == {"day": "2013-01-01", "n": [1, "2013-01-01"]}
+
+    def test_says_anew_what_each_call_is_about(self, queue: TaskQueue) -> None:
+        """Airflow renders in place: one that many tasks share would repeat what it said first."""
+        shared = notifier(payload="{{ ti.task_id }}")
+        for task_id in ("a", "b"):
+            shared(context_of(task_id))
+        assert [(task.identifier, task.payload) for task in queue.page("work")] == [("a", "a"), ("b", "b")]
+
+    def test_inserts_as_told_and_creates_the_topic(self, queue: TaskQueue) -> None:
+        for _ in range(2):
+            notifier("new", insertion="SUPERSEDE", create_topic=True, delay=60)(context_of())
+        first, second = queue.page("new")
+        assert (first.state, second.status) == (State.REDUNDANT, "scheduled")
+
+    def test_an_unknown_topic_is_refused_in_a_sentence(self) -> None:
+        with pytest.raises(UnknownTopic, match="nowhere"):
+            notifier("nowhere")(context_of())
+
+    def test_can_be_awaited(self, queue: TaskQueue) -> None:
+        """As the triggerer does with the callbacks of deadlines."""
+
+        async def awaited() -> None:
+            await notifier(context=context_of(), payload=MARK)
+
+        asyncio.run(awaited())
+        assert [(task.identifier, task.payload) for task in queue.page("work")] == [("gate", MARK)]
+
+    def test_the_payload_is_not_logged(
+        self, queue: TaskQueue, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        notifier(payload={"secret": MARK})(context_of())
+        with pytest.raises(Exception, match="nobody"):
+            notifier(identifier="{{ nobody.knows }}", payload=MARK)(context_of())
+        output = capsys.readouterr()
+        assert len(queue.page("work")) == 1
+        logged = caplog.text + output.out + output.err
+        assert "Pushed gate to topic work" in logged
+        assert MARK not in logged
+
+
+def test_the_payload_is_not_in_the_stored_dag() -> None:
+    said = notifier(payload=MARK)
+    with DAG("dag", schedule=None, on_failure_callback=said) as dag:
+        BaseOperator(task_id="task", on_success_callback=said)
+    assert MARK not in json.dumps(stored(dag))
+
+
+@pytest.mark.slow
+def test_callbacks_of_dags_and_tasks_push(tmp_path: Path, dsn: str, queue: TaskQueue) -> None:
+    file = tmp_path / "callbacks.py"
+    file.write_text(
+        "from airflow.sdk import DAG, task\n"
+        "from airflow_provider_taskq.notifications import TaskQNotifier\n"
+        "def said(what):\n"
+        "    return TaskQNotifier(topic='work', identifier=what + '/{{ dag.dag_id }}', payload='" + MARK + "')\n"
+        "def named(what):\n"
+        "    return TaskQNotifier(topic='work', identifier=what + '/{{ ti.task_id }}', payload='{{ run_id }}')\n"
+        "shared = {'on_failure_callback': named('failed'), 'on_success_callback': named('passed')}\n"
+        "with DAG('bad', schedule=None, on_failure_callback=said('bad'), default_args=shared):\n"
+        "    @task\n"
+        "    def one(): pass\n"
+        "    @task\n"
+        "    def two(): raise RuntimeError('on purpose')\n"
+        "    one() >> two()\n"
+        "with DAG('good', schedule=None, on_success_callback=said('good'), default_args=shared):\n"
+        "    @task\n"
+        "    def three(): pass\n"
+        "    three()\n"
+    )
+    told = run_dags(tmp_path, dsn, file, "bad", "good")
+    assert told["states"] == {"bad": "failed", "good": "success"}
+    pushed = {task.identifier: task.payload for task in queue.page("work")}
+    assert set(pushed) == {"passed/one", "failed/two", "passed/three", "bad/bad", "good/good"}
+    assert pushed["bad/bad"] == MARK
+    assert pushed["failed/two"].startswith("manual__")  # type: ignore[union-attr]
+    assert MARK not in told["output"]

@@ -1,0 +1,140 @@
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.operators import TaskQPurgeOperator
+from airflow_provider_taskq.queue import NewTask, Result, State, TaskQueue
+from tests.airflow.conftest import context_of
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+DAY = timedelta(days=1)
+
+
+def ended(queue: TaskQueue, *identifiers: str, topic: str = "work") -> list[int]:
+    """The sequences of tasks that have succeeded."""
+    tasks = queue.push(topic, identifiers)
+    owner = queue.register("worker")
+    queue.complete(owner, dict.fromkeys(queue.poll(topic, owner, len(tasks)), Result.SUCCESS))
+    queue.release(owner)
+    return [task.sequence for task in tasks]
+
+
+def age(conn: psycopg.Connection, days: int, *sequences: int) -> None:
+    """Lets tasks be so old."""
+    conn.execute(
+        "UPDATE taskq.task SET created = created - %s WHERE sequence = ANY (%s)", (days * DAY, list(sequences))
+    )
+
+
+def purge(**arguments: Any) -> dict[str, Any]:
+    operator = TaskQPurgeOperator(task_id="purge", **arguments)
+    operator.render_template_fields(context_of())
+    return operator.execute(context_of())
+
+
+def identifiers(queue: TaskQueue, topic: str = "work") -> list[str]:
+    return [task.identifier for task in queue.page(topic)]
+
+
+@pytest.mark.parametrize("older_than", [30 * DAY, 30 * 86400, "{{ 30 * 86400 }}"])
+def test_purges_what_has_ended_and_was_pushed_long_ago(
+    queue: TaskQueue, conn: psycopg.Connection, older_than: Any
+) -> None:
+    old = ended(queue, "old", "older")
+    waiting = queue.push("work", [NewTask("waits", delay=DAY)])[0].sequence
+    age(conn, 31, *old, waiting)
+    ended(queue, "new")
+    assert purge(topic="work", older_than=older_than) == {"purged": 2, "owners": 0, "junctures": 0}
+    assert identifiers(queue) == ["waits", "new"]
+
+
+def test_purges_nothing_where_nothing_is_that_old(queue: TaskQueue) -> None:
+    assert purge(topic="work", older_than=DAY)["purged"] == 0
+    ended(queue, "a")
+    assert purge(topic="work", older_than=DAY)["purged"] == 0
+    assert identifiers(queue) == ["a"]
+
+
+def test_purges_all_topics_where_none_is_named(queue: TaskQueue, conn: psycopg.Connection) -> None:
+    queue.create_topic("other")
+    age(conn, 2, *ended(queue, "a", "b"), *ended(queue, "c", topic="other"))
+    ended(queue, "d")
+    assert purge(older_than=DAY)["purged"] == 3
+    assert (identifiers(queue), identifiers(queue, "other")) == (["d"], [])
+
+
+def test_purges_a_range_or_a_state(queue: TaskQueue) -> None:
+    sequences = ended(queue, "a", "b", "c", "d")
+    assert purge(topic="work", from_=str(sequences[1]), to=sequences[2])["purged"] == 2
+    queue.push("work", ["ready"])
+    assert purge(topic="work", state="READY")["purged"] == 1
+    assert identifiers(queue) == ["a", "d"]
+
+
+def test_an_age_and_a_range_bound_both(queue: TaskQueue, conn: psycopg.Connection) -> None:
+    first, second, third = ended(queue, "a", "b", "c")
+    age(conn, 2, first, second)
+    assert purge(topic="work", older_than=DAY, to=third)["purged"] == 2
+    assert purge(topic="work", older_than=0, to=first)["purged"] == 0
+    assert identifiers(queue) == ["c"]
+
+
+def test_each_batch_is_committed_on_its_own(queue: TaskQueue, conn: psycopg.Connection) -> None:
+    """The third batch fails: what the first two removed stays removed."""
+    sequences = ended(queue, *map(str, range(10)))
+    conn.execute(
+        f"CREATE FUNCTION taskq.refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF OLD.sequence = {sequences[7]} THEN RAISE EXCEPTION 'not this one'; END IF; RETURN OLD; END $$"
+    )
+    conn.execute(
+        "CREATE TRIGGER refuse_one BEFORE DELETE ON taskq.task FOR EACH ROW EXECUTE FUNCTION taskq.refuse_one()"
+    )
+    with pytest.raises(psycopg.errors.RaiseException):
+        purge(topic="work", state="SUCCEEDED", batch=3)
+    assert identifiers(queue) == ["6", "7", "8", "9"]
+    conn.execute("DROP TRIGGER refuse_one ON taskq.task")
+    assert purge(topic="work", state="SUCCEEDED", batch=3)["purged"] == 4
+
+
+def test_leaves_what_another_transaction_holds(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
+    sequences = ended(queue, "a", "b", "c")
+    other = open_queue()
+    other.revive("work", sequences=[sequences[1]])
+    assert purge(topic="work", state="SUCCEEDED", batch=1)["purged"] == 2
+    assert identifiers(queue) == ["b"]
+
+
+def test_purges_owners_and_junctures_on_request(queue: TaskQueue) -> None:
+    queue.release(queue.register("gone"))
+    queue.push("work", [NewTask("a", suspended=True)])
+    assert queue.juncture("wait", "work", [["a"]]) == []
+    assert purge(owners_older_than=DAY, junctures_older_than=DAY) == {"purged": 0, "owners": 0, "junctures": 0}
+    assert purge(owners_older_than=0, junctures_older_than=0) == {"purged": 0, "owners": 1, "junctures": 1}
+    assert identifiers(queue) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "nothing to purge"),
+        ({"topic": "work"}, "say which tasks"),
+        ({"state": "FAILED"}, "of one topic"),
+        ({"from_": 1, "older_than": 5}, "of one topic"),
+        ({"topic": "work", "older_than": 5, "batch": 0}, "at least 1"),
+    ],
+)
+def test_a_purge_that_does_not_say_what_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        TaskQPurgeOperator(task_id="purge", **arguments)
+
+
+def test_spares_what_waits_or_is_held_unless_named(queue: TaskQueue, conn: psycopg.Connection) -> None:
+    queue.push("work", ["held", "ready"])
+    queue.claim("work", queue.register("worker"), 1)
+    age(conn, 2, *(task.sequence for task in queue.page("work")))
+    assert purge(topic="work", older_than=DAY)["purged"] == 0
+    assert [task.state for task in queue.page("work")] == [State.ACTIVE, State.READY]

@@ -1,0 +1,340 @@
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    TaskDeferralTimeout,
+    TaskDeferred,
+)
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.sensors import TaskQStateSensor
+from airflow_provider_taskq.triggers import TaskQStateTrigger
+from tests.airflow.conftest import Connect, context_of
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+MODES = pytest.mark.parametrize("mode", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
+SENTENCE = "Of 2 tasks of topic 'work', 'b' is FAILED: the gate stays closed."
+OPEN = {"topic": "work", "states": {"SUCCEEDED": 2}}
+
+
+def gate(**arguments: Any) -> TaskQStateSensor:
+    given = {"task_id": "gate", "topic": "work", "identifiers": ["a", "b"], "poke_interval": 0.05, "timeout": 5}
+    return TaskQStateSensor(**{**given, **arguments})
+
+
+def end(queue: TaskQueue, owner: Owner, **results: Result) -> None:
+    """Pushes tasks and ends them."""
+    for identifier, result in results.items():
+        queue.push("work", [identifier])
+        queue.complete(owner, dict.fromkeys(queue.poll("work", owner), result))
+
+
+def waits_on(sensor: TaskQStateSensor, context: Any = None) -> TaskDeferred | AirflowRescheduleException:
+    """How a gate that is closed waits on, in a mode that gives the worker up."""
+    with pytest.raises((TaskDeferred, AirflowRescheduleException)) as raised:
+        sensor.execute(context or context_of())
+    assert isinstance(raised.value, TaskDeferred | AirflowRescheduleException)
+    return raised.value
+
+
+def deferred(sensor: TaskQStateSensor, context: Any = None) -> TaskDeferred:
+    waiting = waits_on(sensor, context)
+    assert isinstance(waiting, TaskDeferred)
+    return waiting
+
+
+def resume(sensor: TaskQStateSensor, status: str = "ready", context: Any = None, **kwargs: Any) -> Any:
+    """Resumes a deferred sensor as Airflow does."""
+    event = {"status": status, "message": "the trigger's sentence"}
+    kwargs = {"deadline": "2999-01-01T00:00:00+00:00", "event": event} | kwargs
+    return sensor.resume_execution("execute_complete", kwargs, context or context_of())
+
+
+@MODES
+class TestEveryMode:
+    def test_opens_at_once_when_all_have_come_to_the_state(
+        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
+    ) -> None:
+        end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS, c=Result.FAILURE)
+        assert gate(**mode).execute(context_of()) == OPEN
+
+    def test_fails_without_a_retry_naming_what_has_failed(
+        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
+    ) -> None:
+        end(queue, owner, b=Result.FAILURE)
+        with pytest.raises(AirflowFailException) as raised:
+            gate(**mode).execute(context_of())
+        assert str(raised.value) == SENTENCE
+
+    @pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
+    def test_skips_instead_if_told_so(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any], option: str) -> None:
+        end(queue, owner, b=Result.FAILURE)
+        with pytest.raises(AirflowSkipException, match=f"due to {option}") as raised:
+            gate(**mode, **{option: True}).execute(context_of())
+        assert str(raised.value.__cause__) == SENTENCE
+
+    def test_a_failure_is_not_silenced(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]) -> None:
+        end(queue, owner, b=Result.FAILURE)
+        with pytest.raises(AirflowFailException):
+            gate(silent_fail=True, **mode).execute(context_of())
+
+    def test_an_unknown_topic_is_an_error_at_once(self, mode: dict[str, Any]) -> None:
+        with pytest.raises(UnknownTopic, match="'nowhere' is not known; create it with create_topic"):
+            gate(topic="nowhere", **mode).execute(context_of())
+
+    def test_an_error_skips_a_gate_that_never_fails(
+        self, connect_airflow: Connect, empty_dsn: str, mode: dict[str, Any]
+    ) -> None:
+        connect_airflow(dsn=empty_dsn)
+        with pytest.raises(AirflowSkipException, match="due to never_fail"):
+            gate(never_fail=True, **mode).execute(context_of())
+
+    def test_only_the_newest_task_of_an_identifier_counts(
+        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
+    ) -> None:
+        end(queue, owner, b=Result.FAILURE)
+        end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS)
+        assert gate(**mode).execute(context_of()) == OPEN
+
+    def test_nothing_to_wait_for_is_open(self, mode: dict[str, Any]) -> None:
+        assert gate(identifiers=[], **mode).execute(context_of()) == {"topic": "work", "states": {}}
+
+    def test_counts_each_identifier_once(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]) -> None:
+        end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS)
+        assert gate(identifiers=["a", "b", "a"], **mode).execute(context_of()) == OPEN
+
+
+@pytest.mark.parametrize("mode", [{"mode": "reschedule"}, {"deferrable": True}], ids=str)
+class TestClosed:
+    def test_waits_for_identifiers_that_have_no_task_yet(
+        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
+    ) -> None:
+        end(queue, owner, a=Result.SUCCESS)
+        waits_on(gate(**mode))
+
+    def test_waits_for_other_states(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]) -> None:
+        end(queue, owner, a=Result.SUCCESS, b=Result.FILTER)
+        waits_on(gate(**mode))
+        assert gate(states=["SUCCEEDED", State.FILTERED], **mode).execute(context_of()) == {
+            "topic": "work",
+            "states": {"FILTERED": 1, "SUCCEEDED": 1},
+        }
+
+    def test_waits_on_through_an_error_if_that_is_to_be_silent(
+        self, connect_airflow: Connect, empty_dsn: str, mode: dict[str, Any]
+    ) -> None:
+        connect_airflow(dsn=empty_dsn)
+        waits_on(gate(silent_fail=True, **mode))
+
+    def test_takes_and_changes_nothing(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
+        queue.push("work", [NewTask("a", payload={"private": True}), "b"])
+        waits_on(gate(**mode))
+        assert {task.state for task in queue.page("work")} == {State.READY}
+        assert queue.owners() == []
+
+
+class TestStates:
+    def test_failed_states_can_be_chosen(self, queue: TaskQueue, owner: Owner) -> None:
+        end(queue, owner, a=Result.FAILURE, b=Result.SUSPENSION)
+        waits_on(gate(failed_states=[], mode="reschedule"))
+        with pytest.raises(AirflowFailException, match="'a' is FAILED, 'b' is SUSPENDED: the gate"):
+            gate(failed_states={"FAILED", State.SUSPENDED}).execute(context_of())
+
+    def test_a_failure_that_is_waited_for_is_none(self, queue: TaskQueue, owner: Owner) -> None:
+        end(queue, owner, a=Result.FAILURE, b=Result.SUCCESS)
+        states = {"FAILED": 1, "SUCCEEDED": 1}
+        assert gate(states={"SUCCEEDED", "FAILED"}).execute(context_of()) == {"topic": "work", "states": states}
+
+    def test_one_state_may_stand_alone(self, queue: TaskQueue) -> None:
+        queue.push("work", ["a", "b"])
+        for state in ("READY", State.READY):
+            assert gate(states=state).execute(context_of())["states"] == {"READY": 2}
+
+    @pytest.mark.parametrize("argument", ["states", "failed_states"])
+    @pytest.mark.parametrize("state", ["SUCCESS", "succeeded", 6, None])
+    def test_what_is_no_state_is_refused_at_once(self, argument: str, state: Any) -> None:
+        with pytest.raises(ValueError, match=r"is not a state; these are: ACTIVE, .*SUCCEEDED"):
+            gate(**{argument: [state]})
+
+    def test_no_state_is_refused_at_once(self) -> None:
+        with pytest.raises(ValueError, match="would never open"):
+            gate(states=[])
+
+    def test_many_failures_are_told_in_a_bounded_sentence(self, queue: TaskQueue, owner: Owner) -> None:
+        names = [f"task-{number:03}" for number in range(200)]
+        queue.push("work", names)
+        queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 200), Result.FAILURE))
+        with pytest.raises(AirflowFailException) as raised:
+            gate(identifiers=[*names, "other"]).execute(context_of())
+        told = str(raised.value)
+        assert told.startswith("Of 201 tasks of topic 'work', 'task-000' is FAILED, ")
+        assert told.endswith(", 'task-009' is FAILED and 190 more are in such a state: the gate stays closed.")
+
+
+class TestIdentifiers:
+    @pytest.mark.parametrize(
+        ("given", "meant"),
+        [
+            ("{{ params.one }}", ["a"]),
+            (["{{ params.one }}", "b"], ["a", "b"]),
+            ("{{ params.both }}", ["a", "b"]),
+            ("{{ params.both | tojson }}", ["a", "b"]),
+            (("a", "b"), ["a", "b"]),
+            (["[a"], ["[a"]),
+        ],
+    )
+    def test_are_a_list_or_the_text_of_one(self, given: Any, meant: list[str]) -> None:
+        sensor = gate(identifiers=given, deferrable=True)
+        context: Any = {**context_of(), "params": {"one": "a", "both": ["a", "b"]}}
+        sensor.render_template_fields(context)
+        assert deferred(sensor, context).trigger.serialize()[1]["identifiers"] == meant
+
+    @pytest.mark.parametrize("given", [None, "", "  ", ["a", ""], ["a", 1], [["a"]], {"a": 1}, 3, "[a", b"a"])
+    def test_what_is_neither_is_refused_rather_than_open(self, given: Any) -> None:
+        with pytest.raises(ValueError, match=r"an identifier is a text|a list of identifiers is needed|but is none"):
+            gate(identifiers=given).execute(context_of())
+
+    def test_of_other_tasks_output_make_those_tasks_upstream(self) -> None:
+        with DAG("dag", schedule=None):
+            upstream = gate(task_id="upstream")
+            downstream = gate(task_id="downstream", identifiers=upstream.output)
+        assert downstream.upstream_task_ids == {"upstream"}
+
+    def test_topic_and_connection_are_templates_too(self, connect_airflow: Connect) -> None:
+        connect_airflow("other")
+        sensor = gate(topic="wo{{ 'rk' }}", taskq_conn_id="oth{{ 'er' }}", deferrable=True)
+        sensor.render_template_fields(context_of())
+        arguments = deferred(sensor).trigger.serialize()[1]
+        assert (arguments["topic"], arguments["taskq_conn_id"]) == ("work", "other")
+
+
+class TestDeferred:
+    def test_a_gate_that_waits_for_one_state_is_ended_by_its_trigger(self) -> None:
+        context = context_of()
+        trigger = deferred(gate(deferrable=True, poll_interval=2), context).trigger
+        assert context["ti"].pushed == {"return_value": OPEN}
+        assert isinstance(trigger, TaskQStateTrigger)
+        assert trigger.serialize()[1] == {
+            "topic": "work",
+            "identifiers": ["a", "b"],
+            "states": ["SUCCEEDED"],
+            "failed_states": ["FAILED"],
+            "taskq_conn_id": "taskq_default",
+            "poll_interval": 2,
+            "ends_task": True,
+            "resume_after": 10.0,
+        }
+
+    @pytest.mark.parametrize(
+        ("arguments", "ends_task"),
+        [
+            ({"outlets": [Asset("flights")]}, False),
+            ({"states": ["SUCCEEDED", "FILTERED"]}, False),
+            ({"states": ["SUCCEEDED", "FILTERED"], "do_xcom_push": False}, True),
+        ],
+        ids=["outlets", "states", "no result"],
+    )
+    def test_a_gate_is_resumed_where_something_is_left_to_do(self, arguments: dict[str, Any], ends_task: bool) -> None:
+        context = context_of()
+        trigger = deferred(gate(deferrable=True, **arguments), context).trigger
+        assert trigger.serialize()[1]["ends_task"] is ends_task
+        assert context["ti"].pushed == {}
+
+    def test_resumes_and_looks_again(self, queue: TaskQueue, owner: Owner) -> None:
+        sensor = gate(deferrable=True, states=["SUCCEEDED", "FILTERED"])
+        with pytest.raises(TaskDeferred):
+            resume(sensor)
+        end(queue, owner, a=Result.SUCCESS, b=Result.FILTER)
+        assert resume(sensor) == {"topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
+
+    def test_fails_in_a_worker_as_the_other_modes_do(self, queue: TaskQueue, owner: Owner) -> None:
+        end(queue, owner, b=Result.FAILURE)
+        with pytest.raises(AirflowFailException) as raised:
+            resume(gate(deferrable=True), "failed")
+        assert str(raised.value) == SENTENCE
+        for option in ("soft_fail", "never_fail"):
+            with pytest.raises(AirflowSkipException, match=f"due to {option}"):
+                resume(gate(deferrable=True, **{option: True}), "failed")
+
+    def test_a_failure_that_was_dealt_with_meanwhile_is_none(self, queue: TaskQueue, owner: Owner) -> None:
+        end(queue, owner, b=Result.FAILURE)
+        queue.revive("work", State.FAILED)
+        with pytest.raises(TaskDeferred):
+            resume(gate(deferrable=True), "failed")
+
+    def test_takes_its_result_back_when_it_stays_closed(self, queue: TaskQueue, owner: Owner) -> None:
+        end(queue, owner, b=Result.FAILURE)
+        context = context_of()
+        with pytest.raises(AirflowFailException):
+            resume(gate(deferrable=True), "failed", context)
+        assert context["ti"].pushed == {"return_value": None}
+
+    def test_fails_or_skips_with_the_triggers_sentence_where_it_cannot_wait(self) -> None:
+        with pytest.raises(AirflowException, match="the trigger's sentence"):
+            resume(gate(deferrable=True), "error")
+        with pytest.raises(AirflowSkipException):
+            resume(gate(deferrable=True, soft_fail=True), "error")
+
+    def test_defers_again_within_its_first_deadline(self) -> None:
+        first = deferred(gate(deferrable=True, timeout=100))
+        assert first.timeout is not None
+        assert first.kwargs is not None
+        with pytest.raises(TaskDeferred) as again:
+            resume(gate(deferrable=True, timeout=100), **first.kwargs)
+        assert again.value.kwargs == first.kwargs
+        assert again.value.timeout < first.timeout <= timedelta(seconds=100)
+
+
+class TestTimeouts:
+    def test_a_gate_that_pokes_times_out_or_is_skipped(self) -> None:
+        with pytest.raises(AirflowSensorTimeout, match="timed out"):
+            gate(timeout=0.1).execute(context_of())
+        with pytest.raises(AirflowSkipException):
+            gate(timeout=0.1, soft_fail=True).execute(context_of())
+
+    @pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
+    def test_a_deferred_gate_times_out_or_is_skipped(self, option: str) -> None:
+        late = {"deadline": "2013-01-01T00:00:00+00:00"}
+        with pytest.raises(AirflowSensorTimeout, match="was not open within 5"):
+            resume(gate(deferrable=True), **late)
+        with pytest.raises(AirflowSkipException):
+            resume(gate(deferrable=True, **{option: True}), **late)
+
+    def test_what_airflow_ends_in_the_triggerer_is_a_sensors_timeout_without_a_result(self) -> None:
+        context = context_of()
+        with pytest.raises(AirflowSensorTimeout) as raised:
+            gate(deferrable=True).resume_execution("__fail__", {"error": "Trigger timeout"}, context)
+        assert isinstance(raised.value.__cause__, TaskDeferralTimeout)
+        assert context["ti"].pushed == {"return_value": None}
+
+    def test_pokes_less_and_less_often_if_told_so(self) -> None:
+        context = context_of()
+        now = datetime.now(UTC)
+        context["ti"].get_first_reschedule_date = lambda _: now - timedelta(seconds=600)
+        arguments = {"mode": "reschedule", "poke_interval": 10, "timeout": 9999, "exponential_backoff": True}
+        for more, least, most in (({}, 120, 9999), ({"max_wait": 60}, 59, 70)):
+            later = waits_on(gate(**arguments, **more), context)
+            assert isinstance(later, AirflowRescheduleException)
+            assert least <= (later.reschedule_date - now).total_seconds() <= most
+
+
+def test_a_mapped_gate_can_be_stored_and_made() -> None:
+    with DAG("dag", schedule=None) as dag:
+        mapped = TaskQStateSensor.partial(
+            task_id="gate", topic="work", states={"SUCCEEDED", "FILTERED"}, failed_states=[State.FAILED]
+        ).expand(identifiers=[["a"], ["b"]])
+    stored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
+    assert stored.task_ids == ["gate"]
+    sensor = mapped.unmap({"identifiers": ["a"]})
+    assert isinstance(sensor, TaskQStateSensor)
+    assert (sorted(sensor.states), sorted(sensor.failed_states)) == (["FILTERED", "SUCCEEDED"], ["FAILED"])

@@ -1,0 +1,112 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+
+from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue
+from airflow_provider_taskq.triggers import TaskQStateTrigger
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+
+async def fired(trigger: TaskQStateTrigger) -> TriggerEvent:
+    """The one event of a trigger, which ends after it."""
+    async with asyncio.timeout(30):
+        (event,) = [event async for event in trigger.run()]
+        return event
+
+
+def waiting(**arguments: Any) -> TaskQStateTrigger:
+    given = {"topic": "work", "identifiers": ["a", "b"], "poll_interval": 0.05}
+    return TaskQStateTrigger(**{**given, **arguments})
+
+
+def after_a_look(trigger: TaskQStateTrigger, act: Callable[[], object]) -> TriggerEvent:
+    """What a trigger fires that does so only after something was done, and had looked before."""
+
+    async def test() -> TriggerEvent:
+        event = asyncio.create_task(fired(trigger))
+        # Waits that come later are looked at in the same query, or a later one: so the first was looked at before.
+        await fired(waiting(identifiers=["known"], states=["READY"]))
+        assert not event.done()
+        await asyncio.to_thread(act)
+        return await event
+
+    return asyncio.run(test())
+
+
+@pytest.fixture
+def end(queue: TaskQueue, owner: Owner) -> Callable[..., None]:
+    """Ends tasks that were pushed, each with a result."""
+    queue.push("work", ["known"])
+
+    def ended(**results: Result) -> None:
+        tasks = queue.push("work", [NewTask(identifier, priority=1) for identifier in results])
+        polled = queue.poll("work", owner, len(tasks))
+        queue.complete(owner, {task: results[task.identifier] for task in polled})
+
+    return ended
+
+
+def test_can_be_stored_and_made_again() -> None:
+    trigger = waiting(states={"SUCCEEDED", "FILTERED"}, failed_states=["EXPIRED"], ends_task=True, resume_after=10)
+    path, arguments = trigger.serialize()
+    assert path == "airflow_provider_taskq.triggers.state.TaskQStateTrigger"
+    assert arguments["states"] == ["FILTERED", "SUCCEEDED"]
+    assert TaskQStateTrigger(**arguments).serialize() == (path, arguments)
+
+
+def test_fires_when_all_have_come_to_a_state(end: Callable[..., None]) -> None:
+    end(a=Result.SUCCESS)
+    event = after_a_look(waiting(states=["SUCCEEDED", "FILTERED"]), lambda: end(b=Result.FILTER))
+    assert event.payload == {"status": "ready", "topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
+
+
+def test_ends_the_task_with_success_and_at_once(end: Callable[..., None]) -> None:
+    trigger = waiting(ends_task=True, resume_after=3600)
+    event = after_a_look(trigger, lambda: end(a=Result.SUCCESS, b=Result.SUCCESS))
+    assert isinstance(event, TaskSuccessEvent)
+
+
+def test_one_that_failed_ends_the_wait_while_others_go_on(end: Callable[..., None]) -> None:
+    event = after_a_look(waiting(ends_task=True), lambda: end(b=Result.FAILURE))
+    assert event.payload == {
+        "status": "failed",
+        "message": "Of 2 tasks of topic 'work', 'b' is FAILED: the gate stays closed.",
+    }
+
+
+def test_waits_on_once_a_failure_was_dealt_with(queue: TaskQueue, owner: Owner, end: Callable[..., None]) -> None:
+    end(a=Result.FAILURE, b=Result.SUCCESS)
+    queue.revive("work", State.FAILED)
+    (revived,) = queue.poll("work", owner)
+    event = after_a_look(waiting(), lambda: queue.complete(owner, {revived: Result.SUCCESS}))
+    assert event.payload == {"status": "ready", "topic": "work", "states": {"SUCCEEDED": 2}}
+
+
+@pytest.mark.parametrize("result", [Result.SUCCESS, Result.FAILURE])
+def test_resumes_the_task_no_sooner_than_told(end: Callable[..., None], result: Result) -> None:
+    end(a=result, b=result)
+
+    async def test() -> float:
+        began = asyncio.get_running_loop().time()
+        await fired(waiting(resume_after=0.5))
+        return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(test()) >= 0.5
+
+
+@pytest.mark.usefixtures("end")
+def test_a_topic_that_is_dropped_ends_the_wait(queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    event = after_a_look(waiting(topic="other", ends_task=True), lambda: queue.drop_topic("other"))
+    assert event.payload["status"] == "error"
+    assert "'other' is not known" in event.payload["message"]
+
+
+def test_a_missing_airflow_connection_ends_the_wait() -> None:
+    event = asyncio.run(fired(waiting(taskq_conn_id="nobody_made_it", ends_task=True)))
+    assert event.payload["status"] == "error"
+    assert "nobody_made_it" in event.payload["message"]

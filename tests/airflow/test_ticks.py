@@ -1,0 +1,105 @@
+import json
+from datetime import UTC, datetime, time, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from airflow_provider_taskq.operators import TaskQTicksOperator
+from airflow_provider_taskq.queue import InvalidArgument, NewTask, State, TaskQueue, UnknownTopic
+from tests.airflow.conftest import context_of
+from tests.airflow.storing import stored
+
+MARK = "marked-payload"
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+
+def install(topic: str = "work", prefix: str = "report", **arguments: Any) -> dict[str, Any]:
+    operator = TaskQTicksOperator(task_id="ticks", topic=topic, prefix=prefix, **arguments)
+    operator.render_template_fields(context_of())
+    return operator.execute(context_of())
+
+
+def moments(queue: TaskQueue) -> list[datetime]:
+    """When the ticks that wait are due."""
+    return sorted(task.available_at.astimezone(UTC) for task in queue.page("work", size=1000, state=State.READY))
+
+
+@pytest.mark.parametrize("every", [timedelta(minutes=15), 900, "{{ 15 * 60 }}"])
+def test_makes_ticks_of_a_period_ahead(queue: TaskQueue, every: Any) -> None:
+    result = install(every=every, ahead=timedelta(hours=2))
+    found = moments(queue)
+    assert result["installed"] == len(found) == 8
+    assert result["last"] == found[-1].isoformat()
+    assert {moment.minute % 15 for moment in found} == {0}
+    assert timedelta(0) < found[0] - datetime.now(UTC) <= timedelta(minutes=15)
+
+
+@pytest.mark.parametrize("daily", [["06:00", "18:30"], [time(18, 30), time(6)]])
+def test_makes_daily_ticks_in_a_zone(queue: TaskQueue, daily: Any) -> None:
+    install(daily=daily, zone="Asia/Kathmandu", ahead=2 * 86400)
+    found = moments(queue)
+    assert len(found) == 4
+    assert {(moment.hour, moment.minute) for moment in found} == {(0, 15), (12, 45)}
+
+
+def test_makes_ticks_of_a_cron_expression(queue: TaskQueue) -> None:
+    install(cron="30 */6 * * *", zone="{{ 'UTC' }}")
+    assert [(moment.hour % 6, moment.minute) for moment in moments(queue)] == [(0, 30)] * 4
+
+
+def test_the_same_ticks_are_installed_once(queue: TaskQueue) -> None:
+    first = install(daily=["06:00", "18:00"], ahead=timedelta(days=3))
+    again = install(daily=["18:00", "06:00"], ahead=timedelta(days=3))
+    assert (first["installed"], again["installed"]) == (6, 0)
+    assert again["config_hash"] == first["config_hash"]
+    assert len(moments(queue)) == 6
+
+
+def test_a_changed_schedule_replaces_the_ticks_that_wait(queue: TaskQueue) -> None:
+    install(cron="0 6 * * *", ahead=timedelta(days=5))
+    install(cron="0 7 * * *", ahead=timedelta(days=5))
+    install(prefix="other", cron="0 8 * * *", ahead=timedelta(days=5))
+    assert [moment.hour for moment in moments(queue)].count(7) == 5
+    assert {moment.hour for moment in moments(queue)} == {7, 8}
+
+
+def test_a_tick_carries_a_payload_or_what_a_function_makes_of_its_moment(queue: TaskQueue) -> None:
+    install(every=3600, ahead=3600, payload={"kind": "hourly"})
+    install(prefix="made", every=3600, ahead=3600, payload=lambda at: NewTask("", {"hour": at.hour}, priority=7))
+    plain, made = queue.page("work")
+    assert plain.payload == {"kind": "hourly"}
+    assert (made.payload, made.priority) == ({"hour": made.available_at.astimezone(UTC).hour}, 7)
+
+
+def test_a_changed_payload_is_a_changed_schedule(queue: TaskQueue) -> None:
+    install(every=3600, ahead=3600, payload=1)
+    install(every=3600, ahead=3600, payload=2)
+    assert [task.payload for task in queue.page("work", state=State.READY)] == [2]
+
+
+def test_the_payload_is_not_in_what_airflow_stores() -> None:
+    with DAG("dag", schedule=None) as dag:
+        TaskQTicksOperator(task_id="ticks", topic="work", prefix="report", every=60, payload={"secret": MARK})
+    assert "report" in json.dumps(stored(dag))
+    assert MARK not in json.dumps(stored(dag))
+
+
+def test_creates_the_topic_if_told_so(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic, match="new"):
+        install(topic="new", every=60, ahead=60)
+    assert install(topic="new", every=60, ahead=60, create_topic=True)["installed"] == 1
+    assert queue.page("new")[0].identifier.startswith("report/")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"every": 60, "cron": "* * * * *"}, {"daily": ["06:00"], "every": 60}])
+def test_exactly_one_schedule_is_given(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="exactly one of every, daily and cron"):
+        TaskQTicksOperator(task_id="ticks", topic="work", prefix="report", **arguments)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [({"every": 0}, "no such period"), ({"cron": "nonsense"}, "cron")])
+def test_a_schedule_that_is_none_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        install(**arguments)

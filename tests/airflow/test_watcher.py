@@ -1,0 +1,179 @@
+"""The watcher: all kinds of waits at once, on one connection; woken, patient, and never ending those it need not."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import NewTask, TaskQueue, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.triggers.pace import IDLE
+from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait
+from airflow_provider_taskq.triggers.watcher import Outcome, watcher
+from tests.airflow.conftest import Connect
+from tests.airflow.test_trigger import LINES, in_loop, until
+
+pytestmark = pytest.mark.usefixtures("airflow_connection")
+
+SUCCEEDED, FAILED = frozenset({"SUCCEEDED"}), frozenset({"FAILED"})
+LISTENING = f"{LINES} AND query = 'LISTEN taskq'"
+
+
+def waiting(wait: Wait[Outcome], conn_id: str = "taskq_default") -> "asyncio.Task[Outcome]":
+    return asyncio.ensure_future(watcher(conn_id).until(wait))
+
+
+@pytest.fixture
+def lines(conn: psycopg.Connection) -> Callable[[], int]:
+    return lambda: len(conn.execute(LINES).fetchall())
+
+
+def test_waits_of_all_kinds_share_one_connection(queue: TaskQueue, lines: Callable[[], int]) -> None:
+    async def test() -> None:
+        queue.push("work", [NewTask("a", suspended=True), NewTask("b", suspended=True)])
+        ready = waiting(ReadyWait("work", 3))
+        state = waiting(StateWait("work", ("a", "c"), frozenset({"READY"}), FAILED))
+        juncture = waiting(JunctureWait("gate", "work", (("a", "b"), ("c",))))
+        await until(lambda: queue.ready("work", 9) == 2)  # the first group was released by the look
+        assert lines() == 1
+        assert not juncture.done()
+        queue.push("work", [NewTask("c", suspended=True)])
+        assert await juncture == 2
+        assert await ready == 3
+        assert await state == {"a": "READY", "c": "READY"}
+
+    in_loop(test)
+
+
+def test_equal_waits_are_asked_once_and_answered_together(queue: TaskQueue) -> None:
+    async def test() -> None:
+        waits = [waiting(ReadyWait("work", 1 + number % 2)) for number in range(500)]
+        await asyncio.sleep(0)
+        ledger = watcher("taskq_default")._ledger
+        assert (len(ledger), len(ledger.asked()), len(ledger.standing())) == (500, 1, 2)
+        queue.push("work", ["a"])
+        await asyncio.gather(*waits[::2])
+        assert not any(wait.done() for wait in waits[1::2])
+        queue.push("work", ["b"])
+        await asyncio.gather(*waits)
+        assert (len(ledger), len(ledger.asked()), len(ledger.standing())) == (0, 0, 0)
+
+    in_loop(test)
+
+
+def test_one_wait_that_is_refused_ends_alone(queue: TaskQueue) -> None:
+    async def test() -> None:
+        others = [waiting(ReadyWait("work")), waiting(StateWait("work", ("a",), frozenset({"READY"}), FAILED))]
+        wrong = waiting(JunctureWait("gate", "work", (("a",),), "BOTH"))
+        with pytest.raises(TaskQueueError, match="junction 'BOTH' is none of"):
+            await wrong
+        with pytest.raises(UnknownTopic, match="nowhere"):
+            await waiting(StateWait("nowhere", ("a",), SUCCEEDED, FAILED))
+        queue.push("work", ["a"])
+        assert await asyncio.gather(*others) == [1, {"a": "READY"}]
+
+    in_loop(test)
+
+
+def test_a_wait_for_nothing_is_over() -> None:
+    async def test() -> None:
+        assert await waiting(StateWait("work", (), SUCCEEDED, FAILED)) == {}
+
+    in_loop(test)
+
+
+def test_an_old_task_opens_before_there_are_enough(queue: TaskQueue) -> None:
+    async def test() -> None:
+        patient, other = waiting(ReadyWait("work", 5, max_wait=1.0)), waiting(ReadyWait("work", 5))
+        began = time.monotonic()
+        queue.push("work", ["a"])
+        assert await patient == 1
+        assert 1 <= time.monotonic() - began < 1 + 2 * IDLE + 1
+        assert not other.done()
+        other.cancel()
+
+    in_loop(test)
+
+
+def test_a_notification_wakes_those_who_wait_on_its_topic(
+    queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect, lines: Callable[[], int]
+) -> None:
+    connect_airflow("listening", listen=True)
+    queue.create_topic("other")
+
+    async def test() -> None:
+        watching = watcher("listening")
+        waits = [waiting(ReadyWait(topic, poll_interval=600), "listening") for topic in ("work", "other")]
+        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
+        await until(lambda: watching._pace.due > time.monotonic() + 100)  # the first look is over
+        assert lines() == 2
+        queue.push("other", ["a"])
+        queue.push("work", ["a"])
+        queue.wake("work")
+        assert await asyncio.wait_for(waits[0], 20) == 1
+        assert not waits[1].done()
+        queue.wake("other")
+        assert await asyncio.wait_for(waits[1], 20) == 1
+        await until(lambda: lines() == 0)
+
+    in_loop(test)
+
+
+def test_a_listener_that_is_lost_costs_only_its_notifications(
+    queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect
+) -> None:
+    connect_airflow("listening", listen=True)
+
+    async def test() -> None:
+        first = waiting(ReadyWait("work", 1), "listening")
+        second = waiting(ReadyWait("work", 2, poll_interval=600), "listening")
+        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
+        conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({LISTENING}) lines")
+        queue.push("work", ["a"])
+        assert await first == 1
+        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)  # and comes back
+        queue.push("work", ["b"])
+        queue.wake("work")
+        assert await asyncio.wait_for(second, 20) == 2
+
+    in_loop(test)
+
+
+def test_a_role_that_may_only_read_can_wait(queue: TaskQueue, dsn: str, connect_airflow: Connect) -> None:
+    role = f"reader_{queue.conn.info.dbname}"
+    queue.conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'read'")
+    try:
+        queue.conn.execute("SELECT taskq.grant_access(%s, 'reader')", (role,))
+        connect_airflow("reading", dsn=psycopg.conninfo.make_conninfo(dsn, user=role, password="read"))
+        queue.push("work", ["a"])
+
+        async def test() -> None:
+            assert await waiting(ReadyWait("work"), "reading") == 1
+
+        in_loop(test)
+    finally:
+        queue.conn.execute(f"DROP OWNED BY {role}")
+        queue.conn.execute(f"DROP ROLE {role}")
+
+
+def test_an_idle_watcher_slows_down_to_a_look_a_second(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    times: list[float] = []
+    from airflow_provider_taskq.triggers.look import Look
+
+    taken_on = Look.taken_on
+
+    async def noted(self: Look, connection: psycopg.AsyncConnection) -> object:
+        times.append(time.monotonic())
+        return await taken_on(self, connection)
+
+    monkeypatch.setattr(Look, "taken_on", noted)
+
+    async def test() -> None:
+        wait = waiting(ReadyWait("work", poll_interval=0.05))
+        await until(lambda: len(times) >= 12)
+        wait.cancel()
+
+    in_loop(test)
+    assert times[2] - times[0] < IDLE
+    assert times[-1] - times[-2] >= 0.8 * IDLE
