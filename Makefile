@@ -56,12 +56,13 @@ format: setup  ## put the sources into ruff's format
 bench: setup  ## measure push, claim and drain beside the limits of raw SQL; ARGS=peers: beside other queues
 	@$(RUN) -m bench $(ARGS)
 
-constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml and .ci/pins.txt
+constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml and what .ci pins
 	@for version in 3.11 3.12 3.13; do \
 		echo "constraints: Python $$version"; \
 		$(BIN)/uv pip compile --quiet --upgrade --all-extras --python-version $$version --constraint .ci/pins.txt \
 			--no-annotate --no-header -o .ci/constraints-$$version.txt pyproject.toml || exit 1; \
 	done
+	@$(BIN)/python .ci/matrix.py --resolve
 
 clean:  ## remove .venv, caches and build products
 	@test ! -e .venv || test -e .venv/made-by-taskq-setup || { echo 'clean: .venv is not ours' >&2; exit 1; }

@@ -3,9 +3,15 @@
 Airflow sends metrics only where its section `[metrics]` names a receiver; without one, a call here does nothing. Tags
 are a topic, a state, a result or a subject of health: never an identifier, so that their number stays bounded. A timing
 is what the receiver makes of it: milliseconds in StatsD and OpenTelemetry.
+
+Airflow has two clients since 3.2: the SDK's, which it makes ready in the workers, and the core's, which it makes ready
+in the triggerer. Each does nothing in the other's process, so whoever reports from a trigger says so. A gate is timed
+where it opens; one that is ended by its trigger, only if metrics were on where it was deferred.
 """
 
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
@@ -38,25 +44,27 @@ def enabled() -> bool:
     return any(conf.getboolean("metrics", receiver, fallback=False) for receiver in _RECEIVERS)
 
 
-def count(name: str, number: int, *, topic: str | None = None, result: str | None = None) -> None:
+def count(
+    name: str, number: int, *, topic: str | None = None, result: str | None = None, in_triggerer: bool = False
+) -> None:
     """Adds to a counter; nothing where there is nothing to add."""
     if number:
-        _send("incr", name, number, topic=topic, result=result)
+        _send("incr", name, number, topic, {"result": result}, in_triggerer=in_triggerer)
 
 
 def gauge(name: str, value: float, *, topic: str | None = None, **tags: str) -> None:
     """Sets a gauge."""
-    _send("gauge", name, value, topic=topic, **tags)
+    _send("gauge", name, value, topic, tags)
 
 
-def timing(name: str, length: timedelta, *, topic: str | None = None) -> None:
+def timing(name: str, length: timedelta, *, topic: str | None = None, in_triggerer: bool = False) -> None:
     """Reports how long something took."""
-    _send("timing", name, length, topic=topic)
+    _send("timing", name, length, topic, {}, in_triggerer=in_triggerer)
 
 
-def gate_opened(topic: str, since: datetime) -> None:
+def gate_opened(topic: str, since: datetime, *, in_triggerer: bool = False) -> None:
     """Reports that a gate has opened, which had begun to look at that moment."""
-    timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic)
+    timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic, in_triggerer=in_triggerer)
 
 
 def topic_tag(topic: str) -> str:
@@ -65,15 +73,27 @@ def topic_tag(topic: str) -> str:
     return topic if any(fnmatchcase(topic, pattern.strip()) for pattern in patterns) else "other"
 
 
-def _send(kind: str, name: str, value: Any, topic: str | None, **given: str | None) -> None:
+def _send(
+    kind: str, name: str, value: Any, topic: str | None, given: Mapping[str, str | None], *, in_triggerer: bool = False
+) -> None:
     """Hands a value to Airflow. What it counts is committed by then: an error here must not fail anybody's task."""
     try:
-        # Found by common-compat where the release has it: in the SDK since 3.2, in the core of 3.1.
-        from airflow.providers.common.compat.sdk import Stats
-
         tags = {tag: text for tag, text in given.items() if text is not None}
         if topic is not None:
             tags["topic"] = topic_tag(topic)
-        getattr(Stats, kind)(name, value, tags=tags)
+        getattr(_client(in_triggerer=in_triggerer), kind)(name, value, tags=tags)
     except Exception:  # noqa: BLE001  see above
         _log.warning("The metric %s could not be sent.", name, exc_info=True)
+
+
+def _client(*, in_triggerer: bool) -> Any:
+    """Airflow's client in this kind of process."""
+    if in_triggerer:
+        with suppress(ImportError):  # Airflow 3.1 has one for all
+            from airflow.observability.stats import Stats as CoreStats
+
+            return CoreStats
+    # Found by common-compat where the release has it: in the SDK since 3.2, in the core of 3.1.
+    from airflow.providers.common.compat.sdk import Stats
+
+    return Stats

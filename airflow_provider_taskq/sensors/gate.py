@@ -15,6 +15,7 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
+from airflow_provider_taskq import metrics
 from airflow_provider_taskq.links import TaskQTopicLink
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class TaskQGate(BaseSensorOperator):
     """
 
     operator_extra_links = (TaskQTopicLink(),)
+    topic: str
 
     def __init__(
         self,
@@ -81,23 +83,27 @@ class TaskQGate(BaseSensorOperator):
     def execute(self, context: "Context") -> Any:
         """Waits in the mode that was chosen."""
         if not self.deferrable:
-            return super().execute(context)
+            began = self._began(context)
+            result = super().execute(context)
+            metrics.gate_opened(self.topic, began)
+            return result
         deadline = datetime.now(UTC) + timedelta(seconds=self.timeout)
         found = self._look_or_skip(context)
-        return self._defer(context, deadline) if found is None else self._opened(found)
+        return self._defer(context, deadline) if found is None else self._opened(found, deadline)
 
     def execute_complete(self, context: "Context", event: Any, deadline: str | None = None) -> Any:
         """Looks again, in a worker, after the trigger has seen the gate open, or found that it will not be.
 
         `dag.test()` resumes a task that its trigger has ended, too: with a text, and without the deferral's deadline.
         """
+        whole = datetime.now(UTC) + timedelta(seconds=self.timeout)
+        ends = datetime.fromisoformat(deadline) if deadline else whole
         found = self._look_or_skip(context)
         if found is not None:
-            return self._opened(found)
+            return self._opened(found, ends)
         if isinstance(event, dict) and event["status"] == "error":
             raise AirflowException(event["message"])
-        whole = datetime.now(UTC) + timedelta(seconds=self.timeout)
-        return self._defer(context, datetime.fromisoformat(deadline) if deadline else whole)
+        return self._defer(context, ends)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: "Context") -> Any:
         """Resumes; a gate that stays closed takes back the result that it had left for its trigger to end with."""
@@ -113,8 +119,14 @@ class TaskQGate(BaseSensorOperator):
         """Whether the trigger can end the task: nothing is then left for a worker to return or to verify."""
         return not self.outlets and (not self.do_xcom_push or self._known_result() is not None)
 
-    def _opened(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _began(self, context: "Context") -> datetime:
+        """When this try began to look: in mode reschedule, that may have been another process."""
+        asked = self.reschedule and metrics.enabled()
+        return (asked and context["ti"].get_first_reschedule_date(context)) or datetime.now(UTC)
+
+    def _opened(self, found: dict[str, Any], deadline: datetime) -> dict[str, Any]:
         self.log.info("The gate is open: %s", found)
+        metrics.gate_opened(self.topic, deadline - timedelta(seconds=self.timeout))
         return found
 
     def _defer(self, context: "Context", deadline: datetime) -> Any:
@@ -127,6 +139,7 @@ class TaskQGate(BaseSensorOperator):
         if ends_task and self.do_xcom_push:
             # Given to the trigger to return, Airflow 3.3 would store it as text instead of JSON.
             context["ti"].xcom_push("return_value", self._known_result())
+        since = (deadline - timedelta(seconds=self.timeout)).isoformat()
         return self.defer(
             trigger=self._trigger(
                 context,
@@ -134,6 +147,7 @@ class TaskQGate(BaseSensorOperator):
                 poll_interval=self.poll_interval,
                 ends_task=ends_task,
                 resume_after=SETTLED,
+                since=since if ends_task and metrics.enabled() else None,
             ),
             method_name=self.execute_complete.__name__,
             kwargs={"deadline": deadline.isoformat()},

@@ -143,23 +143,29 @@ class TaskQSensor(TaskQGate):
         return {"topic": self.topic, "ready": ready}
 
     def _take(self, name: str) -> dict[str, Any] | None:
-        """What the gate returns if it holds tasks now. A closed gate leaves nothing behind, not even a lease."""
+        """What the gate returns if it holds tasks now. A closed gate leaves nothing behind, not even a lease.
+
+        Metrics and lineage are told of what it took, once that is committed; not of what an earlier try had taken.
+        """
+        from airflow_provider_taskq.hooks.lineage import ObservedQueue
+
         with self.hook.get_conn() as connection:
-            claimed = self._claimed(connection, name)
+            queue = ObservedQueue(connection)
+            claimed = self._claimed(queue, name)
             if not claimed:
                 connection.rollback()
                 return None
+        queue.report(self.hook)
         return {"topic": self.topic, "owner": name, "claimed": claimed}
 
-    def _claimed(self, connection: "psycopg.Connection[Any]", name: str) -> int:
+    def _claimed(self, queue: TaskQueue, name: str) -> int:
         """How many tasks the name holds: those of an earlier try, else newly claimed ones."""
-        queue = TaskQueue(connection)
         assert self.claim is not None  # noqa: S101  for the type checker; poke asks before it takes
         if queue.owner(name) is not None:
             owner = queue.register(name, self.lease)
-            if owner.resumed and (held := held_sequences(connection, owner, self.topic)):
+            if owner.resumed and (held := held_sequences(queue.conn, owner, self.topic)):
                 return len(held)
-        ready = self._ready(connection)
+        ready = self._ready(queue.conn)
         if ready is None:
             return 0
         owner = queue.register(name, self.lease)

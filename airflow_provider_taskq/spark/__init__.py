@@ -10,11 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.spark.draining import DrainResult, drain
+    from airflow_provider_taskq.spark.limits import Ended
+    from airflow_provider_taskq.spark.progress import Progress
     from airflow_provider_taskq.spark.source import TaskQDataSource
+    from airflow_provider_taskq.spark.transforms import Decided, Groups, by_task, in_arrow, in_pandas
 
-__all__ = ["DrainResult", "TaskQDataSource", "application_path", "drain"]
+__all__ = [
+    "Decided",
+    "DrainResult",
+    "Ended",
+    "Groups",
+    "Progress",
+    "TaskQDataSource",
+    "application_path",
+    "by_task",
+    "drain",
+    "in_arrow",
+    "in_pandas",
+]
 
-_HOMES = {"DrainResult": "draining", "TaskQDataSource": "source", "drain": "draining"}
+_HOMES = {
+    "Decided": "transforms",
+    "DrainResult": "draining",
+    "Ended": "limits",
+    "Groups": "transforms",
+    "Progress": "progress",
+    "TaskQDataSource": "source",
+    "by_task": "transforms",
+    "drain": "draining",
+    "in_arrow": "transforms",
+    "in_pandas": "transforms",
+}
 
 
 def application_path() -> str:

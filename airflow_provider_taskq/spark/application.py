@@ -1,6 +1,7 @@
 """The drain as a program: what SparkSubmitOperator submits, and `python -m airflow_provider_taskq.spark.drain` runs."""
 
 import argparse
+import inspect
 import logging
 import os
 import signal
@@ -9,19 +10,28 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from importlib import import_module
 from types import FrameType
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError, connect, verify
-from airflow_provider_taskq.spark.draining import DrainResult, drain
+from airflow_provider_taskq.spark.draining import drain
 from airflow_provider_taskq.spark.failure import sentence
+from airflow_provider_taskq.spark.holding import Transform
+from airflow_provider_taskq.spark.transforms import ByBatch, ByTask, by_task, in_arrow, in_pandas
 
 logger = logging.getLogger("airflow_provider_taskq.spark")
 
-NamedTransform = Callable[[DataFrame, Mapping[str, str]], DataFrame]
+NamedFunction = Callable[..., Any]
+KINDS: Mapping[str, Callable[[NamedFunction], Transform]] = {
+    "transform": lambda function: function,
+    "each": by_task,
+    "in_arrow": in_arrow,
+    "in_pandas": in_pandas,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     _log_to_stdout()
     try:
-        transform = _found_transform(asked.transform)
+        transform = _found_transform(asked)
         _check_queue(asked.topic)
-        _run(asked, transform, _options(asked.option))
+        _run(asked, transform)
     except Exception as error:
         print(f"drain of topic {asked.topic} failed: {sentence(error)}", file=sys.stderr, flush=True)  # noqa: T201
         logger.debug("the error in full", exc_info=True)
@@ -39,42 +49,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(asked: argparse.Namespace, transform: NamedTransform, options: Mapping[str, str]) -> None:
-    """Drains round by round, as many as were asked for, or until one finds nothing that it could decide."""
+def _run(asked: argparse.Namespace, transform: Transform) -> None:
+    """Drains as far as was asked for."""
     spark = _session(f"taskq drain of {asked.topic}")
     stopping = _stop_when_asked(spark)
     spark.sparkContext.setLogLevel(asked.log_level)
     try:
-        rounds, total, seconds = 0, 0, 0.0
-        while rounds < asked.rounds and not stopping.is_set():
-            result = _round(spark, asked, transform, options)
-            rounds, total, seconds = rounds + 1, total + result.done, seconds + result.seconds
-            logger.info("round %s: %s tasks done in all, %s a second", rounds, f"{total:,}", f"{total / seconds:,.0f}")
-            if not result.done:
-                break
+        drain(
+            spark,
+            asked.topic,
+            asked.owner,
+            transform,
+            lease=timedelta(seconds=asked.lease),
+            size=asked.size,
+            order=asked.order,
+            condition=asked.condition,
+            partitions=asked.partitions,
+            rounds=asked.rounds or None,
+            budget=asked.budget,
+            deadline=asked.deadline,
+        )
     except Exception as error:
         if stopping.is_set():
             raise TaskQueueError("it was asked to stop, and gave back what it held") from error
         raise
     finally:
         spark.stop()
-
-
-def _round(
-    spark: SparkSession, asked: argparse.Namespace, transform: NamedTransform, options: Mapping[str, str]
-) -> DrainResult:
-    """One drain."""
-    return drain(
-        spark,
-        asked.topic,
-        asked.owner,
-        lambda tasks: transform(tasks, options),
-        lease=timedelta(seconds=asked.lease),
-        size=asked.size,
-        order=asked.order,
-        condition=asked.condition,
-        partitions=asked.partitions,
-    )
 
 
 def _session(name: str) -> SparkSession:
@@ -91,21 +91,42 @@ def _check_queue(topic: str) -> None:
         TaskQueue(conn).policy(topic)
 
 
-def _found_transform(name: str) -> NamedTransform:
+def _found_transform(asked: argparse.Namespace) -> Transform:
+    """The transform that was named: a function as it is, or as one of tasks or batches."""
+    options = _options(asked.option)
+    for kind, made in KINDS.items():
+        if name := getattr(asked, kind):
+            function = _found_function("--" + kind.replace("_", "-"), name)
+            return made(_with_options(function, options))
+    raise AssertionError("the parser requires one of them")
+
+
+def _found_function(argument: str, name: str) -> NamedFunction:
     """The function named `package.module:function`."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise TaskQueueError(f"--transform must be package.module:function, not {name!r}")
+        raise TaskQueueError(f"{argument} must be package.module:function, not {name!r}")
     try:
         function = getattr(import_module(module_name), function_name, None)
     except ModuleNotFoundError as error:
         raise TaskQueueError(
-            f"--transform {name}: there is no module {error.name!r} on the driver's Python path"
+            f"{argument} {name}: there is no module {error.name!r} on the driver's Python path"
         ) from None
     if not callable(function):
-        raise TaskQueueError(f"--transform {name}: module {module_name} has no function {function_name!r}")
-    found: NamedTransform = function
+        raise TaskQueueError(f"{argument} {name}: module {module_name} has no function {function_name!r}")
+    found: NamedFunction = function
     return found
+
+
+def _with_options(function: NamedFunction, options: Mapping[str, str]) -> NamedFunction:
+    """The function with the options as its second argument, where it takes two; what `by_task` made stays as it is."""
+    if isinstance(function, ByTask | ByBatch):
+        return function
+    try:
+        inspect.signature(function).bind(None, options)
+    except (TypeError, ValueError):
+        return function
+    return lambda given: function(given, options)
 
 
 def _options(pairs: Sequence[str]) -> dict[str, str]:
@@ -120,15 +141,25 @@ def _parser() -> argparse.ArgumentParser:
     """The command line. The database is not on it: arguments are for all to see."""
     parser = argparse.ArgumentParser(
         prog="python -m airflow_provider_taskq.spark.drain",
-        description="Drains a topic through a function from DataFrame to DataFrame.",
+        description="Drains a topic through a function of its tasks: as one DataFrame, in batches, or one by one.",
         epilog="The database: TASKQ_DSN, TASKQ_DSN_FILE, or libpq's environment.",
     )
     parser.add_argument("--topic", required=True)
     parser.add_argument("--owner", required=True, help="the name of this work; the same for its retries")
-    parser.add_argument("--transform", required=True, metavar="PACKAGE.MODULE:FUNCTION",
-                        help="called with the tasks (DataFrame) and the options (mapping)")  # fmt: skip
+    work = parser.add_mutually_exclusive_group(required=True)
+    for name, given in (
+        ("--transform", "the tasks as a DataFrame, to decisions as one"),
+        ("--in-arrow", "an iterator of Arrow batches, a partition, to one of decisions"),
+        ("--in-pandas", "the same with DataFrames of pandas"),
+        ("--each", "one task, to a Result, Decision, Decided or None"),
+    ):
+        text = f"a function of {given}; with the options as its second argument, if it takes two"
+        work.add_argument(name, metavar="PACKAGE.MODULE:FUNCTION", help=text)
     parser.add_argument("--size", type=_positive, help="at most so many tasks a round (all that are ready)")
-    parser.add_argument("--rounds", type=_positive, default=1, help="at most so many, while there is work (1)")
+    parser.add_argument("--rounds", type=_rounds, default=1, help="at most so many, while there is work; or: all (1)")
+    parser.add_argument("--budget", type=_positive, help="at most so many tasks in all rounds")
+    parser.add_argument("--deadline", type=_deadline, metavar="SECONDS|MOMENT",
+                        help="no round begins after so many seconds, or after a moment with a time zone")  # fmt: skip
     parser.add_argument("--lease", type=_positive, default=300, metavar="SECONDS", help="the owner's lease (300)")
     parser.add_argument("--order", type=Order, choices=list(Order), default=Order.FIRST_IN_FIRST_OUT)
     parser.add_argument("--condition", type=Condition, choices=list(Condition), default=Condition.NONE)
@@ -144,6 +175,22 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def _rounds(text: str) -> int:
+    """A number of rounds; 0 for as many as it takes."""
+    return 0 if text == "all" else _positive(text)
+
+
+def _deadline(text: str) -> timedelta | datetime:
+    """Seconds from the start, or a moment."""
+    try:
+        return timedelta(seconds=float(text))
+    except ValueError:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise argparse.ArgumentTypeError(f"{text} has no time zone") from None
+        return moment
 
 
 def _log_to_stdout() -> None:

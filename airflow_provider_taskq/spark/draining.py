@@ -1,38 +1,37 @@
 """Drain: claim on the driver, keep the lease, turn tasks into decisions on the cluster, commit them all at once."""
 
 import logging
-import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, cast
+from datetime import datetime, timedelta
+from typing import Any
 
 import psycopg
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.failure import own_error
+from airflow_provider_taskq.queue import Condition, Order, Result
+from airflow_provider_taskq.spark.drain_source import registered_name
+from airflow_provider_taskq.spark.holding import Holding, Transform
 from airflow_provider_taskq.spark.lease import LeaseKeeper
+from airflow_provider_taskq.spark.limits import Ended, Limits, Tally
+from airflow_provider_taskq.spark.progress import OnProgress, Progress, Watch, told
 from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source import TaskQDataSource
-from airflow_provider_taskq.spark.staging import abandon_stage, open_stage
+
+__all__ = ["DrainResult", "Ended", "drain", "registered_name"]
 
 logger = logging.getLogger(__name__)
 
 FIVE_MINUTES = timedelta(minutes=5)
-ALL = 2**31 - 1
-SLICE = 50_000  # tasks a partition at most: what a failed Spark task has to do again
-
-Transform = Callable[[DataFrame], DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """What a drain did. `done` is the number of tasks decided, `undecided` of those given back without a decision."""
+    """What a drain did. `done` is the number of tasks decided, `undecided` of those given back without a decision.
+
+    `completed` counts the decided ones by result, `pushed` the follow-ups, and `ended` says why there was no further
+    round.
+    """
 
     topic: str
     owner: str
@@ -42,6 +41,9 @@ class DrainResult:
     completed: Mapping[Result, int]
     undecided: int
     seconds: float
+    rounds: int
+    pushed: int
+    ended: Ended
 
     @property
     def rate(self) -> float:
@@ -61,174 +63,101 @@ def drain(
     order: Order = Order.FIRST_IN_FIRST_OUT,
     condition: Condition = Condition.NONE,
     partitions: int | None = None,
+    rounds: int | None = 1,
+    budget: int | None = None,
+    deadline: timedelta | datetime | None = None,
+    on_progress: OnProgress | None = None,
 ) -> DrainResult:
     """Works off up to `size` tasks of a topic (None: all that are ready) through a DataFrame, exactly once.
 
     `transform` takes the tasks (sequence, topic, identifier, payload, ...; see `TaskQDataSource`) and returns decisions
-    (sequence, result, and if wanted message, error, delay). They land all together, or not at all. The name of the
-    owner is that of the work, not of the try: a drain that finds tasks held under it from a try that was killed works
-    those off together with what it claims, and locks that try out. So no two drains may share a name.
+    (sequence, result, and if wanted message, error, delay; follow-ups in push, junctions, continued: see
+    follow_ups.py). For a function of batches or of one task see `in_arrow`, `in_pandas` and `by_task`. The decisions
+    land all together, their follow-ups with them, or not at all. The name of the owner is that of the work, not of
+    the try: a drain that finds tasks held under it from a try that was killed works those off together with what it
+    claims, and locks that try out. So no two drains may share a name.
+
+    Rounds of claim, work and commit follow each other under one lease until nothing is ready: at most `rounds` (None:
+    as many as it takes), with `budget` tasks in all, and none begins after the `deadline`. A task without a decision
+    comes once in a drain; one that is put back, to be retried or snoozed, comes again when it is due. Under a
+    condition a round has whole identifiers: the tasks of each are in one partition, in their order, and behind the
+    first that does not end well none is decided.
 
     Tasks that got no decision are given back at the end, READY in their old place and the attempt not counted. So
     are all tasks after an error, before it is raised: a try that ends in good order leaves nothing behind that others
     would have to wait a lease for, and that would count as a crash when it lapses. Only a try that cannot speak any
-    more, killed or cut off, keeps them until its successor or `expire()` takes them.
+    more, killed or cut off, keeps them until its successor or `expire()` takes them. What earlier rounds committed
+    stays.
 
     LeaseLost where the lease is gone, or was not extended for two thirds of its length; the Spark jobs are then
     cancelled. `dsn` is a DSN or an open connection to take one from; None: TASKQ_DSN and the rest of the environment.
     """
     began = time.monotonic()
+    limits = Limits.checked(size, rounds, budget, deadline)
     # Executors of a local master inherit the driver's environment, which therefore is no choice of theirs.
     local = (spark.sparkContext.master or "").split("[")[0] == "local"
     route = Route.found(dsn, executors_choose=not local)
-    held = _Held(spark, route, topic, owner, _registered(route, owner, lease))
-    done, completed = 0, dict[Result, int]()
-    with LeaseKeeper(held.lease, route, held.cancel) as keeper, held.given_back_on_error(keeper):
-        claimed, resumed = held.claim(size, order, condition)
-        logger.info("claimed %s tasks of topic %s, %s more were held already", f"{claimed:,}", topic, f"{resumed:,}")
-        if claimed + resumed:
-            stage = held.decide(transform, claimed + resumed, partitions, keeper)
-            done, completed = held.results(stage)
-        undecided = held.give_back()
-    result = DrainResult(topic, owner, claimed, resumed, done, completed, undecided, time.monotonic() - began)
-    logger.info(
-        "decided %s tasks in %.1f s, %s a second: %s; gave back %s undecided",
-        f"{done:,}",
-        result.seconds,
-        f"{result.rate:,.0f}",
-        ", ".join(f"{count:,} {kind.name}" for kind, count in completed.items()) or "none",
-        f"{undecided:,}",
-    )
+    holding = Holding.registered(spark, route, topic, owner, lease, condition)
+    tally = Tally()
+    with LeaseKeeper(holding.lease, route, holding.cancel) as keeper, holding.given_back_on_error(keeper):
+        while (ended := limits.reached(tally)) is None:
+            before = Progress(topic, owner, tally.rounds, tally.worked, tally.done, time.monotonic() - began)
+            count = _claimed(holding, limits.room(tally), order, tally)
+            if not count:
+                ended = Ended.EMPTY
+                break
+            _round(holding, transform, count, partitions, keeper, before, on_progress, tally)
+        undecided = holding.give_back()
+    result = DrainResult(
+        topic, owner, tally.claimed, tally.resumed, tally.done, tally.completed, undecided,
+        time.monotonic() - began, tally.rounds, tally.pushed, ended,
+    )  # fmt: skip
+    _log(result)
     return result
 
 
-class _Held:
-    """The tasks that one drain holds, and what it does with them, step by step."""
-
-    def __init__(self, spark: SparkSession, route: Route, topic: str, name: str, lease: Owner) -> None:
-        self.spark = spark
-        self.route = route
-        self.topic = topic
-        self.name = name
-        self.lease = lease
-        self.tag = f"taskq-drain-{lease.fence}"
-        self.options = {"topic": topic, "owner": lease.name, "fence": str(lease.fence)}
-
-    def claim(self, size: int | None, order: Order, condition: Condition) -> tuple[int, int]:
-        """Claims up to the size, counting what the name holds already; returns how many are new and how many not."""
-        with self.route.connect() as conn:
-            resumed = self._count(conn) if self.lease.resumed else 0
-            room = ALL if size is None else max(0, size - resumed)
-            return TaskQueue(conn).claim(self.topic, self.lease, room, order, condition), resumed
-
-    def decide(self, transform: Transform, count: int, partitions: int | None, keeper: LeaseKeeper) -> str:
-        """Runs the transform and lands its decisions; returns the stage that they went through."""
-        wanted = partitions or max(self.spark.sparkContext.defaultParallelism, math.ceil(count / SLICE))
-        with self.route.connect() as conn:
-            stage = open_stage(conn, self.lease.name, self.lease.fence)
-        with self._described(f"taskq: decide {count:,} tasks of topic {self.topic} for {self.name}"):
-            source = registered_name(self.spark, self.route)
-            reader = self.spark.read.format(source).options(mode="held", partitions=str(wanted), **self.options)
-            decisions: object = transform(reader.load())
-            if keeper.lost is not None:
-                raise keeper.lost
-            if not isinstance(decisions, DataFrame):
-                kind = type(decisions).__name__
-                raise TaskQueueError(f"the transform returned a {kind}, not a DataFrame of decisions")
-            writer = decisions.write.format(source).mode("append").options(**self.options)
-            writer.options(mode="complete", stage=stage).save()
-        return stage
-
-    def results(self, stage: str) -> tuple[int, dict[Result, int]]:
-        """How many tasks the stage ended, in all and by result."""
-        with self.route.connect() as conn, translated():
-            row = conn.execute(
-                "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, '{}', '{}', '{}')",
-                (self.lease.name, self.lease.fence, stage),  # committed already: it only tells
-            ).fetchone()
-            by_result = conn.execute("SELECT result, count FROM taskq.stage_results(%s::uuid)", (stage,)).fetchall()
-            abandon_stage(conn, stage)
-        return (row[0] if row else 0), {Result(result): count for result, count in by_result}
-
-    def give_back(self) -> int:
-        """Ends the lease; returns how many tasks were still held under it."""
-        with self.route.connect() as conn:
-            return TaskQueue(conn).release(self.lease)
-
-    def cancel(self) -> None:
-        """Stops this drain's Spark jobs. From any thread: SparkSession.interruptTag knows only its own."""
-        self.spark.sparkContext.cancelJobsWithTag(self.tag)
-
-    @contextmanager
-    def given_back_on_error(self, keeper: LeaseKeeper) -> Iterator[None]:
-        """After an error gives back what is held, and raises the error as the queue's own where it is one."""
-        try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, Exception):  # an interrupt, from which the Spark jobs know nothing
-                threading.Thread(target=self.cancel, daemon=True).start()
-            if keeper.lost is not None:
-                raise LeaseLost(str(keeper.lost)) from error
-            with suppress(psycopg.Error, TaskQueueError):  # the error that is being raised says more
-                count = self.give_back()
-                logger.info("gave back %s tasks after an error", f"{count:,}")
-            own = own_error(error)
-            if own is None or own is error:
-                raise
-            raise own from error
-
-    @contextmanager
-    def _described(self, description: str) -> Iterator[None]:
-        """Marks this thread's Spark jobs: with a description for people, and with a tag to cancel them by."""
-        context = self.spark.sparkContext
-        before = context.getLocalProperty("spark.job.description")
-        context.setJobDescription(description)
-        context.addJobTag(self.tag)
-        try:
-            yield
-        except Exception:
-            # A JVM that is gone has nothing to say that the error under way does not say better.
-            with suppress(Exception):
-                self._undescribe(before)
-            raise
-        self._undescribe(before)
-
-    def _undescribe(self, before: str | None) -> None:
-        """Takes the marks off. Not after a KeyboardInterrupt: this thread's call to the JVM is still under way then."""
-        context = self.spark.sparkContext
-        context.removeJobTag(self.tag)
-        context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it
-
-    def _count(self, conn: psycopg.Connection[Any]) -> int:
-        """How many tasks of the topic are held."""
-        with translated():
-            row = conn.execute(
-                "SELECT coalesce(sum(size), 0)::bigint FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, 1)",
-                (self.lease.name, self.lease.fence, self.topic),
-            ).fetchone()
-        return row[0] if row else 0
+def _claimed(holding: Holding, room: int, order: Order, tally: Tally) -> int:
+    """What there is to work on in this round: what the name held already, in the first, and what is claimed."""
+    if tally.rounds:
+        holding.lay_aside()
+    resumed = 0 if tally.rounds else holding.resumed()
+    claimed = holding.claim(max(0, room - resumed), order)
+    tally.claimed += claimed
+    tally.resumed += resumed
+    if claimed + resumed or not tally.rounds:
+        held = f"{resumed:,}"
+        logger.info("claimed %s tasks of topic %s, %s more were held already", f"{claimed:,}", holding.topic, held)
+    return claimed + resumed
 
 
-def _registered(route: Route, owner: str, lease: timedelta) -> Owner:
-    """Registers the owner under a new fence; after that, so that it keeps its own, frees what others let lapse."""
-    with route.connect() as conn:
-        queue = TaskQueue(conn)
-        registered = queue.register(owner, lease)
-        conn.commit()
-        queue.expire()
-        return registered
+def _round(
+    holding: Holding, transform: Transform, count: int, partitions: int | None, keeper: LeaseKeeper,
+    before: Progress, on_progress: OnProgress | None, tally: Tally,
+) -> None:  # fmt: skip
+    """Works on what was claimed, commits it, and counts it."""
+    stage = holding.open_stage()
+    description = f"taskq: decide {count:,} tasks of topic {holding.topic} for {holding.lease.name}"
+    if before.round:
+        description += f" (round {before.round + 1}; {before.done:,} of {before.claimed:,} are done)"
+    began = time.monotonic()
+    with Watch(holding.route, before, count, stage, on_progress), holding.described(description):
+        holding.decide(transform, stage, count, partitions, keeper)
+    holding.landed(stage, tally)
+    tally.rounds += 1
+    seconds = before.seconds + time.monotonic() - began
+    told(Progress(before.topic, before.owner, tally.rounds, tally.worked, tally.done, seconds), on_progress)
 
 
-_routes: list[Route] = []
-
-
-def registered_name(spark: SparkSession, route: Route) -> str:
-    """Registers the data source on this route under a name of its own, and returns the name.
-
-    So drains to different databases in one session don't take each other's, and the session's own `taskq` stays.
-    """
-    if route not in _routes:
-        _routes.append(route)
-    name = f"taskq_drain_{_routes.index(route) + 1}"
-    spark.dataSource.register(TaskQDataSource.bound(route, name))
-    return name
+def _log(result: DrainResult) -> None:
+    """Says in a line what the drain did."""
+    logger.info(
+        "decided %s tasks in %.1f s, %s a second, in %s rounds (%s): %s; pushed %s; gave back %s undecided",
+        f"{result.done:,}",
+        result.seconds,
+        f"{result.rate:,.0f}",
+        result.rounds,
+        result.ended,
+        ", ".join(f"{count:,} {kind.name}" for kind, count in result.completed.items()) or "none",
+        f"{result.pushed:,}",
+        f"{result.undecided:,}",
+    )

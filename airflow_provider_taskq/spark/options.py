@@ -8,7 +8,9 @@ from airflow_provider_taskq.queue import LeaseLost, TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark.route import Route
 
 PARTITIONS = 8
-_KNOWN = {"held": {"topic", "owner", "fence", "partitions"}, "complete": {"topic", "owner", "fence", "stage"}}
+_KNOWN = {"held": {"topic", "owner", "fence", "partitions"}, "complete": {"topic", "owner", "fence", "stage", "stream"}}
+
+_SPARKS_OWN = {"checkpointlocation", "queryname"}  # which come along with those of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +27,20 @@ class SourceOptions:
     topic: str | None
     partitions: int
     stage: str | None
+    stream: str | None = None
 
     @classmethod
     def parsed(cls, options: Mapping[str, str], mode: str) -> Self:
         """The options of one use of the data source; a sentence for each that is missing, unknown or not a number."""
-        given = {name.lower(): value for name, value in options.items()}
-        asked = given.pop("mode", None)
-        if asked != mode:
-            doing = "read" if mode == "held" else "write"
-            raise TaskQueueError(f"format taskq: to {doing}, set option mode to {mode!r}, not {asked!r}")
-        if unknown := sorted(set(given) - _KNOWN[mode]):
-            known = ", ".join(sorted(_KNOWN[mode]))
-            raise TaskQueueError(f"format taskq, mode {mode}: unknown option {unknown[0]!r}; there are {known}")
+        given = known(options, mode, "read" if mode == "held" else "write", _KNOWN[mode])
         return cls(
             mode=mode,
             owner=_required(given, mode, "owner"),
-            fence=_number(given["fence"], "fence") if "fence" in given else None,
+            fence=number(given["fence"], "fence") if "fence" in given else None,
             topic=given.get("topic"),
-            partitions=_number(given.get("partitions", str(PARTITIONS)), "partitions"),
+            partitions=number(given.get("partitions", str(PARTITIONS)), "partitions"),
             stage=given.get("stage"),
+            stream=given.get("stream"),
         )
 
     def fenced(self, route: Route) -> Self:
@@ -64,8 +61,37 @@ def _required(given: Mapping[str, str], mode: str, name: str) -> str:
     return given[name]
 
 
-def _number(text: str, name: str) -> int:
-    """An option that is a whole number from 1."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise TaskQueueError(f"format taskq: option {name!r} must be a whole number from 1, not {text!r}")
+def mode_of(options: Mapping[str, str], doing: str, modes: tuple[str, ...]) -> str:
+    """The mode that is asked for; a sentence where it is not one in which this can be done."""
+    mode = {name.lower(): value for name, value in options.items()}.get("mode")
+    if mode not in modes:
+        there = " or ".join(repr(each) for each in modes)
+        raise TaskQueueError(f"format taskq: to {doing}, set option mode to {there}, not {mode!r}")
+    return mode
+
+
+def known(options: Mapping[str, str], mode: str, doing: str, names: set[str]) -> dict[str, str]:
+    """The options of a mode by their names in lower case; a sentence for another mode, or for one that is unknown."""
+    given = {name.lower(): value for name, value in options.items()}
+    asked = given.pop("mode", None)
+    if asked != mode:
+        raise TaskQueueError(f"format taskq: to {doing}, set option mode to {mode!r}, not {asked!r}")
+    if unknown := sorted(set(given) - names - _SPARKS_OWN):
+        raise TaskQueueError(
+            f"format taskq, mode {mode}: unknown option {unknown[0]!r}; there are {', '.join(sorted(names))}"
+        )
+    return given
+
+
+def number(text: str, name: str, least: int = 1) -> int:
+    """An option that is a whole number from 1, or from another least one."""
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise TaskQueueError(f"format taskq: option {name!r} must be a whole number from {least}, not {text!r}")
     return int(text)
+
+
+def flag(text: str, name: str) -> bool:
+    """An option that is true or false."""
+    if text.lower() not in ("true", "false"):
+        raise TaskQueueError(f"format taskq: option {name!r} must be true or false, not {text!r}")
+    return text.lower() == "true"

@@ -1,14 +1,13 @@
 """mode=held: what an owner holds, as Arrow batches, read by many executors at once."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.types
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.spark.binary_copy import record_batches
 from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.route import Route
 
@@ -23,10 +22,8 @@ HELD_SCHEMA = (
     .add("redelivered", "boolean")
     .add("priority", "integer")
     .add("created", "timestamp")
+    .add("available_at", "timestamp")
 )
-BATCH_ROWS = 10_000
-BATCH_BYTES = 8 * 1024 * 1024
-
 _ARROW = pa.schema(
     [
         ("sequence", pa.int64()),
@@ -38,17 +35,13 @@ _ARROW = pa.schema(
         ("redelivered", pa.bool_()),
         ("priority", pa.int32()),
         ("created", pa.timestamp("us", tz="UTC")),
+        ("available_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-# A moment crosses as microseconds since 1970, which is what Arrow stores.
-_COLUMNS = ", ".join(_ARROW.names).replace("created", "(extract(epoch FROM created) * 1000000)::bigint")
 _COPY = (
-    f"COPY (SELECT {_COLUMNS} FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint))"  # noqa: S608
-    " TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
+    f"COPY (SELECT {', '.join(_ARROW.names)}"  # noqa: S608
+    " FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint)) TO STDOUT (FORMAT binary)"
 )
-
-
-Chunk = bytes | bytearray | memoryview
 
 
 class HeldSlice(InputPartition):
@@ -87,37 +80,4 @@ class HeldReader(DataSourceReader):
         asked = self.options
         wanted = (asked.owner, asked.fence, asked.topic, partition.low, partition.high)
         with self.route.connect_executor() as conn, translated(), conn.cursor().copy(_COPY, wanted) as copy:
-            yield from record_batches(copy)
-
-
-def record_batches(rows: Iterable[Chunk]) -> Iterator[pa.RecordBatch]:
-    """Arrow batches from the rows of a COPY, of which PostgreSQL sends exactly one a message."""
-    held: list[Chunk] = []
-    size = 0
-    for row in rows:
-        held.append(row)
-        size += len(row)
-        if len(held) >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield _parsed(held, size)
-            held, size = [], 0
-    if held:
-        yield _parsed(held, size)
-
-
-def _parsed(rows: list[Chunk], size: int) -> pa.RecordBatch:
-    """One batch from whole CSV rows. They are one block of the parser, so that no row is too long for it."""
-    raw = [pa.int64() if pa.types.is_timestamp(field.type) else field.type for field in _ARROW]
-    table = pyarrow.csv.read_csv(
-        pa.BufferReader(b"".join(rows)),
-        read_options=pyarrow.csv.ReadOptions(column_names=_ARROW.names, block_size=size + 1, use_threads=False),
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=dict(zip(_ARROW.names, raw, strict=True)),
-            null_values=[""],  # COPY quotes a text that is empty, and leaves out one that is missing
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-            true_values=["t"],
-            false_values=["f"],
-        ),
-    )
-    return table.cast(_ARROW).combine_chunks().to_batches()[0]
+            yield from record_batches(copy, _ARROW)

@@ -43,9 +43,12 @@ class Route:
         return connect(self.conninfo, **options)
 
     def connect_executor(self) -> psycopg.Connection[Any]:
-        """Opens a connection on an executor, by the executor's own environment if that names a database."""
+        """Opens a connection on an executor, by the executor's own environment if that names a database.
+
+        Texts cross in UTF-8 whatever the database stores: a binary COPY has them in the encoding of the session.
+        """
         own = os.environ.get(DSN_VARIABLE) or os.environ.get(DSN_FILE_VARIABLE)
-        return connect(None if own and self.executors_choose else self.conninfo)
+        return connect(None if own and self.executors_choose else self.conninfo, client_encoding="utf8")
 
     def __repr__(self) -> str:
         return "Route(...)"

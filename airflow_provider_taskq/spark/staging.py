@@ -1,9 +1,8 @@
 """mode=complete: executors stage decisions, the driver carries them out in one transaction."""
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
+from uuid import UUID
 
 import psycopg
 import pyarrow as pa
@@ -11,23 +10,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.spark.committing import Staged, arrays, stage_rows, this_try, until_answered, winners
 from airflow_provider_taskq.spark.decisions import COPY, check_columns, staged_rows
 from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.route import Route
 
-COMMIT_SECONDS = 60.0  # how long a commit goes on asking a server that has gone away
-PAUSE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Staged(WriterCommitMessage):
-    """What one try of one Spark task staged."""
-
-    part: int
-    attempt: int
-    count: int
+_CHECK = "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)"
 
 
 class CompleteWriter(DataSourceArrowWriter):
@@ -58,42 +47,16 @@ class CompleteWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stages one partition, on an executor. A failed try leaves nothing, or rows that nobody will name."""
-        context = TaskContext.get()
-        if context is None:
-            raise TaskQueueError("decisions are staged by Spark's tasks only")
-        part, attempt = context.partitionId(), context.taskAttemptId()
-        first = next((batch for batch in iterator if batch.num_rows), None)
-        if first is None:
-            return Staged(part, attempt, 0)
-        count = first.num_rows
-        with self.route.connect_executor() as conn, translated():
-            with conn.cursor().copy(COPY) as copy:
-                copy.write(staged_rows(first, self.stage, part, attempt))
-                for batch in iterator:
-                    copy.write(staged_rows(batch, self.stage, part, attempt))
-                    count += batch.num_rows
-            conn.execute(
-                "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)",
-                (self.options.owner, self.options.fence, self.stage),
-            )
-        return Staged(part, attempt, count)
+        context = this_try()
+        return stage_decisions(self.route, self.options, iterator, self.stage, context)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Carries the stage out, on the driver.
 
         A stage is carried out once however often that is asked for, so a server that went away is simply asked again.
         """
-        won = [message for message in messages if isinstance(message, Staged)]
-        deadline = time.monotonic() + COMMIT_SECONDS
-        while True:
-            try:
-                self._carry_out(won)
-            except (psycopg.OperationalError, TaskQueueError) as error:
-                if not _is_absence(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(PAUSE_SECONDS)  # the server is away: nothing tells when it is back
-            else:
-                return
+        won = winners(messages)
+        until_answered(lambda: self._carry_out(won))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Forgets what was staged. Where that fails too, taskq.prune_stages does it once the lease is gone."""
@@ -102,20 +65,39 @@ class CompleteWriter(DataSourceArrowWriter):
 
     def _carry_out(self, won: Sequence[Staged]) -> None:
         """One transaction: all of the job's decisions."""
-        with self.route.connect() as conn, translated():
-            conn.execute(
-                "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, %s::int[], %s::bigint[], %s::bigint[])",
-                (
-                    self.options.owner,
-                    self.options.fence,
-                    self.stage,
-                    [staged.part for staged in won],
-                    [staged.attempt for staged in won],
-                    [staged.count for staged in won],
-                ),
-            )
+        with self.route.connect() as conn:
+            carry_out(conn, self.options, self.stage, won)
             if self.options.stage is None:  # else whoever opened the stage asks for its results first
                 abandon_stage(conn, self.stage)
+
+
+def stage_decisions(
+    route: Route,
+    options: SourceOptions,
+    batches: Iterator[pa.RecordBatch],
+    stage: str,
+    context: TaskContext,
+    stream: str = "",
+) -> Staged:
+    """One partition into taskq.staged, unless nobody will come for it."""
+    number, part, attempt = UUID(stage).bytes, context.partitionId(), context.taskAttemptId()
+    count = stage_rows(
+        route,
+        COPY,
+        batches,
+        lambda batch, _: staged_rows(batch, number, part, attempt),
+        (_CHECK, (options.owner, options.fence, stage)),
+    )
+    return Staged(part, attempt, count, stage, stream)
+
+
+def carry_out(conn: psycopg.Connection[Any], options: SourceOptions, stage: str, won: Sequence[Staged]) -> None:
+    """Ends what these tries decided, all in the caller's transaction."""
+    with translated():
+        conn.execute(
+            "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, %s::int[], %s::bigint[], %s::bigint[])",
+            (options.owner, options.fence, stage, *arrays(won)),
+        )
 
 
 def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int | None) -> str:
@@ -131,10 +113,3 @@ def abandon_stage(conn: psycopg.Connection[Any], stage: str) -> None:
     """Forgets what was staged."""
     with translated():
         conn.execute("SELECT taskq.abandon_stage(%s::uuid)", (stage,))
-
-
-def _is_absence(error: Exception) -> bool:
-    """Whether the server was away or shutting down, rather than of another opinion."""
-    if isinstance(error, psycopg.OperationalError):
-        return (error.sqlstate or "08").startswith(("08", "57P"))
-    return str(error).startswith("cannot connect")

@@ -80,7 +80,7 @@ class TaskClaims(SharedStreamProducer):
                     claims = await self._next()
                     failures = 0
                 except LeaseLost:
-                    metrics.count(metrics.LEASE_LOST, 1, topic=self._claiming.topic)
+                    metrics.count(metrics.LEASE_LOST, 1, topic=self._claiming.topic, in_triggerer=True)
                     raise
                 except (*_LOST, psycopg.Error, TaskQueueError, AirflowException) as error:
                     claims = []
@@ -151,7 +151,7 @@ class TaskClaims(SharedStreamProducer):
         self._doubtful = True  # should this poll fail, it may have claimed
         polled = await self._holding.poll(self._claiming.batch_size)
         self._doubtful = False
-        metrics.count(metrics.POLLED, len(polled), topic=self._claiming.topic)
+        metrics.count(metrics.POLLED, len(polled), topic=self._claiming.topic, in_triggerer=True)
         self._drained = len(polled) < self._claiming.batch_size
         if not polled:  # others were faster
             await asyncio.sleep(min(self._claiming.poll_interval, self._beat))
@@ -236,7 +236,7 @@ class TaskClaims(SharedStreamProducer):
     def _count(self, settlements: Sequence[Settlement]) -> None:
         for result in (Result.SUCCESS, Result.FAILURE):
             number = sum(one.result is result for one in settlements)
-            metrics.count(metrics.COMPLETED, number, topic=self._claiming.topic, result=result.name)
+            metrics.count(metrics.COMPLETED, number, topic=self._claiming.topic, in_triggerer=True, result=result.name)
 
 
 def _settled(item: AdvanceItem) -> list[Settlement]:

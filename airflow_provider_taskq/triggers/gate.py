@@ -3,11 +3,13 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
+from airflow_provider_taskq import metrics
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.triggers.waits import Wait
 from airflow_provider_taskq.triggers.watcher import watcher
@@ -20,7 +22,10 @@ class GateTrigger(BaseTrigger):
     :param poll_interval: seconds between two looks.
     :param ends_task: whether to end the deferred task with success rather than resume it in a worker.
     :param resume_after: seconds that pass, at least, before the task is resumed.
+    :param since: when the gate began to look, for the metric of a gate that ends here; None where nobody receives it.
     """
+
+    topic: str
 
     def __init__(
         self,
@@ -29,12 +34,14 @@ class GateTrigger(BaseTrigger):
         poll_interval: float = 1.0,
         ends_task: bool = False,
         resume_after: float = 0.0,
+        since: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.taskq_conn_id = taskq_conn_id
         self.poll_interval = poll_interval
         self.ends_task = ends_task
         self.resume_after = resume_after
+        self.since = since
 
     @property
     @abstractmethod
@@ -58,6 +65,7 @@ class GateTrigger(BaseTrigger):
             "poll_interval": self.poll_interval,
             "ends_task": self.ends_task,
             "resume_after": self.resume_after,
+            **({} if self.since is None else {"since": self.since}),
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -69,6 +77,8 @@ class GateTrigger(BaseTrigger):
         except (AirflowException, TaskQueueError) as error:
             facts = {"status": "error", "message": str(error)}
         if self.ends_task and facts["status"] == "ready":
+            if self.since is not None:
+                metrics.gate_opened(self.topic, datetime.fromisoformat(self.since), in_triggerer=True)
             yield TaskSuccessEvent()
             return
         await asyncio.sleep(began + self.resume_after - loop.time())

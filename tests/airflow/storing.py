@@ -1,5 +1,6 @@
 """How Airflow stores a DAG, under the name that its release has for it."""
 
+import json
 from typing import Any
 
 from airflow.serialization import serialized_objects
@@ -16,4 +17,4 @@ def stored(dag: Any) -> dict[str, Any]:
 
 def restored(dag: Any) -> Any:
     """What the scheduler reads of it."""
-    return _STORE.from_dict(stored(dag))
+    return _STORE.from_dict(json.loads(json.dumps(stored(dag))))

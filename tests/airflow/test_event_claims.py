@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-pytest.importorskip("airflow.triggers.shared_stream")
+from tests.airflow.releases import CLAIMS_SHARE_STREAMS
+
+pytest.importorskip("airflow.triggers.shared_stream", reason=CLAIMS_SHARE_STREAMS)
 
 from airflow.triggers.base import TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager, SharedStreamProducer

@@ -17,8 +17,9 @@ from airflow_provider_taskq.demo.airflow_api import until
 from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import NewTask, State, TaskQueue, connect
 from tests.airflow.conftest import connection_json
+from tests.airflow.releases import CLAIMS_SHARE_STREAMS
 
-pytest.importorskip("airflow.triggers.shared_stream")
+pytest.importorskip("airflow.triggers.shared_stream", reason=CLAIMS_SHARE_STREAMS)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 DAGS = Path(__file__).parent / "dags" / "events.py"

@@ -14,12 +14,13 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.triggers import event as event_module
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
+from tests.airflow.releases import CLAIMING
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
+    asyncio.run(asyncio.wait_for(test(), 120))
 
 
 class Peeking:
@@ -29,7 +30,7 @@ class Peeking:
         self._events = TaskQEventTrigger(**{"topic": "work", "poll_interval": 0.05, **arguments}).run()
         self._next: asyncio.Task[TriggerEvent] | None = None
 
-    async def event(self, seconds: float = 10) -> Any:
+    async def event(self, seconds: float = 30) -> Any:
         """The next event, or None where there is none in time."""
         self._next = self._next or asyncio.create_task(anext(self._events))  # type: ignore[arg-type]
         done, _ = await asyncio.wait({self._next}, timeout=seconds)
@@ -123,7 +124,11 @@ def identity(trigger: BaseEventTrigger) -> int:
     return BaseEventTrigger.hash(*trigger.serialize())
 
 
-@pytest.mark.parametrize("arguments", [{}, {"mode": "claim", "owner": "me", "batch_size": 5}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, pytest.param({"mode": "claim", "owner": "me", "batch_size": 5}, marks=CLAIMING)],
+    ids=["peek", "claim"],
+)
 def test_airflow_tells_triggers_apart_by_their_arguments(arguments: dict[str, Any]) -> None:
     """Also after they were stored: else the trigger would be made anew each time that the DAG file is parsed."""
     trigger = TaskQEventTrigger(topic="work", **arguments)
@@ -138,8 +143,8 @@ def stored_arguments(stored: Trigger) -> dict[str, Any]:
     return {name: value for name, value in stored.kwargs.items() if name != "topic"}
 
 
+@CLAIMING
 def test_claims_with_equal_arguments_are_one_stream_and_peeks_are_none() -> None:
-    pytest.importorskip("airflow.triggers.shared_stream")
     claim = TaskQEventTrigger(topic="work", mode="claim").shared_stream_key()
     assert claim == TaskQEventTrigger(topic="work", mode="claim").shared_stream_key()
     assert hash(claim) == hash(TaskQEventTrigger(topic="work", mode="claim").shared_stream_key())

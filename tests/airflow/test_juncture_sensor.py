@@ -1,15 +1,15 @@
-import json
 from typing import Any
 
 import pytest
+from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.providers.common.compat.sdk import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow.sdk import DAG, Asset
-from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
-from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_taskq.queue import NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQJunctureSensor
 from airflow_provider_taskq.triggers import TaskQJunctureTrigger
 from tests.airflow.conftest import context_of
+from tests.airflow.storing import restored
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -159,5 +159,4 @@ class TestDeferred:
 def test_a_mapped_gate_can_be_stored() -> None:
     with DAG("dag", schedule=None) as dag:
         TaskQJunctureSensor.partial(task_id="gate", topic="work", junction="ETERNAL").expand(groups=[[["a"]], [["b"]]])
-    stored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
-    assert stored.task_ids == ["gate"]
+    assert restored(dag).task_ids == ["gate"]

@@ -1,12 +1,14 @@
 from typing import Any
 
 import pytest
+from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
 from airflow.providers.common.compat.sdk import HookLineageCollector
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.hooks import TaskQHook, taskq
 from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQPushOperator
 from airflow_provider_taskq.queue import Result, TaskQueue
+from airflow_provider_taskq.sensors import TaskQSensor
 from tests.airflow.conftest import Connect, context_of
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
@@ -43,6 +45,20 @@ def test_a_completion_is_an_input(collector: Any, server: str, queue: TaskQueue)
     queue.claim("work", queue.register("gate"), 1)
     TaskQCompleteOperator(task_id="complete", topic="work", owner="gate").execute(context_of())
     assert seen(collector) == ([f"{server}/work"], [])
+
+
+def test_a_claim_of_a_gate_is_an_input(collector: Any, server: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    TaskQSensor(task_id="gate", topic="work", claim=1).execute(context_of())
+    assert seen(collector) == ([f"{server}/work"], [])
+
+
+def test_a_gate_that_looks_or_stays_closed_is_none(collector: Any, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    TaskQSensor(task_id="gate", topic="work").execute(context_of())
+    with pytest.raises(AirflowRescheduleException):
+        TaskQSensor(task_id="gate", topic="work", claim=2, min_tasks=2, mode="reschedule").execute(context_of())
+    assert seen(collector) == ([], [])
 
 
 def test_a_transaction_that_takes_from_one_topic_and_pushes_to_another_is_both(

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.exceptions import AirflowProviderDeprecationWarning
@@ -11,11 +12,17 @@ from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTr
 
 from airflow_provider_taskq.queues.taskq import TaskQMessageQueueProvider
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
+from tests.airflow.releases import CLAIMING
 
 
-def test_a_message_queue_of_scheme_taskq_is_our_trigger() -> None:
-    trigger = MessageQueueTrigger(scheme="taskq", topic="work", mode="claim", batch_size=5)
-    assert trigger.serialize() == TaskQEventTrigger(topic="work", mode="claim", batch_size=5).serialize()
+@pytest.mark.parametrize(
+    "arguments",
+    [{"min_tasks": 5}, pytest.param({"mode": "claim", "batch_size": 5}, marks=CLAIMING)],
+    ids=["peek", "claim"],
+)
+def test_a_message_queue_of_scheme_taskq_is_our_trigger(arguments: dict[str, Any]) -> None:
+    trigger = MessageQueueTrigger(scheme="taskq", topic="work", **arguments)
+    assert trigger.serialize() == TaskQEventTrigger(topic="work", **arguments).serialize()
 
 
 @pytest.mark.parametrize(

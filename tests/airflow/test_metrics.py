@@ -1,12 +1,16 @@
+import asyncio
 import os
 import re
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from airflow.providers.common.compat.sdk import Stats
+from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.providers.common.compat.sdk import Stats, TaskDeferred
+from airflow.triggers.base import TaskSuccessEvent
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.hooks import TaskQHook
@@ -18,7 +22,9 @@ from airflow_provider_taskq.operators import (
     TaskQPushOperator,
     TaskQReviveOperator,
 )
-from airflow_provider_taskq.queue import LeaseLost, Result, TaskQueue
+from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, State, TaskQueue
+from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
+from airflow_provider_taskq.triggers import TaskQTrigger
 from tests.airflow.conftest import context_of
 
 
@@ -43,12 +49,27 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
     """What receives Airflow's metrics in this test: where Airflow keeps its client, which differs by release."""
     made = Receiver()
     monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
-    if "incr" in vars(Stats):
-        monkeypatch.setattr(sys.modules[Stats.incr.__module__], "_backend", made)
-    else:
-        monkeypatch.setattr(Stats, "instance", made)
-        monkeypatch.setattr(Stats, "_instance_pid", os.getpid(), raising=False)
+    receive(Stats, made, monkeypatch)
     return made
+
+
+@pytest.fixture
+def triggerers_receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
+    """What receives the metrics of a triggerer: since Airflow 3.2, its client is not that of the workers."""
+    stats = pytest.importorskip("airflow.observability.stats", reason="Airflow 3.1 has one client for all").Stats
+    assert stats is not Stats
+    made = Receiver()
+    receive(stats, made, monkeypatch)
+    return made
+
+
+def receive(stats: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a receiver in the place of the client behind one of Airflow's `Stats`."""
+    if "incr" in vars(stats):
+        monkeypatch.setattr(sys.modules[stats.incr.__module__], "_backend", receiver)
+    else:
+        monkeypatch.setattr(stats, "instance", receiver)
+        monkeypatch.setattr(stats, "_instance_pid", os.getpid(), raising=False)
 
 
 def run(operator: Any) -> Any:
@@ -139,6 +160,134 @@ class TestTransactions:
         with pytest.raises(RuntimeError, match="on purpose"):
             push_and_fail()
         assert receiver.told == []
+
+
+HOUR = timedelta(hours=1)
+
+
+def waited(receiver: Receiver) -> timedelta:
+    """How long the only gate waited that was reported."""
+    ((name, length, tags),) = receiver.told
+    assert (name, tags) == ("taskq.gate_wait", {"topic": "work"})
+    assert isinstance(length, timedelta)
+    return length
+
+
+def fill(queue: TaskQueue) -> None:
+    """Opens the gates of GATES."""
+    queue.push("work", [NewTask("suspended", suspended=True), "ready"])
+
+
+GATES = pytest.mark.parametrize(
+    "gate",
+    [
+        lambda **how: TaskQSensor(task_id="gate", topic="work", **how),
+        lambda **how: TaskQStateSensor(task_id="gate", topic="work", identifiers=["ready"], states="READY", **how),
+        lambda **how: TaskQJunctureSensor(task_id="gate", topic="work", groups=[["suspended"]], **how),
+    ],
+    ids=["topic", "state", "juncture"],
+)
+
+
+@pytest.mark.usefixtures("airflow_connection", "queue")
+class TestGates:
+    @GATES
+    @pytest.mark.parametrize("how", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
+    def test_that_are_open_have_hardly_waited(
+        self, receiver: Receiver, queue: TaskQueue, gate: Callable[..., Any], how: dict[str, Any]
+    ) -> None:
+        fill(queue)
+        run(gate(**how))
+        assert timedelta(0) <= waited(receiver) < HOUR
+
+    @GATES
+    def test_that_are_closed_tell_nothing_until_they_open(
+        self, receiver: Receiver, queue: TaskQueue, gate: Callable[..., Any]
+    ) -> None:
+        with pytest.raises(AirflowRescheduleException):
+            run(gate(mode="reschedule"))
+        assert receiver.told == []
+        fill(queue)
+        context = context_of()
+        context["ti"].get_first_reschedule_date = lambda _: datetime.now(UTC) - HOUR
+        gate(mode="reschedule").execute(context)
+        assert HOUR <= waited(receiver) < 2 * HOUR
+
+    @GATES
+    def test_that_are_resumed_have_waited_since_their_first_look(
+        self, receiver: Receiver, queue: TaskQueue, gate: Callable[..., Any]
+    ) -> None:
+        fill(queue)
+        deadline = datetime.now(UTC) + timedelta(seconds=60) - HOUR
+        gate(deferrable=True, timeout=60).execute_complete(context_of(), {"status": "ready"}, deadline.isoformat())
+        assert HOUR <= waited(receiver) < 2 * HOUR
+
+    @GATES
+    def test_that_their_trigger_ends_are_reported_by_the_triggerers_client(
+        self, receiver: Receiver, triggerers_receiver: Receiver, queue: TaskQueue, gate: Callable[..., Any]
+    ) -> None:
+        before = datetime.now(UTC)
+        with pytest.raises(TaskDeferred) as deferral:
+            run(gate(deferrable=True))
+        path, arguments = deferral.value.trigger.serialize()
+        assert before <= datetime.fromisoformat(arguments["since"]) <= datetime.now(UTC)
+        fill(queue)
+        long_ago = (datetime.now(UTC) - HOUR).isoformat()
+        trigger = type(deferral.value.trigger)(**{**arguments, "since": long_ago})
+        assert path.endswith(type(trigger).__name__)
+        assert isinstance(asyncio.run(fired(trigger)), TaskSuccessEvent)
+        assert HOUR <= waited(triggerers_receiver) < 2 * HOUR
+        assert receiver.told == []
+
+    def test_that_a_worker_goes_on_with_are_not_reported_twice(
+        self, receiver: Receiver, triggerers_receiver: Receiver, queue: TaskQueue
+    ) -> None:
+        with pytest.raises(TaskDeferred) as deferral:
+            run(TaskQSensor(task_id="gate", topic="work", claim=1, deferrable=True))
+        assert "since" not in deferral.value.trigger.serialize()[1]
+        queue.push("work", ["a"])
+        event = asyncio.run(fired(TaskQTrigger(topic="work")))
+        assert event.payload["status"] == "ready"
+        assert receiver.told == triggerers_receiver.told == []
+
+    def test_that_nobody_receives_the_time_of_keep_no_account_of_it(
+        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
+        with pytest.raises(TaskDeferred) as deferral:
+            run(TaskQSensor(task_id="gate", topic="work", deferrable=True))
+        assert "since" not in deferral.value.trigger.serialize()[1]
+        assert receiver.told == []
+
+    def test_count_what_they_take_once(self, receiver: Receiver, queue: TaskQueue) -> None:
+        queue.push("work", ["a", "b", "c"])
+        for _ in range(2):
+            gate = TaskQSensor(task_id="gate", topic="work", claim=2, owner="gate")
+            assert run(gate) == {"topic": "work", "owner": "gate", "claimed": 2}
+        counted = [told for told in receiver.told if told[0] != "taskq.gate_wait"]
+        assert counted == [("taskq.polled", 2, {"topic": "work"})]
+
+    def test_do_not_count_what_they_put_back(
+        self, receiver: Receiver, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        queue.push("work", ["a", "b"])
+        ready = TaskQSensor._ready
+
+        def others_are_quicker(self: TaskQSensor, *arguments: Any) -> int | None:
+            found = ready(self, *arguments)
+            queue.poll("work", queue.register("other"), 1)
+            return found
+
+        monkeypatch.setattr(TaskQSensor, "_ready", others_are_quicker)
+        with pytest.raises(TaskDeferred):
+            run(TaskQSensor(task_id="gate", topic="work", claim=2, min_tasks=2, deferrable=True))
+        assert {task.state for task in queue.page("work")} == {State.READY, State.ACTIVE}
+        assert receiver.told == []
+
+
+async def fired(trigger: Any) -> Any:
+    """What a trigger fires."""
+    return await anext(trigger.run())
 
 
 def test_a_receiver_that_fails_fails_no_task(

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
-from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_taskq.operators import TaskQPushOperator
 from airflow_provider_taskq.queue import InvalidTask, NewTask, State, TaskQueue, UnknownTopic
 from tests.airflow.conftest import context_of
+from tests.airflow.storing import stored
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
@@ -114,7 +114,7 @@ def test_what_a_function_gives_is_no_template(queue: TaskQueue) -> None:
 def test_payloads_are_not_in_what_airflow_stores(tasks: Any) -> None:
     with DAG("dag", schedule=None) as dag:
         operator = TaskQPushOperator(task_id="push", topic="work", tasks=tasks)
-    assert MARK not in json.dumps(DagSerialization.to_dict(dag))
+    assert MARK not in json.dumps(stored(dag))
     assert MARK not in json.dumps(rendered(operator))
     assert MARK not in repr(operator.tasks)
 

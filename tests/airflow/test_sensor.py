@@ -1,24 +1,23 @@
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from airflow.sdk import DAG, Asset
-from airflow.sdk.exceptions import (
+from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.providers.common.compat.sdk import (
     AirflowException,
-    AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowSkipException,
     TaskDeferred,
 )
-from airflow.serialization.serialized_objects import DagSerialization
+from airflow.sdk import DAG, Asset
 
 from airflow_provider_taskq.hooks import TaskQHook
 from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
 from tests.airflow.conftest import Connect, context_of
+from tests.airflow.storing import restored
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -317,8 +316,7 @@ def test_a_mapped_gate_can_be_stored() -> None:
         TaskQSensor.partial(task_id="plain").expand(topic=["a", "b"])
         TaskQSensor.partial(task_id="named", owner="loader").expand(topic=["a", "b"])
     assert isinstance(dag.owner, str)
-    restored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
-    assert isinstance(restored.owner, str)
+    assert isinstance(restored(dag).owner, str)
 
 
 @pytest.mark.parametrize("arguments", [{"min_tasks": 0}, {"claim": 0}])

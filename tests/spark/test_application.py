@@ -28,7 +28,8 @@ def states(queue: TaskQueue) -> dict[str, int]:
 def run(
     environment: Mapping[str, str], *arguments: str, transform: str = "transforms:succeed", topic: str = "work"
 ) -> subprocess.CompletedProcess[str]:
-    command = [*MODULE, "--topic", topic, "--owner", "program", "--transform", transform, *arguments]
+    named = ["--transform", transform] if transform else []
+    command = [*MODULE, "--topic", topic, "--owner", "program", *named, *arguments]
     return subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
 
 
@@ -87,8 +88,22 @@ def test_rounds_and_progress(dsn: str, queue: TaskQueue, push: Push, python_envi
     assert done.returncode == 0, done.stderr
     assert states(queue) == {"SUCCEEDED": 25}
     assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello"}
-    for line in ("claimed 10 tasks of topic work", "decided 5 tasks", "round 3: 25 tasks done in all"):
+    for line in ("claimed 10 tasks of topic work", "round 3: 25 of 25 tasks done", "in 3 rounds (EMPTY)"):
         assert line in done.stdout
+
+
+@pytest.mark.slow
+def test_a_function_of_one_task_until_nothing_is_left(
+    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]
+) -> None:
+    push(25)
+    arguments = ["--each", "transforms:count_letters", "--option", "note=hello", "--rounds", "all", "--size", "20"]
+    arguments += ["--condition", "SINGULAR_BY_IDENTIFIER", "--budget", "23", "--deadline", "600"]
+    done = run({**python_environment, "TASKQ_DSN": dsn}, *arguments, transform="")
+    assert done.returncode == 0, done.stderr
+    assert states(queue) == {"READY": 2, "SUCCEEDED": 23}
+    assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello", "letters": 6}
+    assert "in 2 rounds (BUDGET)" in done.stdout
 
 
 @pytest.mark.slow
@@ -99,7 +114,7 @@ def test_an_error_of_the_transform_is_one_sentence(
     done = run({**python_environment, "TASKQ_DSN": dsn}, transform="transforms:stumble")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "drain of topic work failed: RuntimeError: stumbled over 0 options and 9 columns"
+        "drain of topic work failed: RuntimeError: stumbled over 0 options and 10 columns"
     )
     assert states(queue) == {"READY": 5}
 
@@ -176,6 +191,7 @@ def test_speculation_on_executors_that_know_no_database(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     push(100)
+    queue.create_topic("next")
     (tmp_path / "dsn").write_text(dsn)
     program = Path(__file__).parent / "programs" / "speculation.py"
     done = subprocess.run(
@@ -189,3 +205,5 @@ def test_speculation_on_executors_that_know_no_database(
     assert done.returncode == 0, done.stderr
     assert "done=100" in done.stdout
     assert states(queue) == {"SUCCEEDED": 100}
+    following = [task.identifier for task in queue.page("next", size=1_000)]
+    assert sorted(following) == sorted(f"item-{number}" for number in range(100))

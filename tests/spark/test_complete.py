@@ -12,11 +12,12 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Owner, TaskQueue
+from airflow_provider_taskq.spark.committing import Staged
 from airflow_provider_taskq.spark.failure import own_error, sentence
 from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.route import Route
 from airflow_provider_taskq.spark.source import TaskQDataSource
-from airflow_provider_taskq.spark.staging import CompleteWriter, Staged
+from airflow_provider_taskq.spark.staging import CompleteWriter
 
 pytestmark = [
     pytest.mark.slow,

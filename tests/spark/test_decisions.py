@@ -1,7 +1,6 @@
 """Decisions are checked before they are staged."""
 
-import csv
-import io
+import struct
 from datetime import timedelta
 from typing import Any
 
@@ -11,21 +10,38 @@ import pytest
 from airflow_provider_taskq.queue import InvalidTask
 from airflow_provider_taskq.spark.decisions import check_columns, staged_rows
 
+STAGE = bytes(range(16))
 
-def rows(**columns: Any) -> list[list[str]]:
+
+def rows(**columns: Any) -> list[list[bytes | None]]:
+    """The fields of each row as they are sent."""
     given = {"sequence": pa.array([7], pa.int64()), "result": pa.array(["SUCCESS"]), **columns}
-    text = staged_rows(pa.record_batch(given), "a-stage", 3, 5).decode()
-    return list(csv.reader(io.StringIO(text)))
+    data, place, found = staged_rows(pa.record_batch(given), STAGE, 3, 5).to_pybytes(), 0, []
+    while place < len(data):
+        (fields,), place = struct.unpack_from(">h", data, place), place + 2
+        row: list[bytes | None] = []
+        for _ in range(fields):
+            (size,), place = struct.unpack_from(">i", data, place), place + 4
+            row.append(None if size < 0 else data[place : place + size])
+            place += max(size, 0)
+        found.append(row)
+    return found
+
+
+def sent(value: str | None) -> bytes | None:
+    """A text as it is sent."""
+    return None if value is None else value.encode()
 
 
 def test_a_decision_becomes_a_row() -> None:
     columns = {"message": pa.array(['{"a":"x,\\"y"}']), "error": pa.array(["no\nluck"])}
-    assert rows(**columns) == [["a-stage", "3", "5", "7", "3", '{"a":"x,\\"y"}', "no\nluck", ""]]
+    numbers = [STAGE, struct.pack(">i", 3), struct.pack(">q", 5), struct.pack(">q", 7), struct.pack(">h", 3)]
+    assert rows(**columns) == [[*numbers, b'{"a":"x,\\"y"}', b"no\nluck", None]]
 
 
 @pytest.mark.parametrize(("name", "number"), [("FAILURE", 0), ("SUSPENSION", 1), ("FILTER", 2), ("SUCCESS", 3)])
 def test_a_result_is_a_name_or_a_number(name: str, number: int) -> None:
-    assert rows(result=pa.array([name]))[0][4] == rows(result=pa.array([number]))[0][4] == str(number)
+    assert rows(result=pa.array([name]))[0][4] == rows(result=pa.array([number]))[0][4] == struct.pack(">h", number)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +80,11 @@ def test_a_message_that_cannot_be_stored_is_refused_unseen(message: str, flaw: s
 
 @pytest.mark.parametrize("message", ["null", "0", '"\\\\u0000"', '"\\u00e4\\ud83d\\ude00"', '{"a":[1,{}]}', None])
 def test_a_message_that_can_be_stored_passes_as_it_is(message: str | None) -> None:
-    assert rows(message=pa.array([message], pa.string()))[0][5] == (message or "")
+    assert rows(message=pa.array([message], pa.string()))[0][5] == sent(message)
 
 
 def test_an_error_keeps_its_end() -> None:
-    assert rows(error=pa.array(["x" * 20_000 + "cause"]))[0][6] == "x" * 9_995 + "cause"
+    assert rows(error=pa.array(["x" * 20_000 + "cause"]))[0][6] == b"x" * 9_995 + b"cause"
     with pytest.raises(InvalidTask, match="the error of the decision on task 7 holds a NUL"):
         rows(error=pa.array(["a\x00b"]))
 
@@ -76,7 +92,7 @@ def test_an_error_keeps_its_end() -> None:
 @pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
 def test_a_delay_is_an_interval_or_seconds(delay: object) -> None:
     snoozed = rows(result=pa.array(["SUSPENSION"]), delay=pa.array([delay]))
-    assert snoozed[0][7] == "90000000 microseconds"
+    assert snoozed[0][7] == struct.pack(">qii", 90_000_000, 0, 0)
 
 
 def test_a_delay_of_no_length_is_refused() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, NewTask, Owner, TaskQueue, TaskQueueError, UnknownTopic
-from airflow_provider_taskq.spark import reading
+from airflow_provider_taskq.spark import binary_copy
 from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.reading import HELD_SCHEMA, HeldReader, HeldSlice
 from airflow_provider_taskq.spark.route import Route
@@ -75,9 +75,9 @@ def test_batches_are_bounded_by_rows_and_bytes(
     dsn: str, held: Callable[[int], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = reader(dsn, held(100), partitions=1)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 30)
+    monkeypatch.setattr(binary_copy, "BATCH_ROWS", 30)
     assert [batch.num_rows for batch in asked.read(asked.partitions()[0])] == [30, 30, 30, 10]
-    monkeypatch.setattr(reading, "BATCH_BYTES", 1)
+    monkeypatch.setattr(binary_copy, "BATCH_BYTES", 1)
     assert {batch.num_rows for batch in asked.read(asked.partitions()[0])} == {1}
 
 

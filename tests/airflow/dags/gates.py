@@ -22,7 +22,7 @@ class FailsAfterItsFirstClaim(TaskQSensor):
     def execute(self, context: Context) -> Any:
         return self.broken(context, super().execute(context))
 
-    def execute_complete(self, context: Context, event: dict[str, Any], deadline: str) -> Any:
+    def execute_complete(self, context: Context, event: Any, deadline: str | None = None) -> Any:
         return self.broken(context, super().execute_complete(context, event, deadline))
 
     def broken(self, context: Context, result: Any) -> Any:

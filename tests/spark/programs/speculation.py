@@ -30,7 +30,9 @@ def decide(tasks: DataFrame) -> DataFrame:
         if context is not None and context.partitionId() == 3 and context.attemptNumber() == 0:
             time.sleep(600)  # the slow try that makes Spark speculate; it is killed
 
-    return tasks.selectExpr("sequence", "'SUCCESS' AS result").mapInArrow(slow_once, "sequence long, result string")
+    following = 'concat(\'[{"topic": "next", "identifier": "\', identifier, \'"}]\') AS push'
+    decided = tasks.selectExpr("sequence", "'SUCCESS' AS result", following)
+    return decided.mapInArrow(slow_once, "sequence long, result string, push string")
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from airflow_provider_taskq.queue import Decision, Result, Task
+
 
 def succeed(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
     """Decides every task, with what --option note=... says as its message."""
@@ -28,6 +30,17 @@ def wait_for_gate(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
         yield from batches
 
     return tasks.selectExpr("sequence", "'SUCCESS' AS result").mapInArrow(waiting, "sequence long, result string")
+
+
+def wait_and_follow(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
+    """The same, and a task of the topic `next` follows each."""
+    following = 'concat(\'[{"topic": "next", "identifier": "\', sequence, \'"}]\') AS push'
+    return wait_for_gate(tasks, options).selectExpr("sequence", "result", following)
+
+
+def count_letters(task: Task, options: Mapping[str, str]) -> Decision:
+    """Decides one task, with what --option note=... says in its message."""
+    return Decision(Result.SUCCESS, {"note": options["note"], "letters": len(task.identifier)})
 
 
 def stumble(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:

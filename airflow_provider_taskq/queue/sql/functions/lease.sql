@@ -18,6 +18,7 @@ BEGIN
         available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = v_owner_id;
     GET DIAGNOSTICS v_count = ROW_COUNT;
+    DELETE FROM taskq.staged WHERE stage = taskq.aside(p_fence);
     RETURN v_count;
 END $$;
 

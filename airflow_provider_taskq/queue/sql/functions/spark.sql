@@ -1,58 +1,77 @@
 -- For a distributed engine: what an owner holds in equal slices, and decisions staged by many, committed by one.
 
 -- Cuts what the owner holds (of a topic, or NULL: of all) into at most p_parts ranges of sequences of nearly equal length, with the
--- number of tasks in each. Refuses a lease that is gone (TQ005).
+-- number of tasks in each. What was laid aside (see rounds.sql) is left out. Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
     v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq.find_topic(p_topic)).topic_id END;
+    v_aside    uuid := taskq.aside(p_fence);
 BEGIN
     RETURN QUERY
     SELECT min(n.sequence), max(n.sequence), count(*)
     FROM (SELECT l.sequence, ntile(p_parts) OVER (ORDER BY l.sequence) AS part
-          FROM taskq.live l WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)) n
+          FROM taskq.live l
+          WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
+            AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = v_aside AND s.sequence = l.sequence)) n
     GROUP BY n.part ORDER BY 1;
 END $$;
 
--- The tasks that the owner holds (of a topic, or NULL: of all) in one range of sequences, in their order. Pure: read it as often as
--- you like, it is the same until the tasks are completed. Refuses a lease that is gone (TQ005).
+-- The tasks that the owner holds (of a topic, or NULL: of all) in one range of sequences, topic by topic in their order. Pure: read it
+-- as often as you like, it is the same until the tasks are completed. What was laid aside (see rounds.sql) is left out. Refuses a
+-- lease that is gone (TQ005). Both tables are walked in the order of their sequences and merged, which needs neither a sort of
+-- payloads nor a hash of them: this was half of what a read cost.
 CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
-               redelivered boolean, priority int, created timestamptz)
+               redelivered boolean, priority int, created timestamptz, available_at timestamptz)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_hashjoin = off SET enable_sort = off
+SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_owner_id bigint;
-    v_topics   int[];
+    v_topic    record;
+    v_aside    bigint[];
 BEGIN
     SELECT owner_id INTO v_owner_id FROM taskq.owner WHERE name = p_owner AND fence = p_fence;
     IF NOT FOUND THEN
         PERFORM taskq.refuse_lease(p_owner, p_fence);
     END IF;
-    v_topics := CASE WHEN p_topic IS NOT NULL THEN ARRAY[(taskq.find_topic(p_topic)).topic_id]
-                     ELSE ARRAY(SELECT DISTINCT topic_id FROM taskq.live WHERE holder = v_owner_id) END;
-    RETURN QUERY
-    SELECT t.sequence, p.name, t.identifier, t.payload::text, t.reference, l.attempt, l.redelivered,
-           t.priority::int, t.created
-    FROM (SELECT * FROM taskq.live
-          WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = ANY (v_topics)) l
-    JOIN (SELECT * FROM taskq.task WHERE topic_id = ANY (v_topics) AND sequence BETWEEN p_low AND p_high) t
-        USING (sequence)
-    JOIN taskq.topic p ON p.topic_id = t.topic_id
-    ORDER BY t.sequence;
+    IF p_topic IS NOT NULL THEN
+        PERFORM taskq.find_topic(p_topic);
+    END IF;
+    v_aside := ARRAY(SELECT s.sequence FROM taskq.staged s
+                     WHERE s.stage = taskq.aside(p_fence) AND s.sequence BETWEEN p_low AND p_high);
+    FOR v_topic IN SELECT p.topic_id, p.name FROM taskq.topic p
+                   WHERE p.name = p_topic
+                      OR p_topic IS NULL AND p.topic_id IN (SELECT l.topic_id FROM taskq.live l WHERE l.holder = v_owner_id)
+                   ORDER BY p.topic_id LOOP
+        RETURN QUERY
+        SELECT t.sequence, v_topic.name, t.identifier, t.payload::text, t.reference, l.attempt, l.redelivered,
+               t.priority::int, t.created, l.available_at
+        FROM (SELECT * FROM taskq.live
+              WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = v_topic.topic_id
+                AND (cardinality(v_aside) = 0 OR sequence <> ALL (v_aside))) l
+        JOIN (SELECT * FROM taskq.task WHERE topic_id = v_topic.topic_id AND sequence BETWEEN p_low AND p_high) t USING (sequence)
+        ORDER BY t.sequence;
+    END LOOP;
 END $$;
 
 -- The number of a new stage. It is a UUID of version 8 that begins with the fence of the owner it serves, so that
--- what is left of a job that was killed can be told from what a living one stages. Refuses a lease that is gone (TQ005).
-CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint) RETURNS uuid LANGUAGE plpgsql AS $$
+-- what is left of a job that was killed can be told from what a living one stages. After the version it says how the stage is
+-- carried out: under a condition, none of the decisions overtakes a task of its identifier (see taskq.keep_turns). Refuses a lease
+-- that is gone (TQ005).
+CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE') RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
     v_random text := replace(gen_random_uuid()::text, '-', '');
 BEGIN
+    PERFORM taskq.check_order('FIRST_IN_FIRST_OUT', p_condition);
     PERFORM taskq.hold_lease(p_owner, p_fence);
-    RETURN (lpad(to_hex(p_fence), 12, '0') || '8' || substr(v_random, 14))::uuid;
+    RETURN (lpad(to_hex(p_fence), 12, '0') || '8'
+            || CASE p_condition WHEN 'NONE' THEN '0' WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS' THEN '2' ELSE '1' END
+            || substr(v_random, 15))::uuid;
 END $$;
 
 -- The fence of the owner that a stage of taskq.open_stage serves; NULL for a number that was made elsewhere.
@@ -73,26 +92,37 @@ BEGIN
     END IF;
 END $$;
 
--- Carries out a stage: of each part the decisions of its winning try, all of them in this transaction. The arrays
--- name those tries and how many decisions each staged. Decisions of one task are merged to the result that stands
--- first in FAILURE, SUSPENSION, FILTER, SUCCESS, with all that belongs to it. Refuses a lease that is gone (TQ005),
--- tasks not held (TQ004), and a stage that is not whole (TQ007). Asked again after its commit, it answers the same and
--- changes nothing. What it carried out stays readable in taskq.stage_results until taskq.abandon_stage.
+-- Carries out a stage: of each part the decisions of its winning try, all of them in this transaction, and what follows them
+-- (see follow_ups.sql). The arrays name those tries and how many decisions each staged. Decisions of one task are merged to the
+-- result that stands first in FAILURE, SUSPENSION, FILTER, SUCCESS, with all that belongs to it. Refuses a lease that is gone
+-- (TQ005), tasks not held (TQ004), a stage that is not whole (TQ007), and what a push refuses. Asked again after its commit, it
+-- answers the same and changes nothing. What it carried out stays readable in taskq.stage_results until taskq.abandon_stage.
 CREATE FUNCTION taskq.complete_staged(
     p_owner text, p_fence bigint, p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_done bigint := 0;
+    v_done     bigint := 0;
+    v_owner_id bigint;
+    v_followed boolean;
 BEGIN
     INSERT INTO taskq.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
     ON CONFLICT (stage) DO NOTHING;
     IF NOT FOUND THEN
         RETURN (SELECT completed FROM taskq.stage WHERE stage = p_stage);
     END IF;
-    PERFORM taskq.hold_lease(p_owner, p_fence);
+    v_owner_id := taskq.hold_lease(p_owner, p_fence);
     PERFORM taskq.check_staged(p_stage, p_parts, p_attempts, p_counts);
-    PERFORM taskq.merge_staged(p_stage, p_parts, p_attempts);
+    PERFORM taskq.keep_winners(p_stage, p_parts, p_attempts);
+    v_followed := taskq.is_followed(p_stage);
+    IF v_followed THEN
+        PERFORM taskq.drop_not_continued(p_stage);
+    END IF;
+    PERFORM taskq.merge_staged(p_stage);
+    PERFORM taskq.keep_turns(v_owner_id, p_stage);
     v_done := taskq.carry_out(p_owner, p_fence, p_stage);
+    IF v_followed THEN
+        PERFORM taskq.follow(p_stage, p_parts, p_attempts);
+    END IF;
     UPDATE taskq.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
 END $$;
@@ -115,11 +145,20 @@ BEGIN
     END IF;
 END $$;
 
--- Leaves of a stage one decision a task: drops the tries that did not win, then all but the first decision of a task.
-CREATE FUNCTION taskq.merge_staged(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+-- Drops the tries that did not win.
+CREATE FUNCTION taskq.keep_winners(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
         SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
+    DELETE FROM taskq.staged_task s WHERE s.stage = p_stage AND NOT EXISTS (
+        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
+    DELETE FROM taskq.staged_junction s WHERE s.stage = p_stage AND NOT EXISTS (
+        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
+END $$;
+
+-- Leaves of a stage one decision a task: drops all but the first.
+CREATE FUNCTION taskq.merge_staged(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     DELETE FROM taskq.staged s USING (
         SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, output, error, delay) AS place
         FROM taskq.staged WHERE stage = p_stage) d
@@ -158,23 +197,35 @@ CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, cou
     GROUP BY s.result ORDER BY s.result
 $$;
 
+-- How many tasks a committed stage pushed, until the stage is abandoned.
+CREATE FUNCTION taskq.stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT count(*) FROM taskq.staged_task s
+    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq.stage c WHERE c.stage = p_stage)
+$$;
+
 -- Forgets what was staged, and returns how many decisions that was. A committed stage stays committed.
 CREATE FUNCTION taskq.abandon_stage(p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
 BEGIN
+    DELETE FROM taskq.staged_task WHERE stage = p_stage;
+    DELETE FROM taskq.staged_junction WHERE stage = p_stage;
     DELETE FROM taskq.staged WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
 
 -- Forgets the stages whose owners' leases are gone: what jobs that were killed left behind. Returns how many stages.
--- The index is walked from stage to stage, so that it costs their number and not that of their decisions.
+-- The index is walked from stage to stage, so that it costs their number and not that of their decisions. One does it at a time,
+-- and nobody waits: it is called as leases end.
 CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_dead uuid[];
 BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('taskq.prune_stages', taskq.topic_lock_class())) THEN
+        RETURN 0;
+    END IF;
     v_dead := ARRAY(
         WITH RECURSIVE known AS (
             (SELECT s.stage FROM taskq.staged s ORDER BY s.stage LIMIT 1)
@@ -188,5 +239,6 @@ BEGIN
     DELETE FROM taskq.stage s  -- a fence that is gone never comes back to ask again
     WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq.stage_fence(s.stage) IS NOT NULL
       AND NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(s.stage));
+    PERFORM taskq.prune_staged_tasks();
     RETURN cardinality(v_dead);
 END $$;

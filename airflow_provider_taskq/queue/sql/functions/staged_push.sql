@@ -7,17 +7,18 @@ BEGIN
     RETURN gen_random_uuid();
 END $$;
 
--- Refuses to stage more where nobody will come for it, as the stage was committed (TQ007). For executors, in the transaction that
--- stages.
+-- Refuses to stage more where nobody will come for it, as the stage was committed or given up (TQ007). For executors, last in the
+-- transaction that stages: who forgets the stage waits for its end, so that tries that outlived their job leave nothing behind.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtextextended(p_stage::text, taskq.topic_lock_class()));
     IF EXISTS (SELECT FROM taskq.stage WHERE stage = p_stage) THEN
-        PERFORM taskq.refuse('TQ007', format('stage %s was committed: it takes no more tasks', p_stage));
+        PERFORM taskq.refuse('TQ007', format('stage %s was committed or given up: it takes no more tasks', p_stage));
     END IF;
 END $$;
 
--- Pushes a stage: of each part the tasks of its winning try, by part and then in their order, to their own topics or, where they name
--- none, to p_topic. The arrays name those tries and how many tasks each staged. Refuses a stage that is not whole (TQ007), and
+-- Pushes a stage: of each part the tasks of its winning try, by part and then in their order, to p_topic or, where that is NULL, each
+-- to its own topic. The arrays name those tries and how many tasks each staged. Refuses a stage that is not whole (TQ007), and
 -- what taskq.push refuses. Asked again after its commit, it answers the same and changes nothing. Returns how many tasks came in.
 CREATE FUNCTION taskq.push_staged(
     p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[], p_counts bigint[]
@@ -100,30 +101,37 @@ BEGIN
 END $$;
 
 -- A chunk as arrays for taskq.push, one row a topic; where tasks have dependencies, one row for each run of tasks of the same topic,
--- so that every task comes after those before it.
+-- so that every task comes after those before it. With p_topic all of them go there, which takes half the time.
 CREATE FUNCTION taskq.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint, p_topic text)
 RETURNS TABLE (topic text, places bigint[], identifiers text[], payloads text[], refs text[], suspended boolean[],
-               available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[]) LANGUAGE sql
+               available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[]) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-    SELECT min(n.topic), array_agg(n.place), array_agg(n.identifier),
-           CASE WHEN count(n.payload) > 0 THEN array_agg(n.payload) END,
-           CASE WHEN count(n.reference) > 0 THEN array_agg(n.reference) END,
-           CASE WHEN bool_or(n.suspended) THEN array_agg(n.suspended) END,
-           CASE WHEN count(n.available_at) > 0 THEN array_agg(n.available_at) END,
-           CASE WHEN count(n.delay) > 0 THEN array_agg(n.delay) END,
-           CASE WHEN count(n.ttl) > 0 THEN array_agg(n.ttl) END,
-           CASE WHEN count(n.priority) > 0 THEN array_agg(n.priority) END,
-           CASE WHEN count(n.depends_on) > 0 THEN array_agg(n.depends_on) END
-    FROM (SELECT m.*, CASE WHEN bool_or(m.depends_on IS NOT NULL) OVER () THEN sum(m.turn) OVER (ORDER BY m.place)
-                           ELSE dense_rank() OVER (ORDER BY m.topic) END AS run
-          FROM (SELECT s.place, coalesce(s.topic, p_topic) AS topic, s.identifier, s.payload, s.reference, s.suspended, s.available_at,
-                       s.delay, s.ttl, s.priority, s.depends_on,
-                       (coalesce(s.topic, p_topic) IS DISTINCT FROM lag(coalesce(s.topic, p_topic)) OVER (ORDER BY s.place))::int AS turn
-                FROM taskq.staged_task s
-                WHERE s.stage = p_stage AND s.part = p_part AND s.attempt = p_attempt AND s.place > p_place AND s.place <= p_last) m
-          ORDER BY run, place) n
-    GROUP BY n.run ORDER BY n.run
-$$;
+#variable_conflict use_column
+DECLARE
+    v_arrays text := 'array_agg(n.place), array_agg(n.identifier),
+        CASE WHEN count(n.payload) > 0 THEN array_agg(n.payload) END, CASE WHEN count(n.reference) > 0 THEN array_agg(n.reference) END,
+        CASE WHEN bool_or(n.suspended) THEN array_agg(n.suspended) END,
+        CASE WHEN count(n.available_at) > 0 THEN array_agg(n.available_at) END,
+        CASE WHEN count(n.delay) > 0 THEN array_agg(n.delay) END, CASE WHEN count(n.ttl) > 0 THEN array_agg(n.ttl) END,
+        CASE WHEN count(n.priority) > 0 THEN array_agg(n.priority) END,
+        CASE WHEN count(n.depends_on) > 0 THEN array_agg(n.depends_on) END';
+    v_rows   text := 'FROM taskq.staged_task s
+        WHERE s.stage = $1 AND s.part = $2 AND s.attempt = $3 AND s.place > $4 AND s.place <= $5';
+BEGIN
+    IF p_topic IS NOT NULL THEN
+        RETURN QUERY EXECUTE format('SELECT $6, %s FROM (SELECT s.* %s ORDER BY s.place) n HAVING count(*) > 0', v_arrays, v_rows)
+            USING p_stage, p_part, p_attempt, p_place, p_last, p_topic;
+        RETURN;
+    END IF;
+    RETURN QUERY EXECUTE format(
+        'SELECT min(n.topic), %s
+         FROM (SELECT m.*, CASE WHEN bool_or(m.depends_on IS NOT NULL) OVER () THEN sum(m.turn) OVER (ORDER BY m.place)
+                                ELSE dense_rank() OVER (ORDER BY m.topic) END AS run
+               FROM (SELECT s.*, (s.topic IS DISTINCT FROM lag(s.topic) OVER (ORDER BY s.place))::int AS turn %s) m
+               ORDER BY run, place) n
+         GROUP BY n.run ORDER BY n.run', v_arrays, v_rows)
+        USING p_stage, p_part, p_attempt, p_place, p_last;
+END $$;
 
 -- Pushes one row of taskq.staged_chunk, and returns the first sequence of it.
 CREATE FUNCTION taskq.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -176,12 +184,14 @@ EXCEPTION WHEN data_exception THEN
     RETURN false;
 END $$;
 
--- Forgets what was staged, and returns how many tasks that was. A committed stage stays committed.
+-- Forgets what was staged, and returns how many tasks that was. The stage takes no more; a committed one stays committed.
 CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_stage::text, taskq.topic_lock_class()));
+    INSERT INTO taskq.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp()) ON CONFLICT (stage) DO NOTHING;
     DELETE FROM taskq.staged_task WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     DELETE FROM taskq.staged_junction WHERE stage = p_stage;
@@ -196,7 +206,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_dead uuid[];
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(taskq.log_lock_class(), hashtext('taskq.prune_staged_tasks')) THEN
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('taskq.prune_staged_tasks', taskq.topic_lock_class())) THEN
         RETURN 0;
     END IF;
     v_dead := ARRAY(

@@ -1,0 +1,125 @@
+"""How a job's writes land together: executors stage, each try under its number, and the driver commits what won."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid5
+
+import psycopg
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
+from airflow_provider_taskq.spark.route import Route
+
+COMMIT_SECONDS = 60.0  # how long a commit goes on asking a server that has gone away
+PAUSE_SECONDS = 0.5
+# What Spark tells every task of a stream: the number of the query, as its checkpoint has it, and that of the batch.
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+
+Encode = Callable[[pa.RecordBatch, int], pa.Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged(WriterCommitMessage):
+    """What one try of one Spark task staged; in a stream, also where, and whose batch it is."""
+
+    part: int
+    attempt: int
+    count: int
+    stage: str = ""
+    stream: str = ""
+
+
+def this_try() -> TaskContext:
+    """The running try of a Spark task."""
+    context = TaskContext.get()
+    if context is None:
+        raise TaskQueueError("rows are staged by Spark's tasks only")
+    return context
+
+
+def stream_of(context: TaskContext, name: str | None) -> tuple[str, int]:
+    """The name by which batches of this stream are remembered, and the number of the batch.
+
+    The name is Spark's own for the query unless it is given: it stands in the checkpoint, so that a restart goes on
+    under it, and a stream with a new checkpoint is another one.
+    """
+    query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+    if not query or not batch:
+        raise TaskQueueError("this is no micro-batch of a stream: Spark names neither query nor batch")
+    return name or query, int(batch)
+
+
+def derived_stage(seed: str, batch: int) -> UUID:
+    """The stage of one batch of one run of a stream: all of its tasks find the same one without asking."""
+    return uuid5(UUID(seed), str(batch))
+
+
+def stage_rows(
+    route: Route, statement: str, batches: Iterable[pa.RecordBatch], encode: Encode, check: tuple[str, Sequence[object]]
+) -> int:
+    """Copies the rows of one try into the database, in a transaction that ends with a check; returns how many.
+
+    Nothing connects where there are none.
+    """
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return 0
+    count = 0
+    with route.connect_executor() as conn, translated():
+        with conn.cursor().copy(statement.encode()) as copy:
+            copy.write(SIGNATURE)
+            for batch in _chained(first, filled):
+                copy.write(memoryview(encode(batch, count)))
+                count += batch.num_rows
+            copy.write(TRAILER)
+        conn.execute(check[0].encode(), check[1])
+    return count
+
+
+def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from others
+
+
+def winners(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    """The tries that Spark chose."""
+    return [message for message in messages if isinstance(message, Staged)]
+
+
+def arrays(won: Sequence[Staged]) -> tuple[list[int], list[int], list[int]]:
+    """The tries as arguments of the functions that commit: parts, attempts, counts."""
+    return [staged.part for staged in won], [staged.attempt for staged in won], [staged.count for staged in won]
+
+
+def begins(conn: psycopg.Connection[Any], stream: str | None, batch: int) -> bool:
+    """Whether this batch of the stream is committed for the first time, which is remembered with the transaction."""
+    return conn.execute("SELECT taskq.begin_batch(%s::text, %s::bigint)", (stream, batch)).fetchall() == [(True,)]
+
+
+def until_answered(commit: Callable[[], None]) -> None:
+    """Commits; a server that went away is asked again for a minute: what is committed answers the same again."""
+    deadline = time.monotonic() + COMMIT_SECONDS
+    while True:
+        try:
+            commit()
+        except (psycopg.OperationalError, TaskQueueError) as error:
+            if not _is_absence(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_SECONDS)  # the server is away: nothing tells when it is back
+        else:
+            return
+
+
+def _is_absence(error: Exception) -> bool:
+    """Whether the server was away or shutting down, rather than of another opinion."""
+    if isinstance(error, psycopg.OperationalError):
+        return (error.sqlstate or "08").startswith(("08", "57P"))
+    return str(error).startswith("cannot connect")

@@ -1,0 +1,207 @@
+"""What one drain holds, and what it does with it, step by step."""
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import cast
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.readwriter import DataFrameReader
+
+from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.spark.drain_source import registered_name
+from airflow_provider_taskq.spark.failure import own_error
+from airflow_provider_taskq.spark.lease import LeaseKeeper
+from airflow_provider_taskq.spark.limits import Tally
+from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.staging import abandon_stage
+from airflow_provider_taskq.spark.transforms import ByTask
+
+logger = logging.getLogger(__name__)
+
+SLICE = 50_000  # tasks a partition at most: what a failed Spark task has to do again
+FEW = 10_000  # the same where a function is called for each: it is called again as well
+CLAIM = 200_000  # tasks a transaction, so that none is long
+
+Transform = Callable[[DataFrame], DataFrame]
+
+
+class Holding:
+    """The tasks that one drain holds under its lease."""
+
+    def __init__(self, spark: SparkSession, route: Route, topic: str, lease: Owner, condition: Condition) -> None:
+        self.spark = spark
+        self.route = route
+        self.topic = topic
+        self.lease = lease
+        self.condition = condition
+        self.tag = f"taskq-drain-{lease.fence}"
+        self.options = {"topic": topic, "owner": lease.name, "fence": str(lease.fence)}
+
+    @classmethod
+    def registered(
+        cls, spark: SparkSession, route: Route, topic: str, owner: str, lease: timedelta, condition: Condition
+    ) -> "Holding":
+        """Registers the owner under a new fence; after that, so that it keeps its own, frees what others let lapse."""
+        with route.connect() as conn:
+            queue = TaskQueue(conn)
+            registered = queue.register(owner, lease)
+            conn.commit()
+            queue.expire()
+        return cls(spark, route, topic, registered, condition)
+
+    def resumed(self) -> int:
+        """How many tasks of the topic the name held already."""
+        if not self.lease.resumed:
+            return 0
+        with self.route.connect() as conn, translated():
+            row = conn.execute(
+                "SELECT coalesce(sum(size), 0)::bigint FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, 1)",
+                (self.lease.name, self.lease.fence, self.topic),
+            ).fetchone()
+        return row[0] if row else 0
+
+    def claim(self, size: int, order: Order) -> int:
+        """Claims up to so many tasks, and returns how many: under a condition whole identifiers, in their order."""
+        with self.route.connect(autocommit=True) as conn:
+            if self.condition is Condition.NONE:
+                return self._claim_in_chunks(TaskQueue(conn), size, order)
+            if order is not Order.FIRST_IN_FIRST_OUT:  # the last of an identifier alone, as its others come before
+                return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
+            with translated():
+                row = conn.execute(
+                    "SELECT taskq.claim_batch(%s::text, %s::text, %s::bigint, %s::int, %s::text)",
+                    (self.topic, self.lease.name, self.lease.fence, size, self.condition),
+                ).fetchone()
+            return row[0] if row else 0
+
+    def _claim_in_chunks(self, queue: TaskQueue, size: int, order: Order) -> int:
+        """Claims chunk by chunk, each its own transaction; what was claimed is held if the next one fails."""
+        claimed = 0
+        while claimed < size:
+            chunk = min(CLAIM, size - claimed)
+            got = queue.claim(self.topic, self.lease, chunk, order)
+            claimed += got
+            if got < chunk:
+                break
+        return claimed
+
+    def open_stage(self) -> str:
+        """The number of a new stage, which keeps the turns of identifiers under a condition."""
+        with self.route.connect() as conn, translated():
+            row = conn.execute(
+                "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text)::text",
+                (self.lease.name, self.lease.fence, self.condition),
+            ).fetchone()
+        assert row is not None  # noqa: S101
+        return str(row[0])
+
+    def decide(self, transform: Transform, stage: str, count: int, partitions: int | None, keeper: LeaseKeeper) -> None:
+        """Runs the transform on what is held, and lands its decisions through the stage."""
+        source = registered_name(self.spark, self.route)
+        wanted = partitions or self._partitions(transform, count)
+        reader = self.spark.read.format(source).options(mode="held", partitions=str(wanted), **self.options)
+        if isinstance(transform, ByTask):
+            transform = transform.under(self.condition)
+        decisions: object = transform(self._in_turn(reader, wanted))
+        if keeper.lost is not None:
+            raise keeper.lost
+        if not isinstance(decisions, DataFrame):
+            kind = type(decisions).__name__
+            raise TaskQueueError(f"the transform returned a {kind}, not a DataFrame of decisions")
+        writer = decisions.write.format(source).mode("append").options(**self.options)
+        writer.options(mode="complete", stage=stage).save()
+
+    def _in_turn(self, reader: DataFrameReader, partitions: int) -> DataFrame:
+        """The tasks as they are held; under a condition those of one identifier in one partition, in turn."""
+        tasks = reader.load()
+        if self.condition is Condition.NONE:
+            return tasks
+        begun = functions.col("attempt") > 1  # the same order as in taskq.keep_turns
+        return tasks.repartition(partitions, "identifier").sortWithinPartitions(
+            functions.col("identifier"),
+            begun.desc(),
+            functions.when(begun, functions.col("sequence")),
+            functions.col("priority").desc(),
+            functions.col("available_at"),
+            functions.col("sequence"),
+        )
+
+    def _partitions(self, transform: Transform, count: int) -> int:
+        """By cores and number of tasks; several a core where each task may take its time."""
+        cores = self.spark.sparkContext.defaultParallelism
+        if isinstance(transform, ByTask):
+            return max(cores, min(4 * cores, count), math.ceil(count / FEW))
+        return max(cores, math.ceil(count / SLICE))
+
+    def landed(self, stage: str, tally: Tally) -> None:
+        """Adds to the tally what a committed stage ended and pushed, and forgets the stage."""
+        with self.route.connect() as conn, translated():
+            done = conn.execute(
+                "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, '{}', '{}', '{}'),"
+                " taskq.stage_pushed(%s::uuid)",
+                (self.lease.name, self.lease.fence, stage, stage),  # committed already: it only tells
+            ).fetchone()
+            by_result = conn.execute("SELECT result, count FROM taskq.stage_results(%s::uuid)", (stage,)).fetchall()
+            abandon_stage(conn, stage)
+        assert done is not None  # noqa: S101
+        tally.add(done[0], done[1], {Result(result): count for result, count in by_result})
+
+    def lay_aside(self) -> None:
+        """Keeps what is still held, without a decision, from being read in the next round."""
+        with self.route.connect() as conn, translated():
+            conn.execute("SELECT taskq.lay_aside(%s::text, %s::bigint)", (self.lease.name, self.lease.fence))
+
+    def give_back(self) -> int:
+        """Ends the lease; returns how many tasks were still held under it."""
+        with self.route.connect() as conn:
+            return TaskQueue(conn).release(self.lease)
+
+    def cancel(self) -> None:
+        """Stops this drain's Spark jobs. From any thread: SparkSession.interruptTag knows only its own."""
+        self.spark.sparkContext.cancelJobsWithTag(self.tag)
+
+    @contextmanager
+    def given_back_on_error(self, keeper: LeaseKeeper) -> Iterator[None]:
+        """After an error gives back what is held, and raises the error as the queue's own where it is one."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt, from which the Spark jobs know nothing
+                threading.Thread(target=self.cancel, daemon=True).start()
+            if keeper.lost is not None:
+                raise LeaseLost(str(keeper.lost)) from error
+            with suppress(psycopg.Error, TaskQueueError):  # the error that is being raised says more
+                count = self.give_back()
+                logger.info("gave back %s tasks after an error", f"{count:,}")
+            own = own_error(error)
+            if own is None or own is error:
+                raise
+            raise own from error
+
+    @contextmanager
+    def described(self, description: str) -> Iterator[None]:
+        """Marks this thread's Spark jobs: with a description for people, and with a tag to cancel them by."""
+        context = self.spark.sparkContext
+        before = context.getLocalProperty("spark.job.description")
+        context.setJobDescription(description)
+        context.addJobTag(self.tag)
+        try:
+            yield
+        except Exception:
+            # A JVM that is gone has nothing to say that the error under way does not say better.
+            with suppress(Exception):
+                self._undescribe(before)
+            raise
+        self._undescribe(before)
+
+    def _undescribe(self, before: str | None) -> None:
+        """Takes the marks off. Not after a KeyboardInterrupt: this thread's call to the JVM is still under way then."""
+        context = self.spark.sparkContext
+        context.removeJobTag(self.tag)
+        context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it

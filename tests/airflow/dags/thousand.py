@@ -1,0 +1,23 @@
+"""A DAG with a thousand gates, which Airflow's scheduler hands to the triggerer without a worker before them."""
+
+from airflow.sdk import DAG
+from airflow.triggers.base import StartTriggerArgs
+
+from airflow_provider_taskq.sensors import TaskQSensor
+
+GATES = 1000
+
+
+class WaitsAtOnce(TaskQSensor):
+    """A gate without its first look: it takes a worker seconds, and a thousand of them many minutes."""
+
+    start_from_trigger = True
+    start_trigger_args = StartTriggerArgs(
+        trigger_cls="airflow_provider_taskq.triggers.topic.TaskQTrigger",
+        next_method="execute_complete",
+        trigger_kwargs={"topic": "gate-{{ ti.map_index }}", "ends_task": True},
+    )
+
+
+with DAG("thousand", schedule=None):
+    WaitsAtOnce.partial(task_id="gate", topic="", do_xcom_push=False).expand(poll_interval=[1.0] * GATES)

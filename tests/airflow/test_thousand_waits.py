@@ -1,0 +1,107 @@
+"""A thousand deferred waits in one real triggerer."""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.demo.airflow_api import until
+from tests.airflow.chaos_site import Installation, installed
+from tests.airflow.dags.thousand import GATES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+log = logging.getLogger(__name__)
+
+ENDS = 400  # seconds in which each step has to be over; on a machine of its own it takes a tenth of that
+SINGLY = range(0, GATES, GATES // 10)
+
+
+@pytest.fixture
+def airflow(
+    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """An Airflow of its own: others' waits would count against the triggerer's capacity, which is a thousand."""
+    home = tmp_path_factory.mktemp("thousand")
+    # A triggerer that is busy with a thousand newcomers need not be found dead.
+    patient = {"AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "60"}
+    with installed(server_dsn, template, repository, home, "thousand.py", **patient) as installation:
+        installation.site.wait_dags("thousand")
+        yield installation
+
+
+def test_a_thousand_gates_wait_on_two_connections_and_all_open(airflow: Installation) -> None:
+    """One mapped gate with a thousand instances, a topic for each, in Airflow's own processes.
+
+    The scheduler defers them itself (`start_from_trigger`), so that no worker has to begin them: from there on, they
+    are instances that wait like any other, and end by their triggers. What this leaves out, the first look in a worker
+    and the deferral by it, the other tests of gates with real processes have.
+
+    Ten gates open one after the other while the rest wait, then the rest at once. How long that took is logged, not
+    asserted (`--log-cli-level=INFO`): of the rest, it is the time in which Airflow stores so many ends. The connections
+    are counted at every look, from before the first wait until the last gate is open.
+    """
+    connections = Connections(airflow)
+    with airflow.queue() as queue:
+        for number in range(GATES):
+            queue.create_topic(f"gate-{number}")
+        run = airflow.site.trigger("thousand", "thousand")
+        until(
+            lambda: True if connections.seen() and begun(airflow) == GATES else None,
+            ENDS,
+            lambda: f"{begun(airflow)} wait; {dict(airflow.states('thousand', run, 'gate'))}",
+        )
+        assert airflow.states("thousand", run, "gate") == {"deferred": GATES}
+        took = []
+        for opened, number in enumerate(SINGLY, start=1):
+            queue.push(f"gate-{number}", ["task"])
+            took.append(succeeded(airflow, run, opened, connections))
+        assert airflow.states("thousand", run, "gate") == {"success": len(SINGLY), "deferred": GATES - len(SINGLY)}
+        with queue.conn.transaction():
+            for number in set(range(GATES)) - set(SINGLY):
+                queue.push(f"gate-{number}", ["task"])
+        took.append(succeeded(airflow, run, GATES, connections))
+    assert airflow.site.wait_run("thousand", run, {"success"}, ENDS) == "success"
+    assert airflow.tries("thousand", run, "gate") == {1: GATES}
+    assert 1 <= connections.most <= 2
+    log.info("One after the other, gates were open after %s s, the rest after %.1f s", took[:-1], took[-1])
+    log.info("The triggerer had %d connections at most", connections.most)
+
+
+class Connections:
+    """The most connections that the triggerer had to the queue's database at any time it was looked at."""
+
+    def __init__(self, airflow: Installation) -> None:
+        self._dsn = airflow.queue_dsn
+        self.most = 0
+
+    def seen(self) -> bool:
+        """Looks. All are the triggerer's that aren't the test's own: no task runs in a worker."""
+        with psycopg.connect(self._dsn, application_name="test") as connection:
+            row = connection.execute(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name = 'airflow-taskq'"
+            ).fetchone()
+        assert row is not None
+        self.most = max(self.most, row[0])
+        return True
+
+
+def begun(airflow: Installation) -> int:
+    """How many triggers run: Airflow keeps a log of each, from when it begins."""
+    return len(list((airflow.site.home / "logs").rglob("*.trigger.*.log")))
+
+
+def succeeded(airflow: Installation, run: str, count: int, connections: Connections) -> float:
+    """Waits until so many gates have succeeded, and says for how many seconds."""
+    began = time.monotonic()
+    until(
+        lambda: True if connections.seen() and airflow.states("thousand", run, "gate")["success"] == count else None,
+        ENDS,
+        lambda: f"{dict(airflow.states('thousand', run, 'gate'))}, not {count} success",
+        pause=0.1,
+    )
+    return round(time.monotonic() - began, 2)

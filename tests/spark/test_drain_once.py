@@ -1,0 +1,248 @@
+"""Exactly once at the queue: whatever Spark and its driver go through, a task is decided once and followed once."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import make_conninfo
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_taskq.queue import Condition, LeaseLost, NewTask, Result, State, Task, TaskQueue, connect
+from airflow_provider_taskq.spark import Decided, DrainResult, by_task, drain
+from tests.spark.programs.transforms import wait_and_follow
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+Push = Callable[[int], list[int]]
+Connection = psycopg.Connection[Any]
+
+COLUMNS = "sequence long, result string, push string"
+
+
+@pytest.fixture(autouse=True)
+def _topic(queue: TaskQueue) -> None:
+    queue.create_topic("next")
+
+
+def follow(tasks: DataFrame) -> DataFrame:
+    """Decides every task, and a task of the topic `next`, named after its sequence, follows it."""
+    following = """concat('[{"topic": "next", "identifier": "', sequence, '"}]') AS push"""
+    return tasks.selectExpr("sequence", "'SUCCESS' AS result", following)
+
+
+def check_once(queue: TaskQueue, sequences: list[int], *results: DrainResult) -> None:
+    """Every task has succeeded at its first attempt, is followed by one task, and the results add up."""
+    assert {state: count.count for state, count in queue.count("work")["work"].items()} == {
+        State.SUCCEEDED: len(sequences)
+    }
+    following = [task.identifier for task in queue.page("next", size=len(sequences) + 1)]
+    assert sorted(following) == sorted(str(sequence) for sequence in sequences)
+    assert queue.conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    for table in ("staged", "staged_task", "staged_junction"):
+        assert queue.conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]
+    assert queue.owners() == []
+    if results:
+        assert sum(result.done for result in results) == sum(result.pushed for result in results) == len(sequences)
+        for result in results:
+            assert sum(result.completed.values()) == result.done
+            assert result.claimed + result.resumed == result.done + result.undecided
+
+
+def test_several_actions_on_one_dataframe(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sequences = push(100)
+
+    def look(tasks: DataFrame) -> DataFrame:
+        assert (tasks.count(), len(tasks.collect())) == (100, 100)
+        tasks.show(3)
+        decisions = follow(tasks)
+        decisions.show(3)
+        assert decisions.count() == 100
+        return decisions
+
+    check_once(queue, sequences, drain(spark, "work", "me", look, dsn=dsn, size=100))
+    assert "item-0" in capfd.readouterr().out
+
+
+def test_spark_tasks_that_fail_and_are_tried_again(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
+) -> None:
+    sequences = push(100)
+
+    def fail_twice(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        yield from batches
+        context = TaskContext.get()
+        assert context is not None
+        (tmp_path / f"{context.partitionId()}-{context.attemptNumber()}").touch()
+        if context.partitionId() % 2 and context.attemptNumber() < 2:
+            raise RuntimeError("this try fails after it has yielded everything")
+
+    result = drain(
+        spark, "work", "me", lambda tasks: follow(tasks).mapInArrow(fail_twice, COLUMNS), dsn=dsn, partitions=4
+    )
+    tries = {"0-0", "2-0", *(f"{part}-{attempt}" for part in (1, 3) for attempt in range(3))}
+    assert {file.name for file in tmp_path.iterdir()} == tries
+    check_once(queue, sequences, result)
+
+
+def test_a_try_that_fails_after_it_staged_everything(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_taskq.spark import follow_ups
+
+    sequences = push(100)
+
+    class Failing(follow_ups.FollowUpWriter):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
+            from pyspark import TaskContext
+
+            staged = super().write(iterator)
+            context = TaskContext.get()
+            assert context is not None
+            if context.attemptNumber() == 0:
+                raise RuntimeError("what was staged is committed, and this try has failed")
+            return staged
+
+    from airflow_provider_taskq.spark import drain_source
+
+    original = drain_source._source
+
+    def failing(route: Any, name: str) -> Any:
+        class FailingSource(original(route, name)):  # type: ignore[misc]
+            def writer(self, schema: Any, overwrite: bool) -> Any:
+                return Failing(super().writer(schema, overwrite).decisions)
+
+        return FailingSource
+
+    monkeypatch.setattr(drain_source, "_source", failing)
+    check_once(queue, sequences, drain(spark, "work", "me", follow, dsn=dsn, partitions=4))
+
+
+def test_no_tasks_and_no_decisions(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    result = drain(spark, "work", "me", follow, dsn=dsn, rounds=None)
+    assert (result.claimed, result.done, result.pushed, result.rounds) == (0, 0, 0, 0)
+    sequences = push(10)
+    nothing = drain(spark, "work", "me", lambda tasks: follow(tasks).where("false"), dsn=dsn, rounds=None)
+    assert (nothing.claimed, nothing.done, nothing.pushed, nothing.undecided) == (10, 0, 0, 10)
+    check_once(queue, sequences, drain(spark, "work", "me", follow, dsn=dsn, rounds=None))
+
+
+def test_one_identifier_with_nine_tasks_of_ten(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+    pushed = queue.push("work", [NewTask("hot" if number % 10 else f"cold-{number}") for number in range(2_000)])
+
+    def work(task: Task) -> Decided:
+        return Decided(Result.SUCCESS, push={"next": [str(task.sequence)]})
+
+    result = drain(
+        spark, "work", "me", by_task(work), dsn=dsn, condition=Condition.SINGULAR_BY_IDENTIFIER, size=900, rounds=None
+    )
+    assert result.rounds == 3
+    check_once(queue, [task.sequence for task in pushed], result)
+
+
+def test_a_lease_that_is_lost_on_the_way(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
+) -> None:
+    sequences = push(100)
+    gate = tmp_path / "gate"
+
+    def take_over() -> None:
+        with connect(dsn, autocommit=True) as conn:
+            wait_until(conn, "SELECT count(*) > 0 FROM taskq.staged")
+            TaskQueue(conn).register("me")
+
+    successor = threading.Thread(target=take_over)
+    successor.start()
+    gated = {"gate": str(gate)}
+    with pytest.raises(LeaseLost, match="registered anew"):
+        drain(
+            spark,
+            "work",
+            "me",
+            lambda tasks: wait_and_follow(tasks, gated),
+            dsn=dsn,
+            lease=timedelta(seconds=3),
+            partitions=2,
+        )
+    successor.join()
+    assert queue.count("work")["work"][State.ACTIVE].count == 100
+    assert queue.page("next") == []
+    gate.touch()
+    result = drain(spark, "work", "me", follow, dsn=dsn, partitions=2)
+    assert result.resumed == 100
+    check_once(queue, sequences, result)
+
+
+def wait_until(conn: Connection, question: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Looks until the database says yes."""
+    deadline = time.monotonic() + 120
+    while conn.execute(question.encode()).fetchall() != [(True,)]:
+        assert time.monotonic() < deadline, question
+        assert process is None or process.poll() is None
+        time.sleep(0.05)  # between two looks
+
+
+BEFORE = "SELECT count(*) > 0 FROM taskq.staged"
+BLOCKED = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'"
+
+
+@contextmanager
+def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Holds the driver up before, during or after its commit, by a row that it needs there."""
+    with connect(dsn) as blocker, connect(dsn, autocommit=True) as conn:
+        wait_until(conn, BEFORE, process)
+        if when == "during":
+            blocker.execute("SELECT FROM taskq.live ORDER BY sequence DESC LIMIT 1 FOR UPDATE")
+        if when == "after":
+            blocker.execute("SELECT FROM taskq.staged FOR UPDATE")
+        if when != "before":
+            gate.touch()
+            wait_until(conn, BLOCKED.format("complete_staged" if when == "during" else "abandon_stage"), process)
+        yield
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_driver_that_is_killed_around_its_commit(
+    spark: SparkSession,
+    dsn: str,
+    queue: TaskQueue,
+    push: Push,
+    python_environment: Mapping[str, str],
+    tmp_path: Path,
+    when: str,
+) -> None:
+    sequences = push(100)
+    gate = tmp_path / "gate"
+    environment = {**python_environment, "TASKQ_DSN": make_conninfo(dsn, application_name="the driver")}
+    command = [sys.executable, "-m", "airflow_provider_taskq.spark.drain", "--topic", "work", "--owner", "me"]
+    command += ["--transform", "transforms:wait_and_follow", "--option", f"gate={gate}", "--partitions", "4"]
+    with subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL) as first:
+        with held_up(dsn, when, gate, first):
+            os.killpg(first.pid, signal.SIGKILL)
+            assert first.wait(60) != 0
+        wait_until(queue.conn, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'the driver'")
+    states = {state: count.count for state, count in queue.count("work")["work"].items()}
+    committed = states == {State.SUCCEEDED: 100}
+    assert committed or states == {State.ACTIVE: 100}
+    if when != "during":  # Spark's own worker, which commits, may outlive the driver by a moment
+        assert committed == (when == "after")
+    result = drain(spark, "work", "me", follow, dsn=dsn)
+    assert (result.resumed, result.done, result.pushed) == ((0, 0, 0) if committed else (100, 100, 100))
+    check_once(queue, sequences)

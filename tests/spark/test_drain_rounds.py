@@ -1,0 +1,139 @@
+"""Rounds of claim, work and commit: until empty, or a limit; and what is told of them."""
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_taskq.queue import Result, RetryPolicy, TaskQueue, TaskQueueError, TopicPolicy
+from airflow_provider_taskq.spark import Ended, Progress, drain, progress
+from airflow_provider_taskq.spark.limits import Limits, Tally
+
+Push = Callable[[int], list[int]]
+
+NUMBER = "cast(get_json_object(payload, '$.number') AS int)"
+slow = pytest.mark.slow
+PANDAS = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+
+def succeed(tasks: DataFrame) -> DataFrame:
+    return tasks.selectExpr("sequence", "'SUCCESS' AS result")
+
+
+def states(queue: TaskQueue) -> dict[str, int]:
+    return {state.name: count.count for state, count in queue.count("work")["work"].items()}
+
+
+@pytest.mark.parametrize("name", ["size", "rounds", "budget"])
+def test_limits_start_at_one(name: str) -> None:
+    limits: dict[str, int | None] = {"size": None, "rounds": None, "budget": None, name: 0}
+    with pytest.raises(TaskQueueError, match=f"{name} must be a whole number from 1"):
+        Limits.checked(limits["size"], limits["rounds"], limits["budget"], None)
+
+
+def test_a_deadline_is_a_moment_that_all_agree_on() -> None:
+    with pytest.raises(TaskQueueError, match="deadline must have a time zone"):
+        Limits.checked(None, None, None, datetime(2026, 1, 1))  # noqa: DTZ001
+    assert Limits.checked(None, None, None, datetime.now(UTC)).reached(Tally()) is Ended.DEADLINE
+    assert Limits.checked(None, None, None, timedelta(hours=1)).reached(Tally()) is None
+
+
+@slow
+@PANDAS
+def test_rounds_go_on_until_nothing_is_ready(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
+    push(25)
+    told: list[Progress] = []
+    seen: list[int] = []
+
+    def decide(tasks: DataFrame) -> DataFrame:
+        seen.append(tasks.count())
+        result = f"CASE {NUMBER} WHEN 2 THEN 'FAILURE' ELSE 'SUCCESS' END AS result"
+        return tasks.where(f"{NUMBER} > 1").selectExpr("sequence", result)
+
+    with caplog.at_level(logging.INFO):
+        result = drain(spark, "work", "me", decide, dsn=dsn, size=10, rounds=None, on_progress=told.append)
+    assert seen == [10, 10, 6, 1]  # 25 tasks, of which one fails three times; the two without a decision come once
+    assert (result.claimed, result.done, result.undecided, result.rounds) == (27, 25, 2, 4)
+    assert result.completed == {Result.FAILURE: 3, Result.SUCCESS: 22}
+    assert result.ended is Ended.EMPTY
+    assert states(queue) == {"READY": 2, "FAILED": 1, "SUCCEEDED": 22}
+    assert queue.latest("work", ["item-0"])["item-0"].attempt == 0
+    at_the_end = {each.round: (each.claimed, each.done) for each in told}
+    assert at_the_end == {1: (10, 8), 2: (20, 18), 3: (26, 24), 4: (27, 25)}
+    assert "topic work, round 2: 18 of 20 tasks done" in caplog.text
+    assert queue.conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
+
+
+@slow
+@PANDAS
+def test_a_budget_and_a_number_of_rounds_are_hard_bounds(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
+    push(25)
+    result = drain(spark, "work", "me", succeed, dsn=dsn, size=4, budget=10, rounds=None)
+    assert (result.done, result.rounds, result.ended) == (10, 3, Ended.BUDGET)
+    result = drain(spark, "work", "me", succeed, dsn=dsn, size=4, rounds=2)
+    assert (result.done, result.rounds, result.ended) == (8, 2, Ended.ROUNDS)
+    result = drain(spark, "work", "me", succeed, dsn=dsn, rounds=None, deadline=timedelta(0))
+    assert (result.done, result.rounds, result.ended) == (0, 0, Ended.DEADLINE)
+    assert states(queue) == {"READY": 7, "SUCCEEDED": 18}
+
+
+@slow
+@PANDAS
+def test_an_error_in_a_later_round_leaves_what_earlier_ones_committed(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
+    push(10)
+    rounds: list[int] = []
+
+    def decide(tasks: DataFrame) -> DataFrame:
+        rounds.append(1)
+        if len(rounds) == 2:
+            raise RuntimeError("the second round")
+        return succeed(tasks)
+
+    with pytest.raises(RuntimeError, match="the second round"):
+        drain(spark, "work", "me", decide, dsn=dsn, size=5, rounds=None)
+    assert states(queue) == {"READY": 5, "SUCCEEDED": 5}
+    assert queue.owners() == []
+
+
+@slow
+@PANDAS
+def test_progress_is_told_while_spark_works(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tests.spark.programs.transforms import wait_for_gate
+
+    monkeypatch.setattr(progress, "PAUSE", 0.2)
+    push(100)
+    gate = tmp_path / "gate"
+    halfway = threading.Event()
+
+    def hear(told: Progress) -> None:
+        assert told.claimed == 100
+        if told.done == 50:
+            halfway.set()
+            gate.touch()
+        raise ValueError("an error of the hook ends nothing")
+
+    result = drain(
+        spark,
+        "work",
+        "me",
+        lambda tasks: wait_for_gate(tasks, {"gate": str(gate)}),
+        dsn=dsn,
+        partitions=2,
+        on_progress=hear,
+    )
+    assert halfway.is_set()
+    assert result.done == 100
+    assert states(queue) == {"SUCCEEDED": 100}

@@ -1,0 +1,204 @@
+"""Follow-ups: pushed and released with the decisions they belong to, once, for continued tasks only."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    InvalidTask,
+    NewTask,
+    Owner,
+    Result,
+    State,
+    Task,
+    TaskQueue,
+    UnknownTopic,
+)
+from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
+from airflow_provider_taskq.spark.staging import abandon_stage, open_stage
+
+Connection = psycopg.Connection[Any]
+Push = Callable[[int], list[int]]
+
+slow = pytest.mark.slow
+PANDAS = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+NUMBER = "cast(get_json_object(payload, '$.number') AS int)"
+
+
+def identifiers(queue: TaskQueue, topic: str) -> list[str]:
+    return [task.identifier for task in queue.page(topic, size=1_000)]
+
+
+@pytest.fixture
+def sequences(queue: TaskQueue, owner: Owner) -> list[int]:
+    """Three tasks that the owner holds, and a topic `next`."""
+    queue.create_topic("next")
+    pushed = [task.sequence for task in queue.push("work", ["a", "b", "c"])]
+    assert queue.claim("work", owner, 3) == 3
+    return pushed
+
+
+def put(conn: Connection, stage: str, attempt: int, rows: list[tuple[int, int, bool | None]]) -> None:
+    """Stages decisions of part 0 (sequence, result, continued), each with a follow-up named after try and task."""
+    for place, (sequence, result, continued) in enumerate(rows):
+        conn.execute(
+            "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, %s, %s, %s)",
+            (stage, attempt, sequence, result),
+        )
+        conn.execute(
+            "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, topic, identifier)"
+            " VALUES (%s, 0, %s, %s, %s, 'next', %s)",
+            (stage, attempt, 2 * place, sequence, f"{attempt}-{sequence}"),
+        )
+        if continued is not None:
+            conn.execute(
+                "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, suspended)"
+                " VALUES (%s, 0, %s, %s, %s, %s)",
+                (stage, attempt, 2 * place + 1, sequence, continued),
+            )
+
+
+def carry_out(conn: Connection, owner: Owner, stage: str, attempt: int, count: int) -> None:
+    with translated():
+        conn.execute(
+            "SELECT taskq.complete_staged(%s, %s, %s, '{0}', %s::bigint[], %s::bigint[])",
+            (owner.name, owner.fence, stage, [attempt], [count]),
+        )
+
+
+def test_only_what_follows_continued_tasks_of_the_try_that_won_is_pushed_and_once(
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
+) -> None:
+    a, b, c = sequences
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 1, [(a, 3, None), (b, 3, None), (c, 3, None)])
+    put(conn, stage, 2, [(a, 3, None), (b, 2, None), (c, 2, True)])
+    for _ in range(2):  # the second time is a driver that asks again
+        carry_out(conn, owner, stage, 2, 3)
+    assert identifiers(queue, "next") == [f"2-{a}", f"2-{c}"]
+    assert conn.execute("SELECT taskq.stage_pushed(%s)", (stage,)).fetchall() == [(2,)]
+    abandon_stage(conn, stage)
+    assert conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall() == [(0,)]
+
+
+def test_of_a_task_decided_twice_all_decisions_have_to_continue(
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
+) -> None:
+    a, b, c = sequences
+    stage = open_stage(conn, "owner", owner.fence)
+    twice = [(a, 3, None), (a, 0, None), (b, 3, None), (b, 3, False), (c, 3, None), (c, 2, True)]
+    put(conn, stage, 1, twice)
+    carry_out(conn, owner, stage, 1, 6)
+    assert identifiers(queue, "next") == [f"1-{c}"] * 2
+
+
+def test_a_follow_up_that_breaks_a_rule_refuses_all(
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
+) -> None:
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 1, [(sequences[0], 3, None)])
+    conn.execute("UPDATE taskq.staged_task SET identifier = ' '")
+    with pytest.raises(InvalidTask, match="its identifier is blank"):
+        carry_out(conn, owner, stage, 1, 1)
+    assert {task.sequence for task in queue.held(owner)} == set(sequences)
+    assert identifiers(queue, "next") == []
+
+
+def test_expire_forgets_what_executors_of_dead_drivers_staged(
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
+) -> None:
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 1, [(sequences[0], 3, None)])
+    assert queue.expire() == 0
+    assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(1,)]
+    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    assert queue.expire() == 3
+    for table in ("staged", "staged_task"):
+        assert conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]
+
+
+@slow
+@PANDAS
+def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    queue.create_topic("next")
+    queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(3)])
+    push(6)
+
+    def work(task: Task) -> Decided:
+        assert isinstance(task.payload, dict)
+        number = task.payload["number"]
+        assert isinstance(number, int)
+        follow = {"next": [NewTask(f"{number}-{nth}", {"of": number}, priority=nth) for nth in range(2)]}
+        groups = [Groups("next", [["wait-0", "wait-1"], ["wait-2", "never"]])]
+        if number < 4:
+            return Decided(Result(number), push=follow, junctions=groups)
+        return Decided(Decision(Result.FILTER, continued=number == 4), push=follow)
+
+    result = drain(spark, "work", "me", by_task(work), dsn=dsn)
+    assert (result.done, result.pushed) == (6, 4)
+    following = queue.latest("next", ["3-0", "3-1", "4-0", "4-1", "wait-0", "wait-1", "wait-2"])
+    assert {name: (task.state, task.priority) for name, task in following.items()} == {
+        **{f"{number}-{nth}": (State.READY, nth) for number in (3, 4) for nth in range(2)},
+        "wait-0": (State.READY, 0),
+        "wait-1": (State.READY, 0),
+        "wait-2": (State.SUSPENDED, 0),
+    }
+    assert following["4-1"].payload == {"of": 4}
+
+
+@slow
+@PANDAS
+def test_dataframes_push_by_columns(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    queue.create_topic("next")
+    push(10)
+
+    def decide(tasks: DataFrame) -> DataFrame:
+        return tasks.selectExpr(
+            "sequence",
+            f"if({NUMBER} < 5, 'SUCCESS', 'FAILURE') AS result",
+            "array(named_struct('topic', 'next', 'identifier', identifier, 'payload', payload, 'available_at', created,"
+            " 'delay', cast(null AS int))) AS push",
+        )
+
+    result = drain(spark, "work", "me", decide, dsn=dsn)
+    assert (result.done, result.pushed) == (10, 5)
+    assert sorted(identifiers(queue, "next")) == [f"item-{number}" for number in range(5)]
+    assert queue.latest("next", ["item-3"])["item-3"].payload == {"number": 3}
+
+
+@slow
+@PANDAS
+@pytest.mark.parametrize(
+    ("task", "error", "words"),
+    [
+        ({"topic": "nowhere", "identifier": "b"}, UnknownTopic, "nowhere"),
+        ({"topic": "work", "identifier": "b", "prio": 1}, InvalidTask, "a new task has no field 'prio'"),
+        ({"topic": "work", "identifier": "b", "payload": "{"}, InvalidTask, "not JSON"),
+    ],
+)
+def test_follow_ups_that_cannot_be_pushed_leave_all_as_it_was(
+    spark: SparkSession,
+    dsn: str,
+    queue: TaskQueue,
+    push: Push,
+    task: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> None:
+    push(3)
+    given = json.dumps([task])
+    with pytest.raises(error, match=words):
+        drain(
+            spark,
+            "work",
+            "me",
+            lambda tasks: tasks.selectExpr("sequence", "3 AS result", f"'{given}' AS push"),
+            dsn=dsn,
+        )
+    assert {state.name: count.count for state, count in queue.count("work")["work"].items()} == {"READY": 3}

@@ -1,0 +1,339 @@
+"""mode=push on Spark: all rows of a DataFrame become tasks, each once, or none."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceWriter
+from pyspark.sql.types import StructType
+
+from airflow_provider_taskq.queue import State, TaskInfo, TaskQueue, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
+from airflow_provider_taskq.spark.committing import Staged, stage_rows, this_try
+from airflow_provider_taskq.spark.failure import own_error, sentence
+from airflow_provider_taskq.spark.push_columns import COPY, staged_tasks
+from airflow_provider_taskq.spark.push_writer import PushOptions, PushWriter, push_stage
+from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.source import TaskQDataSource
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+Push = Callable[..., None]
+
+
+@pytest.fixture
+def write(source: str) -> Push:
+    """Pushes a DataFrame, to the topic `work` unless the options say otherwise."""
+
+    def written(frame: DataFrame, **options: str) -> None:
+        asked = {"topic": "work", **options}
+        given = {name: value for name, value in asked.items() if value}
+        frame.write.format(source).mode("append").options(mode="push", **given).save()
+
+    return written
+
+
+def everything(queue: TaskQueue, topic: str = "work") -> list[TaskInfo]:
+    return queue.page(topic, size=1_000_000)
+
+
+def staged(conn: psycopg.Connection[Any]) -> object:
+    return conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall()[0][0]
+
+
+def test_rows_become_tasks_in_the_order_of_their_partitions(
+    spark: SparkSession, write: Push, queue: TaskQueue, conn: psycopg.Connection[Any]
+) -> None:
+    write(spark.range(0, 25_000, 1, 4).selectExpr("concat('item-', id) AS identifier", "'{\"n\": 1}' AS payload"))
+    tasks = everything(queue)
+    assert [task.identifier for task in tasks] == [f"item-{number}" for number in range(25_000)]
+    assert {(task.state, task.payload["n"]) for task in tasks if isinstance(task.payload, dict)} == {(State.READY, 1)}
+    assert staged(conn) == 0
+
+
+def test_every_column_of_a_task_arrives(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+    due = datetime(2031, 2, 3, 4, 5, 6, 789_000, tzinfo=UTC)
+    queue.push("work", ["first"])
+    frame = spark.range(3).selectExpr(
+        "element_at(array('at', 'later', 'bare'), int(id + 1)) AS identifier",
+        "if(id = 2, null, concat('ref ', id)) AS reference",
+        "if(id = 1, true, null) AS suspended",
+        f"if(id = 0, timestamp'{due.isoformat()}', null) AS available_at",
+        "if(id = 1, INTERVAL '0 01:00:00.5' DAY TO SECOND, null) AS delay",
+        "if(id = 2, null, 90.5D) AS ttl",
+        "if(id = 2, null, 7) AS priority",
+        "if(id = 0, array(struct('work' AS topic, 'first' AS identifier)), null) AS depends_on",
+    )
+    write(frame)
+    at, later, bare = everything(queue)[1:]
+    assert (at.identifier, at.reference, at.priority, at.available_at) == ("at", "ref 0", 7, due)
+    assert (later.state, later.available_at - later.created) == (State.SUSPENDED, timedelta(seconds=3600.5))
+    assert (bare.reference, bare.priority, bare.payload, bare.state) == (None, 0, None, State.READY)
+    rows = queue.conn.execute("SELECT extract(epoch FROM ttl)::float FROM taskq.task ORDER BY sequence").fetchall()
+    assert [ttl for (ttl,) in rows] == [None, 90.5, 90.5, None]
+    waits = "SELECT on_identifier FROM taskq.dependency WHERE sequence = %s"
+    assert queue.conn.execute(waits, (at.sequence,)).fetchall() == [("first",)]
+
+
+def test_structs_maps_and_arrays_become_json(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+    times = "date'2026-01-02' AS day, timestamp_ntz'2026-01-02 03:04:05' AS at"
+    for payload in (
+        f"struct('ü \"q\"' AS text, array(1, null) AS list, map('k', 1.5D) AS map, {times})",
+        "map('a', array(map('b', 1)))",
+        "array(struct(1 AS n, null AS none))",
+    ):
+        write(spark.range(1).selectExpr("'a' AS identifier", f"{payload} AS payload"))
+    first, second, third = [task.payload for task in everything(queue)]
+    assert first == {
+        "text": 'ü "q"',
+        "list": [1, None],
+        "map": {"k": 1.5},
+        "day": "2026-01-02",
+        "at": "2026-01-02T03:04:05",
+    }
+    assert second == {"a": [{"b": 1}]}
+    assert third == [{"n": 1, "none": None}]
+
+
+@pytest.mark.parametrize("insertion", ["append", "SUPERSEDE", "REPLACE", "DELETE"])
+def test_each_insertion_does_to_older_tasks_what_a_push_does(
+    spark: SparkSession, write: Push, queue: TaskQueue, insertion: str
+) -> None:
+    from airflow_provider_taskq.queue import Insertion
+
+    queue.create_topic("plain")
+    names = ["a", "b", "a", "c"]
+    for topic in ("work", "plain"):
+        queue.push(topic, ["a", "z"])
+    queue.push("plain", names, Insertion[insertion.upper()])
+    listed = ", ".join(repr(name) for name in names)
+    frame = spark.range(0, 4, 1, 2).selectExpr(f"element_at(array({listed}), int(id + 1)) AS identifier")
+    write(frame, insertion=insertion)
+    pushed = [(task.identifier, task.state, task.descent) for task in everything(queue)]
+    assert pushed == [(task.identifier, task.state, task.descent) for task in everything(queue, "plain")]
+
+
+def test_an_identifier_twice_is_the_last_one_across_chunks(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+    frame = spark.range(0, 30_000, 1, 2).selectExpr("concat('item-', id % 10000) AS identifier", "id AS priority")
+    write(frame.selectExpr("identifier", "int(priority / 10000) AS priority"), insertion="DELETE")
+    tasks = everything(queue)
+    assert len(tasks) == 10_000
+    assert {task.priority for task in tasks} == {2}
+
+
+def test_rows_go_to_the_topics_they_name(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    frame = spark.range(0, 100, 1, 3).selectExpr("if(id % 2 = 0, 'work', 'other') AS topic", "string(id) AS identifier")
+    write(frame, topic="")
+    assert [task.identifier for task in everything(queue)] == [str(number) for number in range(0, 100, 2)]
+    assert [task.identifier for task in everything(queue, "other")] == [str(number) for number in range(1, 100, 2)]
+
+
+def test_a_row_may_depend_on_one_before_it_in_another_topic(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+    queue.create_topic("after")
+    frame = spark.createDataFrame(
+        [("work", "a", None), ("after", "b", '[["work", "a"]]'), ("work", "c", '[["after", "b"]]')],
+        "topic string, identifier string, depends_on string",
+    ).coalesce(1)
+    write(frame, topic="")
+    rows = queue.conn.execute("SELECT on_identifier FROM taskq.dependency ORDER BY sequence").fetchall()
+    assert [name for (name,) in rows] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (["if(id = 7, ' ', string(id)) AS identifier"], "task at position 7 (identifier ' '): its identifier is blank"),
+        (
+            ["string(id) AS identifier", "if(id = 12, 200, 1) AS priority"],
+            "position 12 (identifier '12'): its priority 200",
+        ),
+        (
+            ["string(id) AS identifier", "if(id = 9, '{marked', '1') AS payload"],
+            "9 (identifier '9'): its payload is not",
+        ),
+        (
+            ["string(id) AS identifier", "if(id = 9, '\"\\\\u0000\"', '1') AS payload"],
+            "9'): its payload holds a NUL or",
+        ),
+        (["string(id) AS identifier", "if(id = 9, concat('a', char(0)), 'b') AS reference"], "reference holds a NUL"),
+        (["string(id) AS identifier", "if(id = 9, double('nan'), 1) AS delay"], "its delay or ttl is longer than"),
+        (["string(id) AS identifier", "1 AS delay", "now() AS available_at"], "has both available_at and delay"),
+        (["string(id) AS identifier", "'[1]' AS depends_on"], "its depends_on is no list of pairs"),
+        (["string(id) AS identifier", '\'[["work", "no"]]\' AS depends_on'], "which has no task"),
+        (["id AS identifier"], "the tasks' column identifier is bigint, not string"),
+        (["string(id) AS name"], "new tasks have no column 'name'"),
+        (["1 AS priority"], "new tasks need a column identifier; these have priority"),
+        (["string(id) AS identifier", "'work' AS topic"], "by one of the two"),
+        (["string(id) AS identifier", "struct(1.5 AS price) AS payload"], "holds a decimal, which JSON lacks"),
+        (["string(id) AS identifier", "struct(double('nan') AS x) AS payload"], "its payload"),
+    ],
+)
+def test_what_breaks_a_rule_is_named_and_nothing_is_pushed(
+    spark: SparkSession, write: Push, queue: TaskQueue, conn: psycopg.Connection[Any], columns: list[str], words: str
+) -> None:
+    with pytest.raises(PySparkException) as failed:
+        write(spark.range(0, 20, 1, 3).selectExpr(*columns))
+    assert words in sentence(failed.value)
+    assert "marked" not in sentence(failed.value)
+    assert everything(queue) == []
+    assert staged(conn) == 0
+
+
+def test_an_unknown_topic_is_named(spark: SparkSession, write: Push) -> None:
+    with pytest.raises(PySparkException) as failed:
+        write(spark.range(3).selectExpr("string(id) AS identifier"), topic="nowhere")
+    assert isinstance(own_error(failed.value), UnknownTopic)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"insertion": "UPSERT"}, "insertion 'UPSERT' is none of APPEND"),
+        ({"owner": "me"}, "unknown option 'owner'"),
+        ({"batch": "3"}, "a batch is one of a stream"),
+        ({"stream": "s"}, "needs a 'batch' outside of writeStream"),
+    ],
+)
+def test_options_are_checked(
+    spark: SparkSession, write: Push, queue: TaskQueue, options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(PySparkException) as failed:
+        write(spark.range(3).selectExpr("string(id) AS identifier"), **options)
+    assert words in sentence(failed.value)
+    assert everything(queue) == []
+
+
+def test_no_rows_push_nothing(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+    write(spark.range(0).selectExpr("string(id) AS identifier"))
+    write(spark.range(10).where("id > 20").selectExpr("string(id) AS identifier"))
+    assert everything(queue) == []
+
+
+class FailingOnce(PushWriter):
+    """Stages and commits its try like the real one, and then fails, at the first try of every task."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        done = super().write(iterator)
+        if this_try().attemptNumber() == 0:
+            raise RuntimeError("this try is lost after its staging was committed")
+        return done
+
+
+class CommittingTwice(PushWriter):
+    """Commits, and then once more, as if the first answer had been lost."""
+
+    def commit(self, messages: Any) -> None:
+        super().commit(messages)
+        super().commit(messages)
+
+
+@pytest.mark.parametrize("kind", [FailingOnce, CommittingTwice])
+def test_each_row_is_pushed_once_whatever_is_tried_twice(
+    spark: SparkSession, dsn: str, queue: TaskQueue, conn: psycopg.Connection[Any], kind: type[PushWriter]
+) -> None:
+    route = Route.found(dsn, executors_choose=False)
+
+    class TryingTwice(TaskQDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "taskq_twice"
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
+            return kind.opened(PushOptions.parsed(self.options), schema, route)
+
+    spark.dataSource.register(TryingTwice)
+    frame = spark.range(0, 1_000, 1, 4).selectExpr("string(id) AS identifier")
+    frame.write.format("taskq_twice").mode("append").options(mode="push", topic="work").save()
+    assert [task.identifier for task in everything(queue)] == [str(number) for number in range(1_000)]
+    assert staged(conn) == 0
+
+
+def test_a_numbered_batch_is_pushed_once(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+    frame = spark.range(10).selectExpr("string(id) AS identifier")
+    for batch in ("0", "1", "1", "0", "2"):
+        write(frame, stream="nightly", batch=batch)
+    write(frame, stream="another", batch="0")
+    assert len(everything(queue)) == 40
+
+
+def test_a_commit_that_is_refused_is_not_remembered_as_a_batch(
+    spark: SparkSession, write: Push, queue: TaskQueue
+) -> None:
+    with pytest.raises(PySparkException):
+        write(spark.range(10).selectExpr("' ' AS identifier"), stream="nightly", batch="0")
+    write(spark.range(10).selectExpr("string(id) AS identifier"), stream="nightly", batch="0")
+    assert len(everything(queue)) == 10
+
+
+def test_rows_that_were_lost_with_the_server_are_missed(dsn: str, queue: TaskQueue) -> None:
+    options = PushOptions.parsed({"mode": "push", "topic": "work"})
+    with pytest.raises(Exception, match="has 0 of the 5 tasks that part 0 reported: run the job again"):
+        push_stage(Route.found(dsn), options, str(uuid4()), [Staged(0, 1, 5)], None, None)
+    assert everything(queue) == []
+
+
+def test_what_dead_drivers_staged_is_forgotten_after_a_day(conn: psycopg.Connection[Any], queue: TaskQueue) -> None:
+    fresh, old = str(uuid4()), str(uuid4())
+    ghost = queue.register("ghost")
+    held = conn.execute("SELECT taskq.open_stage('ghost', %s)::text", (ghost.fence,)).fetchall()[0][0]
+    for stage, age in ((fresh, "23 hours"), (old, "25 hours"), (held, "25 hours")):
+        conn.execute(
+            "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier, staged)"
+            " SELECT %s, 0, 1, g, 'x', now() - %s::interval FROM generate_series(0, 2) g",
+            (stage, age),
+        )
+    assert conn.execute("SELECT taskq.prune_staged_tasks()").fetchall() == [(1,)]
+    left = "SELECT DISTINCT stage::text FROM taskq.staged_task"
+    assert {stage for (stage,) in conn.execute(left).fetchall()} == {fresh, held}
+    queue.release(ghost)
+    assert conn.execute("SELECT taskq.prune_staged_tasks()").fetchall() == [(1,)]
+    assert conn.execute(left).fetchall() == [(fresh,)]
+
+
+def test_a_producer_may_push_from_spark_and_read_nothing(conn: psycopg.Connection[Any], queue: TaskQueue) -> None:
+    name = "taskq_spark_producer"
+    conn.execute(f"DROP ROLE IF EXISTS {name}".encode())
+    conn.execute(f"CREATE ROLE {name}".encode())
+    try:
+        conn.execute("SELECT taskq.grant_access(%s, 'producer')", (name,))
+        conn.execute(f"SET ROLE {name}".encode())
+        stage = conn.execute("SELECT taskq.open_push()").fetchall()[0][0]
+        batch = pa.record_batch({"identifier": pa.array(["a", "b"])})
+        with conn.cursor().copy(COPY) as copy:
+            copy.write(SIGNATURE)
+            copy.write(memoryview(staged_tasks(batch, stage.bytes, 0, 1, 0)))
+            copy.write(TRAILER)
+        conn.execute("SELECT taskq.check_push(%s)", (stage,))
+        pushing = "SELECT taskq.push_staged(%s, 'work', 'APPEND', ARRAY[0], ARRAY[1]::bigint[], ARRAY[2]::bigint[])"
+        assert conn.execute("SELECT taskq.begin_batch('a stream', 0)").fetchall() == [(True,)]
+        assert conn.execute(pushing, (stage,)).fetchall() == [(2,)]
+        conn.execute("SELECT taskq.abandon_push(%s)", (stage,))
+        for forbidden in ("SELECT * FROM taskq.staged_task", "SELECT taskq.log_end('work', 0, 1)"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute(forbidden.encode())
+    finally:
+        conn.execute("RESET ROLE")
+        conn.execute("SELECT taskq.revoke_access(%s)", (name,))
+        conn.execute(f"DROP ROLE {name}".encode())
+    assert [task.identifier for task in everything(queue)] == ["a", "b"]
+
+
+def test_a_try_that_comes_after_its_job_leaves_nothing(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    options, route = PushOptions.parsed({"mode": "push", "topic": "work"}), Route.found(dsn)
+    stage = conn.execute("SELECT taskq.open_push()::text").fetchall()[0][0]
+    PushWriter(options, stage, route).abort([])
+    batch = pa.record_batch({"identifier": pa.array(["late"])})
+    check = ("SELECT taskq.check_push(%s::uuid)", (stage,))
+    with pytest.raises(TaskQueueError, match="was committed or given up"):
+        stage_rows(route, COPY, [batch], lambda each, first: staged_tasks(each, UUID(stage).bytes, 0, 1, first), check)
+    assert staged(conn) == 0

@@ -1,0 +1,166 @@
+"""readStream over a topic's log: every task once and in order, batch by batch, across restarts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, connect
+from airflow_provider_taskq.spark.failure import sentence
+from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.stream_reader import LogOptions, LogReader
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+
+class Seen:
+    """The batches that a stream has handed out."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[int]] = {}
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        self.batches[number] = sorted(row.sequence for row in frame.select("sequence").collect())
+
+    def rows(self) -> list[int]:
+        return [sequence for number in sorted(self.batches) for sequence in self.batches[number]]
+
+
+@pytest.fixture
+def run(spark: SparkSession, source: str, tmp_path: Path) -> Callable[..., Seen]:
+    """Runs a stream over what the log of `work` has now, under a checkpoint, and returns what came."""
+
+    def ran(checkpoint: str = "checkpoint", handler: Seen | None = None, **options: str) -> Seen:
+        seen = handler or Seen()
+        given = {"mode": "log", "topic": "work", "partitions": "2", **options}
+        stream = spark.readStream.format(source).options(**given).load().writeStream.foreachBatch(seen)
+        query = stream.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+        return seen
+
+    return ran
+
+
+def reader(dsn: str, **options: str) -> LogReader:
+    given = {"mode": "log", "topic": "work", "partitions": "2", **options}
+    return LogReader(LogOptions.parsed(given), Route.found(dsn))
+
+
+def rows_of(asked: LogReader, start: int, end: int) -> list[int]:
+    parts = asked.partitions({"sequence": start}, {"sequence": end})
+    return [row["sequence"] for part in parts for batch in asked.read(part) for row in batch.to_pylist()]
+
+
+def test_a_stream_goes_on_where_its_checkpoint_is(run: Callable[..., Seen], push: Callable[[int], list[int]]) -> None:
+    first = push(25)
+    seen = run(maxTasksPerTrigger="10")
+    assert [len(seen.batches[number]) for number in sorted(seen.batches)] == [10, 10, 5]
+    assert seen.rows() == first
+    second = push(7)
+    assert run(maxTasksPerTrigger="10").rows() == second
+
+
+def test_a_batch_that_failed_comes_again_as_it_was(run: Callable[..., Seen], push: Callable[[int], list[int]]) -> None:
+    class Failing(Seen):
+        def __call__(self, frame: DataFrame, number: int) -> None:
+            super().__call__(frame, number)
+            if number == 1:
+                raise RuntimeError("the handler fails")
+
+    pushed, failing = push(20), Failing()
+    with pytest.raises(PySparkException, match="the handler fails"):
+        run(handler=failing, maxTasksPerTrigger="8")
+    late = push(3)
+    again = run(maxTasksPerTrigger="8")
+    assert again.batches[1] == failing.batches[1]
+    assert failing.batches[0] + again.rows() == pushed + late
+
+
+def test_a_group_tells_how_far_it_is_and_begins_there(
+    run: Callable[..., Seen], push: Callable[[int], list[int]], queue: TaskQueue
+) -> None:
+    pushed = push(20)
+    queue.advance("readers", "work", 0, Cursor(pushed[4]))
+    assert run("one", group="readers", maxTasksPerTrigger="6").rows() == pushed[5:]
+    place = queue.progress("readers", "work")
+    assert place is not None
+    again = run("two", group="readers").rows()
+    assert pushed[5:] == [n for n in pushed[5:] if n <= place.place] + again
+    assert len(again) <= 6, "no more than the last batch comes again under a new checkpoint"
+
+
+def test_a_stream_never_passes_an_open_push(dsn: str, queue: TaskQueue) -> None:
+    asked = reader(dsn)
+    [before] = queue.push("work", ["before"])
+    with connect(dsn) as conn:
+        TaskQueue(conn).push("work", ["open"])
+        [after] = queue.push("work", ["after"])
+        assert asked.latestOffset({"sequence": 0}, asked.getDefaultReadLimit()) == {"sequence": before.sequence}
+    end = asked.latestOffset({"sequence": before.sequence}, asked.getDefaultReadLimit())
+    assert end == {"sequence": after.sequence}
+    assert len(rows_of(asked, before.sequence, after.sequence)) == 2
+
+
+def test_a_planned_range_is_the_same_whenever_it_is_read(dsn: str, queue: TaskQueue, push: Any) -> None:
+    pushed = push(10)
+    asked = reader(dsn)
+    end = asked.latestOffset({"sequence": 0}, asked.getDefaultReadLimit())["sequence"]
+    owner = queue.register("somebody")
+    queue.poll("work", owner, 5)
+    push(10)
+    assert rows_of(asked, 0, end) == pushed
+    queue.purge_all("work")
+    assert rows_of(asked, 0, end) == [], "what is purged has left the log"
+
+
+def test_offsets_keep_to_their_limits(dsn: str, push: Any) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+    pushed = push(10)
+    asked = reader(dsn, maxTasksPerTrigger="4")
+    assert asked.getDefaultReadLimit() == ReadMaxRows(4)
+    start: dict[str, Any] = asked.initialOffset()
+    assert start == {"sequence": 0}
+    assert asked.latestOffset(start, ReadMaxRows(4)) == {"sequence": pushed[3]}
+    assert asked.latestOffset({"sequence": pushed[7]}, ReadMaxRows(4)) == {"sequence": pushed[9]}
+    assert asked.latestOffset(start, ReadAllAvailable()) == {"sequence": pushed[9]}
+    assert asked.reportLatestOffset() == {"sequence": pushed[9]}
+    asked.prepareForTriggerAvailableNow()
+    push(5)
+    assert asked.latestOffset({"sequence": pushed[9]}, ReadAllAvailable()) == {"sequence": pushed[9]}
+    assert asked.partitions({"sequence": pushed[9]}, {"sequence": pushed[9]}) == []
+
+
+def test_a_stream_may_begin_at_the_end(dsn: str, push: Any) -> None:
+    pushed = push(3)
+    assert reader(dsn, after="latest").initialOffset() == {"sequence": pushed[-1]}
+    assert reader(dsn, after="17").initialOffset() == {"sequence": 17}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"topic": ""}, "option 'topic' is missing"),
+        ({"after": "noon"}, "option 'after' must be a whole number from 0, not 'noon'"),
+        ({"maxTasksPerTrigger": "0"}, "option 'maxTasksPerTrigger' must be a whole number from 1"),
+        ({"owner": "me"}, "unknown option 'owner'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, str], words: str) -> None:
+    with pytest.raises(TaskQueueError, match=words):
+        LogOptions.parsed({"mode": "log", "topic": "work", **options})
+
+
+def test_a_log_is_a_stream_only(spark: SparkSession, source: str) -> None:
+    with pytest.raises(PySparkException) as failed:
+        spark.read.format(source).options(mode="log", topic="work").load().collect()
+    assert "to read, set option mode to 'held' or 'tasks', not 'log'" in sentence(failed.value)

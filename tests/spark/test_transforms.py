@@ -1,0 +1,181 @@
+"""Transforms: a DataFrame, batches, or one task after another, all to the same decisions."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, NewTask, Result, Task, TaskQueue
+from airflow_provider_taskq.spark import Decided, Groups, by_task, drain, in_arrow, in_pandas
+from airflow_provider_taskq.spark.batches import decisions_batch
+from airflow_provider_taskq.spark.transforms import decision_row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Push = Callable[[int], list[int]]
+
+PANDAS = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+
+def values(payload: str | None = "null") -> dict[str, Any]:
+    named = {"topic": "work", "identifier": "a", "reference": None, "attempt": 1, "redelivered": False}
+    return {"sequence": 7, "payload": payload, **named}
+
+
+def row(outcome: object) -> dict[str, Any]:
+    made = decision_row(lambda _: outcome, values())  # type: ignore[arg-type, return-value]
+    assert made is not None
+    return made
+
+
+def test_a_function_gets_the_task_with_its_payload_read() -> None:
+    seen: list[Task] = []
+    assert decision_row(seen.append, values('{"n": [1, null]}')) is None
+    assert seen[0].payload == {"n": [1, None]}
+    assert (seen[0].sequence, seen[0].identifier, seen[0].attempt) == (7, "a", 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (Result.SUCCESS, {"result": "SUCCESS"}),
+        (Decision(Result.FILTER, message={"why": "ä"}), {"result": "FILTER", "message": '{"why":"ä"}'}),
+        (Decision(Result.FAILURE, error="bad\x00"), {"result": "FAILURE", "error": "bad\\0"}),
+        (Decision(Result.SUSPENSION, delay=timedelta(seconds=1.5)), {"result": "SUSPENSION", "delay": 1.5}),
+        (Decision(Result.FILTER, continued=True), {"result": "FILTER", "continued": True}),
+        (Decided(Result.SUCCESS), {"result": "SUCCESS"}),
+        (Decided(Result.FAILURE, push={"next": ["b"]}), {"result": "FAILURE"}),
+    ],
+)
+def test_what_a_function_returns_becomes_a_decision(outcome: object, expected: dict[str, object]) -> None:
+    assert {name: value for name, value in row(outcome).items() if value is not None} == {"sequence": 7, **expected}
+
+
+def test_a_function_that_fails_fails_its_task_with_the_end_of_its_trace() -> None:
+    def broken(_: Task) -> Result:
+        raise RuntimeError("x" * 20_000 + "the end")
+
+    made = decision_row(broken, values())
+    assert made is not None
+    assert made["result"] == "FAILURE"
+    assert made["error"].endswith("the end\n")
+    assert len(made["error"]) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("SUCCESS", "returned a str, not a Decision, Result, Decided or None"),
+        (Decision(Result.SUCCESS, message=float("nan")), "is not JSON"),
+        (Decided(push={"next": [""]}), None),
+        (Decided(push={"next": [NewTask("b", {1: object()})]}), "its payload is not JSON"),  # type: ignore[dict-item]
+        (Decided(push={"next": [NewTask("b", priority=101)]}), "its priority 101 is outside"),
+        (Decided(push={"next": [NewTask("b", available_at=datetime(2026, 1, 1))]}), "has no time zone"),  # noqa: DTZ001
+        (Decided(junctions=[Groups("work", ["ab"])]), "a group is a list of identifiers"),
+    ],
+)
+def test_what_is_no_decision_fails_its_task_and_no_other(outcome: object, words: str | None) -> None:
+    made = row(outcome)
+    if words is None:  # a rule that the server holds
+        assert json.loads(made["push"])[0]["identifier"] == ""
+    else:
+        assert made["result"] == "FAILURE"
+        assert words in made["error"]
+
+
+def test_batches_come_in_one_form() -> None:
+    made = decisions_batch(
+        pa.RecordBatch.from_pylist(
+            [
+                {
+                    "delay": timedelta(seconds=2),
+                    "sequence": 1,
+                    "result": 1,
+                    "push": [{"at": datetime(2026, 1, 1, tzinfo=UTC)}],
+                }
+            ]
+        )
+    )
+    assert made.to_pylist() == [
+        {
+            "sequence": 1,
+            "result": "SUSPENSION",
+            "message": None,
+            "error": None,
+            "delay": 2.0,
+            "continued": None,
+            "push": '[{"at": "2026-01-01T00:00:00+00:00"}]',
+            "junctions": None,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"sequence": [1]}, "need a column result"),
+        ({"sequence": [1], "result": ["SUCCESS"], "mesage": ["1"]}, "no column 'mesage'"),
+        ({"sequence": ["one"], "result": ["SUCCESS"]}, "column sequence is string, not int64"),
+    ],
+)
+def test_batches_that_are_no_decisions_are_refused(batch: dict[str, list[Any]], words: str) -> None:
+    with pytest.raises(InvalidTask, match=words):
+        decisions_batch(pa.RecordBatch.from_pydict(batch))
+
+
+@pytest.mark.slow
+@PANDAS
+def test_one_task_after_another(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    push(100)
+
+    def work(task: Task) -> Decision | Result | None:
+        assert isinstance(task.payload, dict)
+        number = task.payload["number"]
+        assert isinstance(number, int)
+        if number % 4 == 0:
+            raise ValueError(f"no luck with {number}")
+        if number % 4 == 1:
+            return None
+        return Result.FILTER if number % 4 == 2 else Decision(Result.SUCCESS, {"seen": number})
+
+    result = drain(spark, "work", "me", by_task(work), dsn=dsn)
+    assert result.completed == {Result.FAILURE: 25, Result.FILTER: 25, Result.SUCCESS: 25}
+    assert (result.done, result.undecided) == (75, 25)
+    failed, succeeded = (queue.latest("work", [name])[name] for name in ("item-8", "item-7"))
+    assert failed.error is not None
+    assert failed.error.startswith("Traceback")
+    assert failed.error.endswith("ValueError: no luck with 8\n")
+    assert succeeded.output == {"seen": 7}
+
+
+@pytest.mark.slow
+@PANDAS
+def test_batches_of_arrow_and_of_pandas(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+    push(20)
+
+    def arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch({"sequence": batch["sequence"], "result": pa.repeat(3, batch.num_rows)})
+
+    def pandas(frames: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
+        for frame in frames:
+            yield frame[["sequence"]].assign(result="FILTER", message=frame["payload"])
+
+    assert drain(spark, "work", "me", in_arrow(arrow), dsn=dsn, size=10).completed == {Result.SUCCESS: 10}
+    assert drain(spark, "work", "me", in_pandas(pandas), dsn=dsn).completed == {Result.FILTER: 10}
+    assert queue.latest("work", ["item-15"])["item-15"].output == {"number": 15}
+
+
+def test_a_condition_stops_behind_what_did_not_end_well() -> None:
+    from airflow_provider_taskq.spark.transforms import _stops
+
+    suspended = {"result": "SUSPENSION", "delay": None}
+    plain, until = Condition.SINGULAR_BY_IDENTIFIER, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
+    assert [_stops(each, plain) for each in (None, {"result": "FAILURE"}, {**suspended, "delay": 1.0})] == [True] * 3
+    assert [_stops(each, plain) for each in (suspended, {"result": "FILTER"}, {"result": "SUCCESS"})] == [False] * 3
+    assert _stops(suspended, until)

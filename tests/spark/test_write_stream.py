@@ -1,0 +1,156 @@
+"""writeStream: each micro-batch is pushed, or ends its tasks, once, however often Spark replays it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
+from airflow_provider_taskq.spark.failure import own_error, sentence
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+Run = Callable[..., None]
+
+
+@pytest.fixture
+def logged(spark: SparkSession, source: str) -> DataFrame:
+    """The log of `work` as a stream, five tasks a batch."""
+    options = {"mode": "log", "topic": "work", "partitions": "2", "maxTasksPerTrigger": "5"}
+    return spark.readStream.format(source).options(**options).load()
+
+
+@pytest.fixture
+def run(source: str, tmp_path: Path) -> Run:
+    """Writes a stream until it has caught up, under a checkpoint."""
+
+    def ran(frame: DataFrame, checkpoint: str = "checkpoint", **options: str) -> None:
+        stream = frame.writeStream.format(source).outputMode("append").options(**options)
+        query = stream.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(180)
+        finally:
+            query.stop()
+
+    return ran
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """Puts a checkpoint back to where Spark had planned its last batch and not yet noted its end."""
+    commits = sorted(
+        (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
+    )
+    commits[-1].unlink()
+    for path in (checkpoint / "commits").glob(".*crc"):
+        path.unlink()
+
+
+def names(queue: TaskQueue, topic: str) -> list[str]:
+    return [task.identifier for task in queue.page(topic, size=10_000)]
+
+
+def left_over(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    return conn.execute(
+        "SELECT (SELECT count(*) FROM taskq.staged_task) + (SELECT count(*) FROM taskq.staged)"
+    ).fetchall()
+
+
+def test_a_stream_of_tasks_is_pushed_once_even_where_a_batch_is_replayed(
+    run: Run, logged: DataFrame, push: Any, queue: TaskQueue, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    queue.create_topic("copies")
+    push(12)
+    frame = logged.select("identifier", "payload")
+    run(frame, mode="push", topic="copies")
+    assert names(queue, "copies") == [f"item-{number}" for number in range(12)]
+    forget_last_commit(tmp_path / "checkpoint")
+    push(3)
+    run(frame, mode="push", topic="copies")
+    assert names(queue, "copies") == [*(f"item-{number}" for number in range(12)), "item-0", "item-1", "item-2"]
+    assert conn.execute("SELECT count(*), max(batch) FROM taskq.stream").fetchall() == [(1, 3)]
+    assert left_over(conn) == [(0,)]
+
+
+def test_a_new_checkpoint_is_another_stream_unless_it_is_named(
+    run: Run, logged: DataFrame, push: Any, queue: TaskQueue, tmp_path: Path
+) -> None:
+    queue.create_topic("copies")
+    push(4)
+    frame = logged.select("identifier")
+    run(frame, "one", mode="push", topic="copies")
+    run(frame, "two", mode="push", topic="copies")
+    assert len(names(queue, "copies")) == 8
+    run(frame, "three", mode="push", topic="copies", stream="named")
+    shutil.rmtree(tmp_path / "three")
+    run(frame, "three", mode="push", topic="copies", stream="named")
+    assert len(names(queue, "copies")) == 12
+
+
+def test_a_batch_that_breaks_a_rule_stops_the_stream_and_can_be_tried_again(
+    run: Run, logged: DataFrame, push: Any, queue: TaskQueue, conn: psycopg.Connection[Any]
+) -> None:
+    queue.create_topic("copies")
+    push(8)
+    with pytest.raises(PySparkException) as failed:
+        run(logged.selectExpr("if(identifier = 'item-6', ' ', identifier) AS identifier"), mode="push", topic="copies")
+    assert "its identifier is blank" in sentence(failed.value)
+    assert names(queue, "copies") == [f"item-{number}" for number in range(5)]
+    run(logged.select("identifier"), mode="push", topic="copies")
+    assert names(queue, "copies") == [f"item-{number}" for number in range(8)]
+    assert left_over(conn) == [(0,)]
+
+
+def test_a_stream_of_decisions_ends_each_task_once(
+    run: Run,
+    logged: DataFrame,
+    held: Callable[[int], dict[str, str]],
+    queue: TaskQueue,
+    conn: psycopg.Connection[Any],
+    tmp_path: Path,
+) -> None:
+    options = {name: value for name, value in held(12).items() if name != "topic"}
+    decisions = logged.selectExpr("sequence", "if(sequence % 2 = 0, 'SUCCESS', 'FILTER') AS result")
+    run(decisions, mode="complete", **options)
+    counts = {state.name: count.count for state, count in queue.count("work")["work"].items()}
+    assert counts == {"SUCCEEDED": 6, "FILTERED": 6}
+    forget_last_commit(tmp_path / "checkpoint")
+    run(decisions, mode="complete", **options)  # a task that is ended already would be refused
+    assert {state.name: count.count for state, count in queue.count("work")["work"].items()} == counts
+    assert left_over(conn) == [(0,)]
+
+
+def test_a_stream_whose_owner_is_locked_out_ends_nothing(
+    run: Run, logged: DataFrame, held: Callable[[int], dict[str, str]], queue: TaskQueue, owner: Owner
+) -> None:
+    options = {name: value for name, value in held(4).items() if name != "topic"}
+    queue.register(owner.name)
+    with pytest.raises(PySparkException) as failed:
+        run(logged.selectExpr("sequence", "'SUCCESS' AS result"), mode="complete", **options)
+    assert isinstance(own_error(failed.value), LeaseLost)
+    assert {state.name for state in queue.count("work")["work"]} == {"ACTIVE"}
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_stream_says_what_it_cannot_do(run: Run, logged: DataFrame, push: Any) -> None:
+    push(1)
+    with pytest.raises(PySparkException) as failed:
+        run(logged.select("identifier"), mode="push", topic="work", stream="s", batch="1")
+    assert "writeStream numbers its batches itself" in sentence(failed.value)
+
+
+def test_streams_that_stopped_long_ago_are_forgotten(conn: psycopg.Connection[Any]) -> None:
+    for name in ("old", "young"):
+        assert conn.execute("SELECT taskq.begin_batch(%s, 4)", (name,)).fetchall() == [(True,)]
+        assert conn.execute("SELECT taskq.begin_batch(%s, 4)", (name,)).fetchall() == [(False,)]
+        assert conn.execute("SELECT taskq.begin_batch(%s, 3)", (name,)).fetchall() == [(False,)]
+    conn.execute("UPDATE taskq.stream SET committed = now() - interval '40 days' WHERE name = 'old'")
+    assert conn.execute("SELECT taskq.purge_streams('30 days')").fetchall() == [(1,)]
+    assert conn.execute("SELECT name FROM taskq.stream").fetchall() == [("young",)]
