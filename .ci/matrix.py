@@ -105,6 +105,8 @@ def test(python: Path, options: list[str]) -> bool:
 
 def finished(command: list[str]) -> bool:
     """Run to its end; whoever ends us ends it as Ctrl-C does, so that it takes its servers down."""
+    # A shell has what it starts in the background ignore SIGINT, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(command, cwd=ROOT) as child:
 
         def end(_number: int, _frame: FrameType | None) -> None:
