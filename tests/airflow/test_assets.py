@@ -16,7 +16,7 @@ from tests.airflow.conftest import context_of
     ("given", "kept"),
     [
         ("taskq://db.example.org/warehouse/work", "taskq://db.example.org:5432/warehouse/work"),
-        ("taskq://db.example.org:6543/warehouse/work/", "taskq://db.example.org:6543/warehouse/work"),
+        ("taskq://db.example.org:6543/warehouse/jobs/", "taskq://db.example.org:6543/warehouse/jobs"),
         ("TASKQ://user@db:/warehouse/work?a=1#b", "taskq://db:5432/warehouse/work"),
         ("taskq://[::1]/warehouse/work", "taskq://[::1]:5432/warehouse/work"),
         ("taskq://taskq_default/work", "taskq://taskq_default/work"),
