@@ -160,7 +160,7 @@ def _create(dsn: str, topics: Sequence[str]) -> None:
 def _idle(conn: psycopg.Connection) -> tuple[float, int]:
     """Queries a second, our own left out, and the connections meanwhile."""
     before = _number(conn, STATEMENTS)
-    time.sleep(IDLE)
+    time.sleep(IDLE)  # what is measured: so long nothing happens
     lines = _number(conn, LINES)
     time.sleep(1.5)  # a server tells of its statements a second late
     return max(0, _number(conn, STATEMENTS) - before - 2) / (IDLE + 1.5), lines
@@ -182,7 +182,7 @@ def _push_slowly(dsn: str, topics: Sequence[str], *, notified: bool) -> dict[str
             queue.push(topic, ["task"])
             if notified:
                 queue.wake(topic)
-            time.sleep(10 / len(topics))
+            time.sleep(10 / len(topics))  # spreads the pushes over ten looks
     return pushed
 
 

@@ -118,10 +118,11 @@ class _Staging:
         if self.conn is None:
             self.conn = self.stack.enter_context(self.route.connect_executor())
         cursor = self.conn.cursor()
-        with cursor.copy(_COPY_TASKS) as copy:
-            for row in tasks:
-                copy.write_row((*self.place, self.count, *row))
-                self.count += 1
+        if tasks:  # which takes the rights of a producer
+            with cursor.copy(_COPY_TASKS) as copy:
+                for row in tasks:
+                    copy.write_row((*self.place, self.count, *row))
+                    self.count += 1
         if junctions:
             with cursor.copy(_COPY_JUNCTIONS) as copy:
                 for row in junctions:

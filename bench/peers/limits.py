@@ -83,7 +83,7 @@ class Limits(Peer):
                 conn.execute(FINISH, ([row[0] for row in found], outputs))
 
     async def work(self, meter: Meter) -> None:
-        """Nobody waits here."""
+        """Bare statements have no idle worker: the measure of delays leaves the limits out."""
         raise NotImplementedError
 
     async def claim(self, size: int) -> int:

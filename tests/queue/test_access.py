@@ -21,7 +21,20 @@ from airflow_provider_taskq.queue import (
 )
 
 KINDS = ["producer", "consumer", "reader", "operator"]
-TABLES = ["task", "live", "ended", "topic", "owner", "dependency", "lane_lock", "lock", "access"]
+TABLES = [
+    "task",
+    "live",
+    "ended",
+    "topic",
+    "owner",
+    "dependency",
+    "lane_lock",
+    "lock",
+    "access",
+    "history",
+    "juncture",
+    "stream",
+]
 
 LEASE = timedelta(minutes=5)
 
@@ -116,6 +129,29 @@ def test_no_kind_of_role_reaches_a_table(granted: As, kind: str) -> None:
         for statement in ("SELECT FROM taskq.{}", "DELETE FROM taskq.{}", "UPDATE taskq.{} SET ctid = ctid"):
             with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported)):
                 queue.conn.execute(sql.SQL(statement).format(sql.Identifier(table)))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "table", "allowed"),
+    [
+        (["consumer"], "staged", True),
+        (["producer"], "staged", False),
+        (["producer"], "staged_task", True),
+        (["consumer"], "staged_task", False),
+        (["consumer", "producer"], "staged_task", True),
+        (["reader"], "staged_task", False),
+    ],
+)
+def test_who_stages_tasks_is_a_producer_also_where_they_follow_decisions(
+    own_queue: TaskQueue, role: str, kinds: list[str], table: str, allowed: bool
+) -> None:
+    for kind in kinds:
+        own_queue.conn.execute("SELECT taskq.grant_access(%s, %s)", (role, kind))
+    row = own_queue.conn.execute(
+        "SELECT has_table_privilege(%s, %s, 'INSERT'), has_table_privilege(%s, %s, 'SELECT')",
+        (role, f"taskq.{table}", role, f"taskq.{table}"),
+    ).fetchone()
+    assert row == (allowed, False)
 
 
 def test_the_functions_behind_the_entrances_are_closed_to_everybody(granted: As) -> None:

@@ -61,7 +61,7 @@ BEGIN
     IF p_kind IN ('consumer', 'operator') THEN
         EXECUTE format('GRANT INSERT ON taskq.staged, taskq.staged_junction TO %I', p_role);
     END IF;
-    IF p_kind IN ('producer', 'consumer', 'operator') THEN
+    IF p_kind IN ('producer', 'operator') THEN
         EXECUTE format('GRANT INSERT ON taskq.staged_task TO %I', p_role);
     END IF;
     IF p_kind IN ('reader', 'operator') THEN
