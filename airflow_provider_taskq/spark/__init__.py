@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.spark.draining import DrainResult, drain
-    from airflow_provider_taskq.spark.limits import Ended
-    from airflow_provider_taskq.spark.progress import Progress
-    from airflow_provider_taskq.spark.source import TaskQDataSource
-    from airflow_provider_taskq.spark.transforms import Decided, Groups, by_task, in_arrow, in_pandas
+    from airflow_provider_taskq.spark.draining.drain import DrainResult, drain
+    from airflow_provider_taskq.spark.draining.limits import Ended
+    from airflow_provider_taskq.spark.draining.progress import Progress
+    from airflow_provider_taskq.spark.draining.transforms import Decided, Groups, by_task, in_arrow, in_pandas
+    from airflow_provider_taskq.spark.source.data_source import TaskQDataSource
 
 __all__ = [
     "Decided",
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Decided": "transforms",
-    "DrainResult": "draining",
-    "Ended": "limits",
-    "Groups": "transforms",
-    "Progress": "progress",
-    "TaskQDataSource": "source",
-    "by_task": "transforms",
-    "drain": "draining",
-    "in_arrow": "transforms",
-    "in_pandas": "transforms",
+    "Decided": "draining.transforms",
+    "DrainResult": "draining.drain",
+    "Ended": "draining.limits",
+    "Groups": "draining.transforms",
+    "Progress": "draining.progress",
+    "TaskQDataSource": "source.data_source",
+    "by_task": "draining.transforms",
+    "drain": "draining.drain",
+    "in_arrow": "draining.transforms",
+    "in_pandas": "draining.transforms",
 }
 
 
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
 def run() -> int:
     """Runs the drain as a program, and returns its exit code."""
     try:
-        return int(_found("application", "main")())
+        return int(_found("draining.application", "main")())
     except ImportError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1

@@ -1,4 +1,4 @@
-"""`python -m airflow_provider_taskq.spark.drain`: the drain as a program (see application.py for its arguments).
+"""`python -m airflow_provider_taskq.spark.drain`: the drain as a program (its arguments: draining/application.py).
 
 The function `drain` has the same name as this module. Whoever imports the module finds the function in it, and may
 also call the module: importing it puts it where `airflow_provider_taskq.spark.drain` was the function.

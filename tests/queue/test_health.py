@@ -145,7 +145,7 @@ def test_a_topic_that_nobody_polls_is_told_by_its_oldest_due_task(queue: TaskQue
     queue.push("work", [NewTask("later", delay=timedelta(days=9))])
     assert found(queue, "waiting tasks").severity is Severity.FINE
     pass_time(queue, timedelta(minutes=6))
-    told = queue.health()[0]
+    told = found(queue, "waiting tasks")
     assert told.severity is Severity.WARNING
     assert f"topic 'work', sequence {task.sequence} has been due for 6 min: nobody seems to poll it" in told.detail
     assert told.value == pytest.approx(360, abs=5)
@@ -158,7 +158,7 @@ def test_a_topic_that_is_worked_on_is_behind_and_not_unserved(queue: TaskQueue, 
     tasks = queue.poll("work", owner)
     if sign == "ended":
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-    told = queue.health()[0]
+    told = found(queue, "waiting tasks")
     assert told.severity is Severity.NOTICE
     assert "it is worked on, but more comes in than goes out" in told.detail
 
@@ -168,14 +168,14 @@ def test_what_is_held_under_a_lapsed_lease_is_no_sign_that_a_topic_is_served(que
     queue.poll("work", owner)
     pass_time(queue, timedelta(minutes=6))
     lapse(queue, owner)
-    assert "nobody seems to poll it" in queue.health()[0].detail
+    assert "nobody seems to poll it" in found(queue, "waiting tasks").detail
 
 
 def test_a_paused_topic_with_due_tasks_is_told_as_paused(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.pause_topic("work")
     pass_time(queue, timedelta(minutes=6))
-    told = queue.health()[0]
+    told = found(queue, "waiting tasks")
     assert told.severity is Severity.NOTICE
     assert told.detail.endswith("has been due for 6 min: it is paused")
 
@@ -185,11 +185,14 @@ def test_what_stands_in_the_way_of_an_identifier_is_named(queue: TaskQueue, owne
     queue.poll("work", owner, 2)
     queue.complete(owner, {second: Result.FAILURE})
     pass_time(queue, timedelta(minutes=6))
-    assert f"it comes after sequence {first.sequence}, held by 'owner'" in queue.health()[0].detail
+    assert f"it comes after sequence {first.sequence}, held by 'owner'" in found(queue, "waiting tasks").detail
     queue.complete(owner, {first: Result.SUCCESS})
     polled = queue.poll("work", owner)
     queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
-    assert f"sequence {second.sequence} of its identifier blocks it, which is FAILED" in queue.health()[0].detail
+    assert (
+        f"sequence {second.sequence} of its identifier blocks it, which is FAILED"
+        in found(queue, "waiting tasks").detail
+    )
 
 
 def test_many_waiting_topics_are_told_by_the_worst_ten_and_their_number(queue: TaskQueue) -> None:

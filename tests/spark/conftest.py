@@ -94,7 +94,7 @@ def held(queue: TaskQueue, owner: Owner, push: Callable[[int], list[int]]) -> Ca
 @pytest.fixture
 def source(request: pytest.FixtureRequest, dsn: str) -> str:
     """The name of the format `taskq`, registered for the test's database."""
-    from airflow_provider_taskq.spark.draining import registered_name
+    from airflow_provider_taskq.spark.draining.drain import registered_name
     from airflow_provider_taskq.spark.route import Route
 
     session: SparkSession = request.getfixturevalue("spark")

@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import Result, RetryPolicy, TaskQueue, TaskQueueError, TopicPolicy
-from airflow_provider_taskq.spark import Ended, Progress, drain, progress
-from airflow_provider_taskq.spark.limits import Limits, Tally
+from airflow_provider_taskq.spark import Ended, Progress, drain
+from airflow_provider_taskq.spark.draining import progress
+from airflow_provider_taskq.spark.draining.limits import Limits, Tally
 
 Push = Callable[[int], list[int]]
 

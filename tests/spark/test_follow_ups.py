@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
-from airflow_provider_taskq.spark.staging import abandon_stage, open_stage
+from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, open_stage
 
 Connection = psycopg.Connection[Any]
 Push = Callable[[int], list[int]]

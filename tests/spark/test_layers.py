@@ -25,7 +25,9 @@ def run(program: str, environment: Mapping[str, str], *absent: str) -> subproces
     )
 
 
-@pytest.mark.parametrize("module", ["source", "reading", "staging", "drain", "application"])
+@pytest.mark.parametrize(
+    "module", ["source.data_source", "source.held_reader", "source.complete_writer", "drain", "draining.application"]
+)
 def test_an_executor_needs_no_airflow(module: str, python_environment: Mapping[str, str]) -> None:
     program = (
         f"import airflow_provider_taskq.spark.{module}; print([m for m in sys.modules if m.startswith('airflow.')])"

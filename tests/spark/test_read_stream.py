@@ -9,9 +9,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, connect
-from airflow_provider_taskq.spark.failure import sentence
+from airflow_provider_taskq.spark.draining.failure import sentence
 from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.stream_reader import LogOptions, LogReader
+from airflow_provider_taskq.spark.source.stream_reader import LogOptions, LogReader
 
 pytestmark = [
     pytest.mark.slow,

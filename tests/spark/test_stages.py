@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Owner, State, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.staging import abandon_stage, open_stage
+from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, open_stage
 
 Connection = psycopg.Connection[Any]
 

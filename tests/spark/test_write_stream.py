@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
-from airflow_provider_taskq.spark.failure import own_error, sentence
+from airflow_provider_taskq.spark.draining.failure import own_error, sentence
 
 pytestmark = [
     pytest.mark.slow,

@@ -57,7 +57,7 @@ BEGIN
            w.dead, NULL::int
     FROM (SELECT t.*, row_number() OVER (ORDER BY t.dead >= 1000 DESC, t.dead / t.bound DESC) AS place,
                  CASE WHEN t.dead < 1000 THEN 'fine' WHEN t.disabled THEN 'critical'
-                      ELSE taskq.severity(t.dead / t.bound, 2, 10, 100) END AS severity
+                      ELSE taskq.severity(t.dead / greatest(t.bound, 1000), 2, 10, 100) END AS severity  -- a small table is emptied by thousands
           FROM taskq.vacuum_state() t) w
     WHERE w.place = 1 OR w.place <= 5 AND w.severity <> 'fine';
 END $$;

@@ -23,9 +23,9 @@ from airflow_provider_taskq.spark.committing import (
     until_answered,
     winners,
 )
-from airflow_provider_taskq.spark.options import known, number
-from airflow_provider_taskq.spark.push_columns import COPY, check_columns, staged_tasks
 from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.source.options import known, number
+from airflow_provider_taskq.spark.source.push_columns import COPY, check_columns, staged_tasks
 
 _CHECK = "SELECT taskq.check_push(%s::uuid)"
 

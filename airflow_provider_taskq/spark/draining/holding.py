@@ -14,13 +14,13 @@ from pyspark.sql.readwriter import DataFrameReader
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.drain_source import registered_name
-from airflow_provider_taskq.spark.failure import own_error
-from airflow_provider_taskq.spark.lease import LeaseKeeper
-from airflow_provider_taskq.spark.limits import Tally
+from airflow_provider_taskq.spark.draining.drain_source import registered_name
+from airflow_provider_taskq.spark.draining.failure import own_error
+from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
+from airflow_provider_taskq.spark.draining.limits import Tally
+from airflow_provider_taskq.spark.draining.transforms import ByTask
 from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.staging import abandon_stage
-from airflow_provider_taskq.spark.transforms import ByTask
+from airflow_provider_taskq.spark.source.complete_writer import abandon_stage
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Condition, Order, Result
-from airflow_provider_taskq.spark.drain_source import registered_name
-from airflow_provider_taskq.spark.holding import Holding, Transform
-from airflow_provider_taskq.spark.lease import LeaseKeeper
-from airflow_provider_taskq.spark.limits import Ended, Limits, Tally
-from airflow_provider_taskq.spark.progress import OnProgress, Progress, Watch, told
+from airflow_provider_taskq.spark.draining.drain_source import registered_name
+from airflow_provider_taskq.spark.draining.holding import Holding, Transform
+from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
+from airflow_provider_taskq.spark.draining.limits import Ended, Limits, Tally
+from airflow_provider_taskq.spark.draining.progress import OnProgress, Progress, Watch, told
 from airflow_provider_taskq.spark.route import Route
 
 __all__ = ["DrainResult", "Ended", "drain", "registered_name"]

@@ -12,9 +12,9 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.committing import Staged, arrays, stage_rows, this_try, until_answered, winners
-from airflow_provider_taskq.spark.decisions import COPY, check_columns, staged_rows
-from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.source.decisions import COPY, check_columns, staged_rows
+from airflow_provider_taskq.spark.source.options import SourceOptions
 
 _CHECK = "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)"
 

@@ -18,10 +18,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError, connect, verify
-from airflow_provider_taskq.spark.draining import drain
-from airflow_provider_taskq.spark.failure import sentence
-from airflow_provider_taskq.spark.holding import Transform
-from airflow_provider_taskq.spark.transforms import ByBatch, ByTask, by_task, in_arrow, in_pandas
+from airflow_provider_taskq.spark.draining.drain import drain
+from airflow_provider_taskq.spark.draining.failure import sentence
+from airflow_provider_taskq.spark.draining.holding import Transform
+from airflow_provider_taskq.spark.draining.transforms import ByBatch, ByTask, by_task, in_arrow, in_pandas
 
 logger = logging.getLogger("airflow_provider_taskq.spark")
 

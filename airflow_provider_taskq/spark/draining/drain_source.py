@@ -4,10 +4,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
-from airflow_provider_taskq.spark.follow_ups import COLUMNS, FollowUpWriter
+from airflow_provider_taskq.spark.draining.follow_ups import COLUMNS, FollowUpWriter
 from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source import TaskQDataSource
-from airflow_provider_taskq.spark.staging import CompleteWriter
+from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter
+from airflow_provider_taskq.spark.source.data_source import TaskQDataSource
 
 _routes: list[Route] = []
 

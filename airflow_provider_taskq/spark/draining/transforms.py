@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame
 
 from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, Junction, NewTask, Result, Task
 from airflow_provider_taskq.queue.wire import json_text, trace_text
-from airflow_provider_taskq.spark.batches import ARROW, DECISIONS, decisions_batch
-from airflow_provider_taskq.spark.follow_ups import follow_up
+from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS, decisions_batch
+from airflow_provider_taskq.spark.draining.follow_ups import follow_up
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.queue.pushing import chunks
 from airflow_provider_taskq.queue.wire import interval_text
 from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.staging import CompleteWriter
+from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter
 
 COLUMNS = frozenset({"continued", "push", "junctions"})
 _OPTIONAL = ("payload", "reference", "suspended", "available_at", "delay", "ttl", "priority", "depends_on")

@@ -18,10 +18,10 @@ from airflow_provider_taskq.spark.committing import (
     until_answered,
     winners,
 )
-from airflow_provider_taskq.spark.decisions import check_columns
-from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.staging import abandon_stage, carry_out, stage_decisions
+from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, carry_out, stage_decisions
+from airflow_provider_taskq.spark.source.decisions import check_columns
+from airflow_provider_taskq.spark.source.options import SourceOptions
 
 
 class CompleteStreamWriter(DataSourceStreamArrowWriter):
