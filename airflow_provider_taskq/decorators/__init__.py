@@ -1,0 +1,1 @@
+"""Task decorators: `@task.taskq`."""

@@ -1,0 +1,1 @@
+"""The TaskQ page inside Airflow: its plugin, its JSON API and what the browser loads."""
