@@ -25,6 +25,11 @@ class TaskQCompleteOperator(TaskQOperator):
     is gone raises LeaseLost, as then the tasks are somebody else's. Running it again completes what is held
     by then, which after a success is nothing.
 
+    A drain, or any other consumer that registers, takes the tasks over under a new fence. With `gate_fence` the tasks
+    are completed only if somebody has: NotHeld while the claim is still as the gate left it. That is for a gate before
+    a `durable` task: cleared after its end, Airflow 3.3 finds the old driver finished and starts no other, and what the
+    gate has claimed anew was not worked on.
+
     Returns `{"topic", "owner", "result", "completed"}`, the last being the number of tasks.
 
     :param topic: the topic's name (templated).
@@ -32,10 +37,19 @@ class TaskQCompleteOperator(TaskQOperator):
     :param result: SUCCESS, FILTER, SUSPENSION or FAILURE, for all of them (templated).
     :param sequences: the tasks to complete, if not all that are held (templated).
     :param message: their output; with FAILURE, their error too (templated).
+    :param gate_fence: the fence of the gate's claim, `"{{ ti.xcom_pull('gate', key='fence') }}"` (templated).
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
-    template_fields: Sequence[str] = ("topic", "task_owner", "result", "sequences", "message", "taskq_conn_id")
+    template_fields: Sequence[str] = (
+        "topic",
+        "task_owner",
+        "result",
+        "sequences",
+        "message",
+        "gate_fence",
+        "taskq_conn_id",
+    )
 
     def __init__(
         self,
@@ -45,6 +59,7 @@ class TaskQCompleteOperator(TaskQOperator):
         result: Result | str = "SUCCESS",
         sequences: Sequence[int] | str | None = None,
         message: Json = None,
+        gate_fence: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -53,6 +68,7 @@ class TaskQCompleteOperator(TaskQOperator):
         self.result = result.name if isinstance(result, Result) else result
         self.sequences = sequences
         self.message = message
+        self.gate_fence = gate_fence
         if not self.task_owner:
             raise ValueError("owner is missing: name whoever claimed the tasks, such as gate.output['owner']")
 
@@ -69,6 +85,7 @@ class TaskQCompleteOperator(TaskQOperator):
                     "and what it had not completed was given back"
                 )
             held = held_sequences(connection, owner, self.topic)
+            self._refuse_untouched(owner, len(held))
             sequences = held if self.sequences is None else self._wanted(queue, owner, held)
             queue.complete(owner, dict.fromkeys(sequences, decision))
         metrics.count(metrics.COMPLETED, len(sequences), topic=self.topic, result=decision.result.name)
@@ -76,6 +93,14 @@ class TaskQCompleteOperator(TaskQOperator):
             self.hook.report_lineage(inputs=[self.topic])
         self.log.info("Completed %d tasks of %s in topic %s.", len(sequences), owner.name, self.topic)
         return {"topic": self.topic, "owner": owner.name, "result": self.result, "completed": len(sequences)}
+
+    def _refuse_untouched(self, owner: Owner, held: int) -> None:
+        """NotHeld where nobody has taken the tasks over since the gate claimed them."""
+        if self.gate_fence is not None and held and owner.fence == int(self.gate_fence):
+            raise NotHeld(
+                f"nobody has worked on the {held} tasks that {owner.name!r} holds in topic {self.topic!r}: they are "
+                "still as the gate claimed them. Clear the task between the two, so that it starts anew"
+            )
 
     def _wanted(self, queue: TaskQueue, owner: Owner, held: Sequence[int]) -> list[int]:
         """The sequences asked for, a rendered template's text too; NotHeld where one is not held in this topic.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
+    from airflow_provider_taskq.queue import Owner
     from airflow_provider_taskq.triggers.topic import TaskQTrigger
 
 
@@ -20,9 +21,9 @@ class TaskQSensor(TaskQGate):
     """Waits until a topic has tasks to be polled, and may take them for what comes next.
 
     Without `claim` it looks only, and returns `{"topic", "ready"}`. With `claim=n` it takes up to n tasks under an
-    owner and returns `{"topic", "owner", "claimed"}`. The owner is this logical task unless named, so a retry takes
-    over what an earlier try had claimed and claims no more. An owner's name belongs to one worker at a time:
-    whoever registers it, takes its tasks over.
+    owner and returns `{"topic", "owner", "claimed"}`; the XCom `fence` has the fence of that claim. The owner is this
+    logical task unless named, so a retry takes over what an earlier try had claimed and claims no more. An owner's
+    name belongs to one worker at a time: whoever registers it, takes its tasks over.
 
     Nobody extends the lease between the gate and the task that goes on with the tasks (`drain` does while it runs):
     `lease` has to cover that time. When it has run out and the queue's `expire()` is called, the tasks are handed
@@ -94,7 +95,7 @@ class TaskQSensor(TaskQGate):
     def look(self, context: "Context") -> dict[str, Any] | None:
         """Looks, and takes if the gate is one that does."""
         try:
-            return self._peek() if self.claim is None else self._take(self.task_owner or logical_task(context))
+            return self._peek() if self.claim is None else self._take(context)
         except UnknownTopic:
             raise UnknownTopic(f"topic {self.topic!r} is not known; create it with create_topic") from None
 
@@ -142,7 +143,7 @@ class TaskQSensor(TaskQGate):
         """What a gate that only looks returns."""
         return {"topic": self.topic, "ready": ready}
 
-    def _take(self, name: str) -> dict[str, Any] | None:
+    def _take(self, context: "Context") -> dict[str, Any] | None:
         """What the gate returns if it holds tasks now. A closed gate leaves nothing behind, not even a lease.
 
         Metrics and lineage are told of what it took, once that is committed; not of what an earlier try had taken.
@@ -151,24 +152,27 @@ class TaskQSensor(TaskQGate):
 
         with self.hook.get_conn() as connection:
             queue = ObservedQueue(connection)
-            claimed = self._claimed(queue, name)
-            if not claimed:
+            claim = self._claimed(queue, self.task_owner or logical_task(context))
+            if claim is None:
                 connection.rollback()
                 return None
         queue.report(self.hook)
-        return {"topic": self.topic, "owner": name, "claimed": claimed}
+        owner, claimed = claim
+        if self.do_xcom_push:
+            context["ti"].xcom_push("fence", owner.fence)
+        return {"topic": self.topic, "owner": owner.name, "claimed": claimed}
 
-    def _claimed(self, queue: TaskQueue, name: str) -> int:
-        """How many tasks the name holds: those of an earlier try, else newly claimed ones."""
+    def _claimed(self, queue: TaskQueue, name: str) -> "tuple[Owner, int] | None":
+        """Who holds how many tasks under the name: those of an earlier try, else newly claimed ones."""
         assert self.claim is not None  # noqa: S101  for the type checker; poke asks before it takes
         if queue.owner(name) is not None:
             owner = queue.register(name, self.lease)
             if owner.resumed and (held := held_sequences(queue.conn, owner, self.topic)):
-                return len(held)
+                return owner, len(held)
         ready = self._ready(queue.conn)
         if ready is None:
-            return 0
+            return None
         owner = queue.register(name, self.lease)
         claimed = queue.claim(self.topic, owner, self.claim, self.order, self.condition)
         enough = min(self.min_tasks, self.claim) if ready >= self.min_tasks else 1
-        return claimed if claimed >= enough else 0
+        return (owner, claimed) if claimed >= enough else None

@@ -59,6 +59,9 @@ class Run:
     def succeeds(self) -> None:
         self.site.wait_run(self.dag_id, self.id, {"success"}, SECONDS)
 
+    def fails(self) -> None:
+        self.site.wait_run(self.dag_id, self.id, {"failed"}, SECONDS)
+
     def clear(self, task_id: str) -> None:
         """What a user does who clears a task and what follows it."""
         body = {"dry_run": False, "dag_run_id": self.id, "task_ids": [task_id], "only_failed": False}

@@ -103,7 +103,7 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no ta
         def get_job_result(self, external_id: JsonValue, context: Context) -> None:
             """Nothing."""
 
-    def driven(dag_id: str, durable: bool) -> None:
+    def driven(dag_id: str, durable: bool, gate_fence: str | None = None) -> None:
         """A DAG whose driver works on what its gate claims."""
         given = "{{ ti.xcom_pull('gate')['owner'] }}"
         with DAG(dag_id, schedule=None, params={"topic": "work", "driver": "completes"}) as dag:
@@ -117,9 +117,12 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no ta
                     durable=durable,
                     **AGAIN,
                 )
-                >> TaskQCompleteOperator(task_id="complete", topic="{{ params.topic }}", owner=given)
+                >> TaskQCompleteOperator(
+                    task_id="complete", topic="{{ params.topic }}", owner=given, gate_fence=gate_fence
+                )
             )
         globals()[dag_id] = dag
 
     driven("durable", durable=True)
+    driven("fenced", durable=True, gate_fence="{{ ti.xcom_pull('gate', key='fence') }}")
     driven("not_durable", durable=False)
