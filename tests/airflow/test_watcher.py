@@ -1,13 +1,16 @@
 """The watcher: all kinds of waits at once, on one connection; woken, patient, and never ending those it need not."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
 
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import NewTask, TaskQueue, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from airflow_provider_taskq.queue import NewTask, TaskQueue, TaskQueueError, UnknownTopic, connect
 from airflow_provider_taskq.triggers.pace import IDLE
 from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait
 from airflow_provider_taskq.triggers.watcher import Outcome, watcher
@@ -136,6 +139,48 @@ def test_a_listener_that_is_lost_costs_only_its_notifications(
         queue.push("work", ["b"])
         queue.wake("work")
         assert await asyncio.wait_for(second, 20) == 2
+
+    in_loop(test)
+
+
+def test_a_listener_whose_server_process_stands_still_keeps_no_wait_from_ending(
+    own_server: EmbeddedPostgres, connect_airflow: Connect
+) -> None:
+    connect_airflow("listening", dsn=own_server.dsn, listen=True)
+
+    async def test(conn: psycopg.Connection) -> None:
+        wait = waiting(ReadyWait("work"), "listening")
+        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
+        ((still,),) = conn.execute(LISTENING).fetchall()
+        os.kill(still, signal.SIGSTOP)
+        try:
+            TaskQueue(conn).push("work", ["a"])
+            assert await asyncio.wait_for(wait, 20) == 1
+        finally:
+            os.kill(still, signal.SIGCONT)
+        await until(lambda: conn.execute(LINES).fetchall() == [])
+
+    with connect(own_server.dsn, autocommit=True) as conn:
+        in_loop(lambda: test(conn))
+
+
+def test_a_listener_comes_back_after_the_server_has(own_server: EmbeddedPostgres, connect_airflow: Connect) -> None:
+    connect_airflow("listening", dsn=own_server.dsn, listen=True)
+
+    async def test() -> None:
+        watching = watcher("listening")
+        wait = waiting(ReadyWait("work", poll_interval=600), "listening")
+        with connect(own_server.dsn, autocommit=True) as conn:
+            await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
+        await asyncio.to_thread(own_server.stop, "immediate")
+        await asyncio.to_thread(own_server.start)
+        with connect(own_server.dsn, autocommit=True) as conn:
+            await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1, 40)
+            await until(lambda: watching._pace.due > time.monotonic() + 100, 40)
+            queue = TaskQueue(conn)
+            queue.push("work", ["a"])
+            queue.wake("work")
+            assert await asyncio.wait_for(wait, 20) == 1
 
     in_loop(test)
 
