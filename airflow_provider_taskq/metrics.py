@@ -22,6 +22,7 @@ from airflow.providers.common.compat.sdk import conf
 PUSHED = "taskq.pushed"
 POLLED = "taskq.polled"
 COMPLETED = "taskq.completed"  # by result
+REDELIVERED = "taskq.redelivered"  # polled, after an owner before had lost its lease
 EXPIRED = "taskq.expired"
 REVIVED = "taskq.revived"
 PURGED = "taskq.purged"
@@ -29,6 +30,7 @@ LEASE_LOST = "taskq.lease_lost"
 
 # Timings
 GATE_WAIT = "taskq.gate_wait"  # from a gate's first look until it opened
+POLL_TIME = "taskq.poll_ms"  # of one call that takes tasks
 
 # Gauges
 DEPTH = "taskq.depth"  # by state

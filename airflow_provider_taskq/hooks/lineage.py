@@ -1,7 +1,10 @@
 """What a transaction of the hook did, by topic: told to Airflow's lineage and metrics once it is committed."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq import metrics
@@ -34,7 +37,9 @@ class ObservedQueue(TaskQueue):
         super().__init__(conn)
         self.pushed: Counter[str] = Counter()
         self.polled: Counter[str] = Counter()
+        self.redelivered: Counter[str] = Counter()
         self.completed: Counter[tuple[str | None, Result]] = Counter()
+        self.polls: list[tuple[str, timedelta]] = []
 
     def push(self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND) -> list[Task]:
         """As TaskQueue does."""
@@ -59,14 +64,17 @@ class ObservedQueue(TaskQueue):
         condition: Condition = Condition.NONE,
     ) -> list[Task]:
         """As TaskQueue does."""
-        polled = super().poll(topic, owner, size, order, condition)
-        self.polled[topic] += len(polled)
+        with self._timed(topic):
+            polled = super().poll(topic, owner, size, order, condition)
+        self._count_polled(topic, polled)
         return polled
 
     def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
         """As TaskQueue does."""
-        groups = super().poll_batch(topic, owner, identifiers, size)
-        self.polled[topic] += sum(map(len, groups.values()))
+        with self._timed(topic):
+            groups = super().poll_batch(topic, owner, identifiers, size)
+        for tasks in groups.values():
+            self._count_polled(topic, tasks)
         return groups
 
     def claim(
@@ -78,7 +86,8 @@ class ObservedQueue(TaskQueue):
         condition: Condition = Condition.NONE,
     ) -> int:
         """As TaskQueue does."""
-        claimed = super().claim(topic, owner, size, order, condition)
+        with self._timed(topic):
+            claimed = super().claim(topic, owner, size, order, condition)
         self.polled[topic] += claimed
         return claimed
 
@@ -97,10 +106,23 @@ class ObservedQueue(TaskQueue):
         condition: Condition = Condition.NONE,
     ) -> list[Task]:
         """As TaskQueue does."""
-        polled = super().exchange(owner, decisions, topic, size, order, condition)
+        with self._timed(topic):
+            polled = super().exchange(owner, decisions, topic, size, order, condition)
         self._count_completed(decisions)
-        self.polled[topic] += len(polled)
+        self._count_polled(topic, polled)
         return polled
+
+    @contextmanager
+    def _timed(self, topic: str) -> Iterator[None]:
+        """Keeps how long one call took that takes tasks; one that fails is not kept."""
+        began = monotonic()
+        yield
+        self.polls.append((topic, timedelta(seconds=monotonic() - began)))
+
+    def _count_polled(self, topic: str, tasks: Sequence[Task]) -> None:
+        """Counts tasks taken, and those among them that an owner before had lost."""
+        self.polled[topic] += len(tasks)
+        self.redelivered[topic] += sum(task.redelivered for task in tasks)
 
     def _count_completed(self, decisions: Mapping[Task | int, Decision | Result]) -> None:
         """Counts decisions by topic and result."""
@@ -114,6 +136,10 @@ class ObservedQueue(TaskQueue):
             metrics.count(metrics.PUSHED, number, topic=topic)
         for topic, number in self.polled.items():
             metrics.count(metrics.POLLED, number, topic=topic)
+        for topic, number in self.redelivered.items():
+            metrics.count(metrics.REDELIVERED, number, topic=topic)
+        for topic, length in self.polls:
+            metrics.timing(metrics.POLL_TIME, length, topic=topic)
         for (completed_of, result), number in self.completed.items():
             metrics.count(metrics.COMPLETED, number, topic=completed_of, result=result.name)
         taken = {topic for topic, _ in self.completed if topic is not None} | {t for t, n in self.polled.items() if n}
