@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.queue import TaskQueue, connect
-from airflow_provider_taskq.triggers.waits import ReadyWait
+from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
+from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait
 from airflow_provider_taskq.triggers.watcher import watcher
 from bench.rig import Rig
 
@@ -45,6 +45,7 @@ class Shape:
     topics: int
     wait: Callable[[str, str], Awaitable[object]]
     listen: bool = False
+    suspended: bool = False  # what is pushed
 
 
 def run(rig: Rig) -> None:
@@ -53,6 +54,7 @@ def run(rig: Rig) -> None:
         Shape("one watcher", WAITS, WAITS, _watched),
         Shape("one watcher", WAITS, 100, _watched),
         Shape("one watcher, notified", WAITS, WAITS, _watched, listen=True),
+        Shape("one watcher, junctures", WAITS, WAITS, _joined, suspended=True),
         Shape("a query each", ONE_EACH, ONE_EACH, _alone),
         Shape("a query each, 20 connections", WAITS, WAITS, _alone_in_turn),
     )
@@ -88,10 +90,11 @@ async def _measured(dsn: str, shape: Shape) -> None:
             await asyncio.sleep(SETTLING)
             queries, lines = await asyncio.to_thread(_idle, conn)
             picked = topics[:: max(1, len(topics) // PUSHES)][: min(PUSHES, len(topics) // 2)]
-            pushed = await asyncio.to_thread(_push_slowly, dsn, picked, notified=shape.listen)
+            task = NewTask("task", suspended=shape.suspended)
+            pushed = await asyncio.to_thread(_push_slowly, dsn, picked, task, notified=shape.listen)
             await asyncio.gather(*(gates[topic].wait() for topic in picked))
             delays = sorted(opened[topic] - pushed[topic] for topic in picked)
-            began = await asyncio.to_thread(_push_rest, conn, [topic for topic in topics if topic not in pushed])
+            began = await asyncio.to_thread(_push_rest, conn, [topic for topic in topics if topic not in pushed], task)
             await asyncio.gather(*waits)
             everything = max(opened.values()) - began
     cuts = quantiles(delays, n=100, method="inclusive")
@@ -112,6 +115,10 @@ async def _timed(shape: Shape, dsn: str, topic: str, gates: dict[str, asyncio.Ev
 
 async def _watched(dsn: str, topic: str) -> object:  # noqa: ARG001  the others need it
     return await watcher(CONN_ID).until(ReadyWait(topic))
+
+
+async def _joined(dsn: str, topic: str) -> object:  # noqa: ARG001  the same
+    return await watcher(CONN_ID).until(JunctureWait(f"join {topic}", topic, (("task",),)))
 
 
 async def _alone(dsn: str, topic: str) -> object:
@@ -172,26 +179,26 @@ def _number(conn: psycopg.Connection, query: LiteralString) -> int:
     return int(row[0])
 
 
-def _push_slowly(dsn: str, topics: Sequence[str], *, notified: bool) -> dict[str, float]:
+def _push_slowly(dsn: str, topics: Sequence[str], task: NewTask, *, notified: bool) -> dict[str, float]:
     """One push after the other, over ten looks; when each was committed."""
     pushed = {}
     with connect(dsn, autocommit=True, application_name="bench") as conn:
         queue = TaskQueue(conn)
         for topic in topics:
             pushed[topic] = time.monotonic()
-            queue.push(topic, ["task"])
+            queue.push(topic, [task])
             if notified:
                 queue.wake(topic)
             time.sleep(10 / len(topics))  # spreads the pushes over ten looks
     return pushed
 
 
-def _push_rest(conn: psycopg.Connection, topics: Sequence[str]) -> float:
+def _push_rest(conn: psycopg.Connection, topics: Sequence[str], task: NewTask) -> float:
     """A push to each of the topics, in one transaction; when it was committed."""
     queue = TaskQueue(conn)
     with conn.transaction():
         for topic in topics:
-            queue.push(topic, ["task"])
+            queue.push(topic, [task])
     return time.monotonic()
 
 

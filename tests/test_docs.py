@@ -4,9 +4,12 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
 
-def test_every_test_that_the_guarantees_name_exists(repository: Path) -> None:
-    named = set(re.findall(r"`(test_\w+)`", (repository / "docs" / "guarantees.md").read_text(encoding="utf-8")))
+
+@pytest.mark.parametrize("document", ["guarantees.md", "features.md"])
+def test_every_test_that_a_document_names_exists(repository: Path, document: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (repository / "docs" / document).read_text(encoding="utf-8")))
     defined = {
         node.name
         for file in (repository / "tests").rglob("test_*.py")
