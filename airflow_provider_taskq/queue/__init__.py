@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue.errors import (
     TaskQueueError,
     UnknownTopic,
 )
+from airflow_provider_taskq.queue.figures import Ends, Errors, HandlingTimes, Spread, StuckOwner
 from airflow_provider_taskq.queue.finding import Finding, Severity
 from airflow_provider_taskq.queue.log import Cursor, Events, partition_of, sequence_id
 from airflow_provider_taskq.queue.model import (
@@ -38,6 +39,7 @@ from airflow_provider_taskq.queue.model import (
     TaskInfo,
 )
 from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
+from airflow_provider_taskq.queue.reading import Handed, Led, ReaderState, Sharing
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
 from airflow_provider_taskq.queue.story import Ended, Happening
 from airflow_provider_taskq.queue.task_queue import TaskQueue
@@ -49,8 +51,12 @@ __all__ = [
     "Cursor",
     "Decision",
     "Ended",
+    "Ends",
+    "Errors",
     "Events",
     "Finding",
+    "Handed",
+    "HandlingTimes",
     "Happening",
     "Insertion",
     "InvalidArgument",
@@ -59,17 +65,22 @@ __all__ = [
     "Json",
     "Junction",
     "LeaseLost",
+    "Led",
     "NewTask",
     "NotHeld",
     "Order",
     "Owner",
     "Pushed",
+    "ReaderState",
     "Result",
     "RetryPolicy",
     "Revival",
     "SchemaMismatch",
     "Severity",
+    "Sharing",
+    "Spread",
     "State",
+    "StuckOwner",
     "Task",
     "TaskInfo",
     "TaskQueue",

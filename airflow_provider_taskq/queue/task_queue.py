@@ -12,8 +12,11 @@ from airflow_provider_taskq.queue.verbs.poll import PollVerbs
 from airflow_provider_taskq.queue.verbs.purge import PurgeVerbs
 from airflow_provider_taskq.queue.verbs.push import PushVerbs
 from airflow_provider_taskq.queue.verbs.read import ReadVerbs
+from airflow_provider_taskq.queue.verbs.reader import ReaderVerbs
 from airflow_provider_taskq.queue.verbs.revive import ReviveVerbs
+from airflow_provider_taskq.queue.verbs.statistics import StatisticsVerbs
 from airflow_provider_taskq.queue.verbs.story import StoryVerbs
+from airflow_provider_taskq.queue.verbs.tending import TendingVerbs
 from airflow_provider_taskq.queue.verbs.ticks import TickVerbs
 from airflow_provider_taskq.queue.verbs.topic import TopicVerbs
 
@@ -34,6 +37,9 @@ class TaskQueue(
     StoryVerbs,
     PartitionVerbs,
     LogVerbs,
+    ReaderVerbs,
+    TendingVerbs,
+    StatisticsVerbs,
     TickVerbs,
 ):
     """The queue in the database that a `psycopg.Connection` reaches.

@@ -27,13 +27,17 @@ Encode = Callable[[pa.RecordBatch, int], pa.Buffer]
 
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
-    """What one try of one Spark task staged; in a stream, also where, and whose batch it is."""
+    """What one try of one Spark task staged; in a stream, also where, and whose batch it is.
+
+    `query` is Spark's own number of the query, as its checkpoint has it.
+    """
 
     part: int
     attempt: int
     count: int
     stage: str = ""
     stream: str = ""
+    query: str | None = None
 
 
 def this_try() -> TaskContext:
@@ -44,16 +48,30 @@ def this_try() -> TaskContext:
     return context
 
 
-def stream_of(context: TaskContext, name: str | None) -> tuple[str, int]:
-    """The name by which batches of this stream are remembered, and the number of the batch.
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch: the name by which batches of its stream are remembered, its query, and its number."""
+
+    stream: str
+    query: str
+    number: int
+
+
+def batch_of(context: TaskContext, name: str | None) -> Batch:
+    """The micro-batch that this task belongs to.
 
     The name is Spark's own for the query unless it is given: it stands in the checkpoint, so that a restart goes on
     under it, and a stream with a new checkpoint is another one.
     """
-    query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+    query, batch = query_of(context), context.getLocalProperty(BATCH_ID)
     if not query or not batch:
         raise TaskQueueError("this is no micro-batch of a stream: Spark names neither query nor batch")
-    return name or query, int(batch)
+    return Batch(name or query, query, int(batch))
+
+
+def query_of(context: TaskContext) -> str | None:
+    """The number of the streaming query that this task belongs to, in foreachBatch too; None where there is none."""
+    return context.getLocalProperty(QUERY_ID)
 
 
 def derived_stage(seed: str, batch: int) -> UUID:
@@ -99,9 +117,13 @@ def arrays(won: Sequence[Staged]) -> tuple[list[int], list[int], list[int]]:
     return [staged.part for staged in won], [staged.attempt for staged in won], [staged.count for staged in won]
 
 
-def begins(conn: psycopg.Connection[Any], stream: str | None, batch: int) -> bool:
-    """Whether this batch of the stream is committed for the first time, which is remembered with the transaction."""
-    return conn.execute("SELECT taskq.begin_batch(%s::text, %s::bigint)", (stream, batch)).fetchall() == [(True,)]
+def begins(conn: psycopg.Connection[Any], stream: str | None, batch: int, query: str | None) -> bool:
+    """Whether this batch of the stream is committed for the first time, which is remembered with the transaction.
+
+    TaskQueueError where the name is that of another query.
+    """
+    asked = "SELECT taskq.begin_batch(%s::text, %s::bigint, %s::text)"
+    return conn.execute(asked, (stream, batch, query)).fetchall() == [(True,)]
 
 
 def until_answered(commit: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import connect
 from airflow_provider_taskq.queue.connection import DSN_FILE_VARIABLE, DSN_VARIABLE
+from airflow_provider_taskq.spark.worker import settle
 
 # They name files of the machine that resolved them, and what stands in those is part of the route already.
 _LOCAL_FILES = {"passfile", "service", "servicefile"}
@@ -40,6 +41,7 @@ class Route:
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         """Opens a connection on the driver."""
+        settle()  # the driver's part of a source runs in workers of Spark as well
         return connect(self.conninfo, **options)
 
     def connect_executor(self) -> psycopg.Connection[Any]:
@@ -47,6 +49,7 @@ class Route:
 
         Texts cross in UTF-8 whatever the database stores: a binary COPY has them in the encoding of the session.
         """
+        settle()
         own = os.environ.get(DSN_VARIABLE) or os.environ.get(DSN_FILE_VARIABLE)
         return connect(None if own and self.executors_choose else self.conninfo, client_encoding="utf8")
 

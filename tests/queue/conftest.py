@@ -42,6 +42,7 @@ TABLES = (
     "progress",
     "juncture",
     "history",
+    "reader",
 )
 
 T = TypeVar("T")

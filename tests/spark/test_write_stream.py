@@ -79,19 +79,56 @@ def test_a_stream_of_tasks_is_pushed_once_even_where_a_batch_is_replayed(
     assert left_over(conn) == [(0,)]
 
 
-def test_a_new_checkpoint_is_another_stream_unless_it_is_named(
-    run: Run, logged: DataFrame, push: Any, queue: TaskQueue, tmp_path: Path
-) -> None:
+def test_a_new_checkpoint_is_another_stream(run: Run, logged: DataFrame, push: Any, queue: TaskQueue) -> None:
     queue.create_topic("copies")
     push(4)
     frame = logged.select("identifier")
     run(frame, "one", mode="push", topic="copies")
     run(frame, "two", mode="push", topic="copies")
     assert len(names(queue, "copies")) == 8
-    run(frame, "three", mode="push", topic="copies", stream="named")
-    shutil.rmtree(tmp_path / "three")
-    run(frame, "three", mode="push", topic="copies", stream="named")
-    assert len(names(queue, "copies")) == 12
+
+
+def test_the_name_of_a_stream_belongs_to_one_checkpoint_until_it_is_forgotten(
+    run: Run, logged: DataFrame, push: Any, queue: TaskQueue, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """Else the batches of the new one, which count from 0, would be taken for replays, and their tasks lost."""
+    queue.create_topic("copies")
+    push(4)
+    named = {"mode": "push", "topic": "copies", "stream": "named"}
+    run(logged.select("identifier"), "one", **named)
+    shutil.rmtree(tmp_path / "one")
+    with pytest.raises(PySparkException) as failed:
+        run(logged.select("identifier"), "one", **named)
+    assert "stream 'named' is that of another query, which has committed up to batch 0" in sentence(failed.value)
+    assert len(names(queue, "copies")) == 4
+    assert conn.execute("SELECT taskq.forget_stream('named'), taskq.forget_stream('named')").fetchall() == [
+        (True, False)
+    ]
+    run(logged.select("identifier"), "one", **named)
+    assert len(names(queue, "copies")) == 8
+    assert left_over(conn) == [(0,)]
+
+
+def test_batches_that_are_written_one_by_one_belong_to_a_checkpoint_too(
+    source: str, logged: DataFrame, push: Any, queue: TaskQueue, tmp_path: Path
+) -> None:
+    queue.create_topic("copies")
+    push(12)
+
+    def write(frame: DataFrame, batch: int) -> None:
+        options = {"mode": "push", "topic": "copies", "stream": "named", "batch": str(batch)}
+        frame.select("identifier").write.format(source).mode("append").options(**options).save()
+
+    def ran(checkpoint: str) -> None:
+        stream = logged.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / checkpoint))
+        assert stream.trigger(availableNow=True).start().awaitTermination(180)
+
+    ran("one")
+    forget_last_commit(tmp_path / "one")
+    ran("one")
+    with pytest.raises(PySparkException, match="stream 'named' is that of another query"):
+        ran("two")
+    assert names(queue, "copies") == [f"item-{number}" for number in range(12)]
 
 
 def test_a_batch_that_breaks_a_rule_stops_the_stream_and_can_be_tried_again(

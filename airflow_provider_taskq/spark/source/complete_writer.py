@@ -11,7 +11,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.committing import Staged, arrays, stage_rows, this_try, until_answered, winners
+from airflow_provider_taskq.spark.committing import (
+    Staged,
+    arrays,
+    query_of,
+    stage_rows,
+    this_try,
+    until_answered,
+    winners,
+)
 from airflow_provider_taskq.spark.route import Route
 from airflow_provider_taskq.spark.source.decisions import COPY, check_columns, staged_rows
 from airflow_provider_taskq.spark.source.options import SourceOptions
@@ -88,7 +96,7 @@ def stage_decisions(
         lambda batch, _: staged_rows(batch, number, part, attempt),
         (_CHECK, (options.owner, options.fence, stage)),
     )
-    return Staged(part, attempt, count, stage, stream)
+    return Staged(part, attempt, count, stage, stream, query_of(context))
 
 
 def carry_out(conn: psycopg.Connection[Any], options: SourceOptions, stage: str, won: Sequence[Staged]) -> None:

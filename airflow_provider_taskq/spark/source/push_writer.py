@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -15,10 +16,11 @@ from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.committing import (
     Staged,
     arrays,
+    batch_of,
     begins,
     derived_stage,
+    query_of,
     stage_rows,
-    stream_of,
     this_try,
     until_answered,
     winners,
@@ -77,8 +79,7 @@ class PushWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stages one partition, on an executor. A failed try leaves nothing, or rows that nobody will name."""
-        context = this_try()
-        return _stage_tasks(self.route, iterator, self.stage, context.partitionId(), context.taskAttemptId())
+        return _stage_tasks(self.route, iterator, self.stage, this_try())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Pushes the stage, on the driver; it is pushed once however often that is asked for."""
@@ -115,9 +116,8 @@ class PushStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stages one partition of one batch, on an executor."""
         context = this_try()
-        stream, batch = stream_of(context, self.options.stream)
-        stage = str(derived_stage(self.seed, batch))
-        return _stage_tasks(self.route, iterator, stage, context.partitionId(), context.taskAttemptId(), stream)
+        batch = batch_of(context, self.options.stream)
+        return _stage_tasks(self.route, iterator, str(derived_stage(self.seed, batch.number)), context, batch.stream)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """Pushes one batch, on the driver, unless it was pushed before."""
@@ -137,10 +137,10 @@ def check_tasks(schema: StructType, options: PushOptions) -> None:
 
 
 def _stage_tasks(
-    route: Route, batches: Iterator[pa.RecordBatch], stage: str, part: int, attempt: int, stream: str = ""
+    route: Route, batches: Iterator[pa.RecordBatch], stage: str, context: TaskContext, stream: str = ""
 ) -> Staged:
     """One partition into taskq.staged_task."""
-    number_of_stage = UUID(stage).bytes
+    number_of_stage, part, attempt = UUID(stage).bytes, context.partitionId(), context.taskAttemptId()
     count = stage_rows(
         route,
         COPY,
@@ -148,7 +148,7 @@ def _stage_tasks(
         lambda batch, first: staged_tasks(batch, number_of_stage, part, attempt, first),
         (_CHECK, (stage,)),
     )
-    return Staged(part, attempt, count, stage, stream)
+    return Staged(part, attempt, count, stage, stream, query_of(context))
 
 
 def push_stage(
@@ -157,7 +157,7 @@ def push_stage(
     """One transaction: all tasks of the stage, and that this batch of the stream is done, where it is one."""
     with route.connect() as conn:
         with translated():
-            if batch is None or begins(conn, stream, batch):
+            if batch is None or begins(conn, stream, batch, won[0].query if won else None):
                 conn.execute(
                     "SELECT taskq.push_staged(%s::uuid, %s::text, %s::text, %s::int[], %s::bigint[], %s::bigint[])",
                     (stage, options.topic, options.insertion, *arrays(won)),

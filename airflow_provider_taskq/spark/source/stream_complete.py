@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.committing import (
     Staged,
+    batch_of,
     begins,
     derived_stage,
-    stream_of,
     this_try,
     until_answered,
     winners,
@@ -45,9 +45,9 @@ class CompleteStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stages one partition of one batch, on an executor."""
         context = this_try()
-        stream, batch = stream_of(context, self.options.stream)
-        stage = fenced_stage(derived_stage(self.seed, batch), self.options.fence or 0)
-        return stage_decisions(self.route, self.options, iterator, stage, context, stream)
+        batch = batch_of(context, self.options.stream)
+        stage = fenced_stage(derived_stage(self.seed, batch.number), self.options.fence or 0)
+        return stage_decisions(self.route, self.options, iterator, stage, context, batch.stream)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """Carries one batch out, on the driver, unless that was done before."""
@@ -64,7 +64,7 @@ class CompleteStreamWriter(DataSourceStreamArrowWriter):
         """One transaction: the decisions, and that this batch is done."""
         with self.route.connect() as conn:
             with translated():
-                first = begins(conn, won[0].stream, batch)
+                first = begins(conn, won[0].stream, batch, won[0].query)
             if first:
                 carry_out(conn, self.options, won[0].stage, won)
             conn.commit()

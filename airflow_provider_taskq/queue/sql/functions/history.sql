@@ -24,7 +24,7 @@ CREATE FUNCTION taskq.is_noted(p_attempt int) RETURNS boolean LANGUAGE sql IMMUT
 $$;
 
 -- The history of a task, the oldest first, with its push and its end. what: pushed, failed, lapsed, started anew, recreated,
--- reassigned, held, ended; state: the state that it had before, or has now (held, ended).
+-- reassigned, paused, resumed, due set, attempts set, held, ended; state: the state that it had before, or has now (held, ended).
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, other bigint, error text)
 LANGUAGE plpgsql STABLE
@@ -39,7 +39,7 @@ BEGIN
                NULL::bigint AS other, NULL::text AS error, 0 AS place
         FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
-        SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned'])[h.kind], h.state, h.attempt, h.holder,
+        SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned', 'paused', 'resumed', 'due set', 'attempts set'])[h.kind], h.state, h.attempt, h.holder,
                h.actor, h.other, h.error, 1
         FROM taskq.history h WHERE h.sequence = p_sequence AND h.topic_id = v_topic_id
         UNION ALL

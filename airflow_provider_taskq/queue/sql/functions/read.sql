@@ -9,7 +9,8 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        e.descent,
        CASE WHEN l.holder IS NOT NULL THEN 'active'
             WHEN l.sequence IS NOT NULL THEN CASE
-                WHEN p.paused THEN 'paused'
+                WHEN p.paused OR coalesce(CASE WHEN l.waits = 1 THEN l.due_again END, l.available_at) = timestamptz '4999-12-03 10:15:30Z'
+                    THEN 'paused'  -- taskq.paused_until()
                 WHEN l.waits = 1 THEN 'waiting'
                 WHEN l.attempt > 0 THEN 'retrying'
                 WHEN l.available_at > clock_timestamp() THEN 'scheduled'

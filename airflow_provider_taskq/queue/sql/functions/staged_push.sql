@@ -229,11 +229,32 @@ END $$;
 
 -- Whether this is the first time that a stream commits this batch, which is remembered with this transaction: a batch number
 -- up to the last one is a replay. One row a stream, as batches are numbered upwards. Waits for another run of the same stream.
-CREATE FUNCTION taskq.begin_batch(p_stream text, p_batch bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+-- p_query is the number that Spark's checkpoint has for the query; refuses another query under the same name (TQ000), as its
+-- batches, numbered anew, would be taken for replays and lost. NULL asks nothing.
+CREATE FUNCTION taskq.begin_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_last taskq.stream;
 BEGIN
     PERFORM taskq.need_read_committed('batches of streams are committed');
-    INSERT INTO taskq.stream AS s (name, batch, committed) VALUES (p_stream, p_batch, clock_timestamp())
-    ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp() WHERE s.batch < p_batch;
+    INSERT INTO taskq.stream AS s (name, batch, committed, query) VALUES (p_stream, p_batch, clock_timestamp(), p_query)
+    ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
+    WHERE s.batch < p_batch AND (s.query = p_query) IS NOT FALSE;
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    SELECT * INTO v_last FROM taskq.stream WHERE name = p_stream;
+    IF v_last.query <> p_query THEN
+        PERFORM taskq.refuse('TQ000', format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
+            ' numbers its batches anew, so that they would be taken for replays and lost; name the stream otherwise, or forget'
+            ' the old one by taskq.forget_stream', p_stream, v_last.batch));
+    END IF;
+    RETURN false;
+END $$;
+
+-- Forgets a stream, so that a query with a new checkpoint may have its name. Returns whether there was one.
+CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM taskq.stream WHERE name = p_stream;
     RETURN FOUND;
 END $$;
 
