@@ -3,8 +3,9 @@
 `singular`: the conditions beside polls without one. `topics`: by the number of topics and of their partitions.
 `waits`: ten thousand of Airflow's deferred gates in one event loop.
 `upkeep`: over minutes of churn, with long transactions in between (9 minutes). `designs`: the tables that
-were compared before. `peers`: the other queues, which are installed when they are needed; all options but `section`
-belong to it.
+were compared before. `peers`: the other queues, which are installed when they are needed. `spark`: drains beside what
+is written by hand, the modes alone, cores, memory (`--parts` picks some, `--tasks` is for the memory). `worker`: the
+worker beside those of the peers for Python (`--rounds`, `--small`, `--cache` as for `peers`).
 """
 
 import argparse
@@ -13,9 +14,10 @@ from collections.abc import Callable
 from functools import partial
 
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
-from bench import claim, designs, drain, push, singular, topics, upkeep, waits
+from bench import claim, designs, drain, push, singular, topics, upkeep, waits, worker
 from bench.peers import compare
 from bench.rig import Rig
+from bench.spark import section as spark
 
 SECTIONS = {
     "push": push.run,
@@ -35,8 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("section", nargs="*", choices=[*SECTIONS, "peers"], default=USUAL)
+    parser.add_argument("section", nargs="*", choices=[*SECTIONS, "peers", "spark", "worker"], default=USUAL)
     compare.add_arguments(parser)
+    spark.add_arguments(parser)
     options = parser.parse_args()
     if given := os.environ.get("TASKQ_DSN"):
         _run(Rig(given), options)
@@ -46,7 +49,12 @@ def main() -> None:
 
 
 def _run(rig: Rig, options: argparse.Namespace) -> None:
-    sections: dict[str, Callable[[Rig], None]] = {**SECTIONS, "peers": partial(compare.run, options=options)}
+    sections: dict[str, Callable[[Rig], None]] = {
+        **SECTIONS,
+        "peers": partial(compare.run, options=options),
+        "spark": partial(spark.run, options=options),
+        "worker": partial(worker.run, options=options),
+    }
     for section in options.section:
         sections[section](rig)
 

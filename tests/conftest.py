@@ -12,6 +12,9 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
+from tests.spark.session import python_environment, spark, spark_log
+
+__all__ = ["python_environment", "spark", "spark_log"]  # fixtures that pytest finds here
 
 TEMPLATE = f"taskq_template_{os.getpid()}"
 

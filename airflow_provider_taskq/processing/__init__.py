@@ -1,15 +1,20 @@
 """Handling tasks in plain Python: workers, composites of steps, readers; on top of the queue, without Airflow or Spark.
 
-def handle(task: Task) -> Result:
-    return Result.SUCCESS if deliver(task.payload) else Result.SUSPENSION
+    def handle(task: Task) -> Result:
+        return Result.SUCCESS if deliver(task.payload) else Result.SUSPENSION
 
-Worker(dsn, "mail", handle).run()
+    Worker(dsn, "mail", handle).run()
+
+Every name is loaded when it is asked for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airflow_provider_taskq.processing.activation import PersistentWorker
+    from airflow_provider_taskq.processing.composite import Composite, CompositeClosed, Mode
+    from airflow_provider_taskq.processing.finishing import WorkerStopped
     from airflow_provider_taskq.processing.handling import (
         BatchHandler,
         ForeignDecision,
@@ -18,19 +23,40 @@ if TYPE_CHECKING:
         batch,
         each,
     )
+    from airflow_provider_taskq.processing.limiter import Bounded, Limiter, NoLimit, Prioritised
+    from airflow_provider_taskq.processing.listener import FatalListener, WorkerListener
+    from airflow_provider_taskq.processing.settings import Pending
     from airflow_provider_taskq.processing.settling import settle
+    from airflow_provider_taskq.processing.statistics import WorkerStatistics
+    from airflow_provider_taskq.processing.stuck import HandlerStuck
     from airflow_provider_taskq.processing.supplement import SupplementError
     from airflow_provider_taskq.processing.work import FollowUp, Release, Work, tagged
+    from airflow_provider_taskq.processing.worker import Worker
 
 __all__ = [
     "BatchHandler",
+    "Bounded",
+    "Composite",
+    "CompositeClosed",
+    "FatalListener",
     "FollowUp",
     "ForeignDecision",
+    "HandlerStuck",
+    "Limiter",
+    "Mode",
+    "NoLimit",
     "Outcome",
+    "Pending",
+    "PersistentWorker",
+    "Prioritised",
     "Release",
     "SupplementError",
     "TaskResultException",
     "Work",
+    "Worker",
+    "WorkerListener",
+    "WorkerStatistics",
+    "WorkerStopped",
     "batch",
     "each",
     "settle",
@@ -40,13 +66,28 @@ __all__ = [
 # Where each name lives: loaded when it is asked for, so that a worker of functions loads no composite and no reader.
 _HOMES = {
     "BatchHandler": "handling",
+    "Bounded": "limiter",
+    "Composite": "composite",
+    "CompositeClosed": "composite",
+    "FatalListener": "listener",
     "FollowUp": "work",
     "ForeignDecision": "handling",
+    "HandlerStuck": "stuck",
+    "Limiter": "limiter",
+    "Mode": "composite",
+    "NoLimit": "limiter",
     "Outcome": "handling",
+    "Pending": "settings",
+    "PersistentWorker": "activation",
+    "Prioritised": "limiter",
     "Release": "work",
     "SupplementError": "supplement",
     "TaskResultException": "handling",
     "Work": "work",
+    "Worker": "worker",
+    "WorkerListener": "listener",
+    "WorkerStatistics": "statistics",
+    "WorkerStopped": "finishing",
     "batch": "handling",
     "each": "handling",
     "settle": "settling",

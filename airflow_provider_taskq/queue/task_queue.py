@@ -1,5 +1,7 @@
 """The queue: all its verbs over one connection."""
 
+from airflow_provider_taskq.queue.verbs.audit import AuditVerbs
+from airflow_provider_taskq.queue.verbs.browse import BrowseVerbs
 from airflow_provider_taskq.queue.verbs.complete import CompleteVerbs
 from airflow_provider_taskq.queue.verbs.exchange import ExchangeVerbs
 from airflow_provider_taskq.queue.verbs.health import HealthVerbs
@@ -19,6 +21,7 @@ from airflow_provider_taskq.queue.verbs.story import StoryVerbs
 from airflow_provider_taskq.queue.verbs.tending import TendingVerbs
 from airflow_provider_taskq.queue.verbs.ticks import TickVerbs
 from airflow_provider_taskq.queue.verbs.topic import TopicVerbs
+from airflow_provider_taskq.queue.verbs.worker import WorkerVerbs
 
 
 class TaskQueue(
@@ -35,11 +38,14 @@ class TaskQueue(
     LockVerbs,
     HealthVerbs,
     StoryVerbs,
+    BrowseVerbs,
+    AuditVerbs,
     PartitionVerbs,
     LogVerbs,
     ReaderVerbs,
     TendingVerbs,
     StatisticsVerbs,
+    WorkerVerbs,
     TickVerbs,
 ):
     """The queue in the database that a `psycopg.Connection` reaches.

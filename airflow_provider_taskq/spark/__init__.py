@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airflow_provider_taskq.spark.draining.by_composite import by_composite
     from airflow_provider_taskq.spark.draining.drain import DrainResult, drain
     from airflow_provider_taskq.spark.draining.limits import Ended
     from airflow_provider_taskq.spark.draining.progress import Progress
@@ -23,6 +24,7 @@ __all__ = [
     "Progress",
     "TaskQDataSource",
     "application_path",
+    "by_composite",
     "by_task",
     "drain",
     "in_arrow",
@@ -36,6 +38,7 @@ _HOMES = {
     "Groups": "draining.transforms",
     "Progress": "draining.progress",
     "TaskQDataSource": "source.data_source",
+    "by_composite": "draining.by_composite",
     "by_task": "draining.transforms",
     "drain": "draining.drain",
     "in_arrow": "draining.transforms",

@@ -43,6 +43,8 @@ TABLES = (
     "juncture",
     "history",
     "reader",
+    "audit",
+    "worker",
 )
 
 T = TypeVar("T")

@@ -34,6 +34,9 @@ TABLES = [
     "history",
     "juncture",
     "stream",
+    "reader",
+    "reader_partition",
+    "handling",
 ]
 
 LEASE = timedelta(minutes=5)

@@ -1,10 +1,6 @@
-"""One Spark session for all tests, on the test's own database through a route of its own."""
+"""Tasks for Spark's tests, on the test's own database through a route of its own. The session: session.py."""
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,59 +9,6 @@ from airflow_provider_taskq.queue import NewTask, Owner, TaskQueue
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-ROOT = Path(__file__).parents[2]
-PROGRAMS = Path(__file__).parent / "programs"
-
-
-@pytest.fixture(scope="session")
-def python_environment() -> dict[str, str]:
-    """The environment for programs: this Python, this checkout, and no database but the one that a test names."""
-    hidden = ("TASKQ_", "PG", "SPARK_", "PYSPARK_", "AIRFLOW")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    path = f"{ROOT}{os.pathsep}{PROGRAMS}"
-    spec = find_spec("pyspark")
-    assert spec is not None
-    home = str(Path(str(spec.origin)).parent)  # spark-submit's own search for it fails where a path has a space
-    named = {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1"}
-    return {**env, **named}
-
-
-@pytest.fixture(scope="session")
-def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What Spark's JVM and its Python workers write to their standard error."""
-    return tmp_path_factory.mktemp("spark") / "log"
-
-
-@pytest.fixture(scope="session")
-def spark(python_environment: Mapping[str, str], spark_log: Path) -> Iterator["SparkSession"]:
-    """Two cores, a failed task is tried three times, the UI is up; its JVM starts without any database in sight."""
-    from pyspark.sql import SparkSession
-
-    before, stderr = dict(os.environ), os.dup(2)
-    os.environ.clear()
-    os.environ.update(python_environment)
-    with spark_log.open("wb") as log:
-        os.dup2(log.fileno(), 2)
-    try:
-        session = (
-            SparkSession.builder.master("local[2,3]")
-            .appName("taskq tests")
-            .config("spark.ui.enabled", "true")
-            .config("spark.ui.port", "0")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-            .getOrCreate()
-        )
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.environ.clear()
-        os.environ.update(before)
-    os.environ["PYTHONPATH"] = python_environment["PYTHONPATH"]
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 @pytest.fixture

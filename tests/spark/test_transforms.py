@@ -172,10 +172,10 @@ def test_batches_of_arrow_and_of_pandas(spark: SparkSession, dsn: str, queue: Ta
 
 
 def test_a_condition_stops_behind_what_did_not_end_well() -> None:
-    from airflow_provider_taskq.spark.draining.transforms import _stops
+    from airflow_provider_taskq.spark.draining.transforms import stops
 
     suspended = {"result": "SUSPENSION", "delay": None}
     plain, until = Condition.SINGULAR_BY_IDENTIFIER, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
-    assert [_stops(each, plain) for each in (None, {"result": "FAILURE"}, {**suspended, "delay": 1.0})] == [True] * 3
-    assert [_stops(each, plain) for each in (suspended, {"result": "FILTER"}, {"result": "SUCCESS"})] == [False] * 3
-    assert _stops(suspended, until)
+    assert [stops(each, plain) for each in (None, {"result": "FAILURE"}, {**suspended, "delay": 1.0})] == [True] * 3
+    assert [stops(each, plain) for each in (suspended, {"result": "FILTER"}, {"result": "SUCCESS"})] == [False] * 3
+    assert stops(suspended, until)

@@ -17,7 +17,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_taskq.processing.composite import Composite
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError, connect, verify
+from airflow_provider_taskq.spark.draining.by_composite import by_composite
 from airflow_provider_taskq.spark.draining.drain import drain
 from airflow_provider_taskq.spark.draining.failure import sentence
 from airflow_provider_taskq.spark.draining.holding import Transform
@@ -26,11 +28,12 @@ from airflow_provider_taskq.spark.draining.transforms import ByBatch, ByTask, by
 logger = logging.getLogger("airflow_provider_taskq.spark")
 
 NamedFunction = Callable[..., Any]
-KINDS: Mapping[str, Callable[[NamedFunction], Transform]] = {
+KINDS: Mapping[str, Callable[[Any], Transform]] = {
     "transform": lambda function: function,
     "each": by_task,
     "in_arrow": in_arrow,
     "in_pandas": in_pandas,
+    "composite": by_composite,
 }
 
 
@@ -96,25 +99,26 @@ def _found_transform(asked: argparse.Namespace) -> Transform:
     options = _options(asked.option)
     for kind, made in KINDS.items():
         if name := getattr(asked, kind):
-            function = _found_function("--" + kind.replace("_", "-"), name)
-            return made(_with_options(function, options))
+            found = _found_function("--" + kind.replace("_", "-"), name)
+            return made(found if isinstance(found, Composite) else _with_options(found, options))
     raise AssertionError("the parser requires one of them")
 
 
-def _found_function(argument: str, name: str) -> NamedFunction:
-    """The function named `package.module:function`."""
+def _found_function(argument: str, name: str) -> NamedFunction | Composite:
+    """The function, or the composite, named `package.module:function`."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise TaskQueueError(f"{argument} must be package.module:function, not {name!r}")
     try:
-        function = getattr(import_module(module_name), function_name, None)
+        function: Any = getattr(import_module(module_name), function_name, None)
     except ModuleNotFoundError as error:
         raise TaskQueueError(
             f"{argument} {name}: there is no module {error.name!r} on the driver's Python path"
         ) from None
-    if not callable(function):
-        raise TaskQueueError(f"{argument} {name}: module {module_name} has no function {function_name!r}")
-    found: NamedFunction = function
+    wanted = "composite" if argument == "--composite" else "function"
+    if not (isinstance(function, Composite) if wanted == "composite" else callable(function)):
+        raise TaskQueueError(f"{argument} {name}: module {module_name} has no {wanted} {function_name!r}")
+    found: NamedFunction | Composite = function
     return found
 
 
@@ -155,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         text = f"a function of {given}; with the options as its second argument, if it takes two"
         work.add_argument(name, metavar="PACKAGE.MODULE:FUNCTION", help=text)
+    work.add_argument("--composite", metavar="PACKAGE.MODULE:NAME", help="a composite, its steps on executors")
     parser.add_argument("--size", type=_positive, help="at most so many tasks a round (all that are ready)")
     parser.add_argument("--rounds", type=_rounds, default=1, help="at most so many, while there is work; or: all (1)")
     parser.add_argument("--budget", type=_positive, help="at most so many tasks in all rounds")

@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 from pyspark.sql import SparkSession
 
+from airflow_provider_taskq.processing.composite import Composite
 from airflow_provider_taskq.queue import Condition, Order, Result
+from airflow_provider_taskq.spark.draining.by_composite import by_composite
 from airflow_provider_taskq.spark.draining.drain_source import registered_name
 from airflow_provider_taskq.spark.draining.holding import Holding, Transform
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
@@ -55,7 +57,7 @@ def drain(
     spark: SparkSession,
     topic: str,
     owner: str,
-    transform: Transform,
+    transform: Transform | Composite,
     *,
     dsn: str | psycopg.Connection[Any] | None = None,
     lease: timedelta = FIVE_MINUTES,
@@ -72,7 +74,8 @@ def drain(
 
     `transform` takes the tasks (sequence, topic, identifier, payload, ...; see `TaskQDataSource`) and returns decisions
     (sequence, result, and if wanted message, error, delay; follow-ups in push, junctions, continued: see
-    follow_ups.py). For a function of batches or of one task see `in_arrow`, `in_pandas` and `by_task`. The decisions
+    follow_ups.py). For a function of batches or of one task see `in_arrow`, `in_pandas` and `by_task`. Or it is a
+    composite: its steps run on executors, as they would on a worker's threads (see `by_composite`). The decisions
     land all together, their follow-ups with them, or not at all. The name of the owner is that of the work, not of
     the try: a drain that finds tasks held under it from a try that was killed works those off together with what it
     claims, and locks that try out. So no two drains may share a name.
@@ -94,6 +97,8 @@ def drain(
     """
     began = time.monotonic()
     limits = Limits.checked(size, rounds, budget, deadline)
+    if isinstance(transform, Composite):
+        transform = by_composite(transform)
     # Executors of a local master inherit the driver's environment, which therefore is no choice of theirs.
     local = (spark.sparkContext.master or "").split("[")[0] == "local"
     route = Route.found(dsn, executors_choose=not local)

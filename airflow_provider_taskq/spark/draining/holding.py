@@ -14,6 +14,7 @@ from pyspark.sql.readwriter import DataFrameReader
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.spark.draining.by_composite import ByComposite
 from airflow_provider_taskq.spark.draining.drain_source import registered_name
 from airflow_provider_taskq.spark.draining.failure import own_error
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
@@ -106,9 +107,9 @@ class Holding:
         source = registered_name(self.spark, self.route)
         wanted = partitions or self._partitions(transform, count)
         reader = self.spark.read.format(source).options(mode="held", partitions=str(wanted), **self.options)
-        if isinstance(transform, ByTask):
+        if isinstance(transform, ByTask | ByComposite):
             transform = transform.under(self.condition)
-        decisions: object = transform(self._in_turn(reader, wanted))
+        decisions: object = transform(self._in_turn(reader, wanted, together=isinstance(transform, ByComposite)))
         if keeper.lost is not None:
             raise keeper.lost
         if not isinstance(decisions, DataFrame):
@@ -117,11 +118,17 @@ class Holding:
         writer = decisions.write.format(source).mode("append").options(**self.options)
         writer.options(mode="complete", stage=stage).save()
 
-    def _in_turn(self, reader: DataFrameReader, partitions: int) -> DataFrame:
-        """The tasks as they are held; under a condition those of one identifier in one partition, in turn."""
+    def _in_turn(self, reader: DataFrameReader, partitions: int, *, together: bool) -> DataFrame:
+        """The tasks as they are held; `together` and under a condition those of one identifier in one partition.
+
+        Under a condition in turn, otherwise in the order in which a worker would poll them.
+        """
         tasks = reader.load()
         if self.condition is Condition.NONE:
-            return tasks
+            if not together:
+                return tasks
+            polled = (functions.col("priority").desc(), "available_at", "sequence")
+            return tasks.repartition(partitions, "identifier").sortWithinPartitions(*polled)
         begun = functions.col("attempt") > 1  # the same order as in taskq.keep_turns
         return tasks.repartition(partitions, "identifier").sortWithinPartitions(
             functions.col("identifier"),
@@ -135,7 +142,7 @@ class Holding:
     def _partitions(self, transform: Transform, count: int) -> int:
         """By cores and number of tasks; several a core where each task may take its time."""
         cores = self.spark.sparkContext.defaultParallelism
-        if isinstance(transform, ByTask):
+        if isinstance(transform, ByTask | ByComposite):
             return max(cores, min(4 * cores, count), math.ceil(count / FEW))
         return max(cores, math.ceil(count / SLICE))
 

@@ -7,6 +7,7 @@ asked for:
     drain(spark, "work", "me", in_arrow(function))   # Iterator[RecordBatch] -> Iterator[RecordBatch], a partition
     drain(spark, "work", "me", in_pandas(function))  # the same with DataFrames of pandas
     drain(spark, "work", "me", by_task(function))    # Task -> Decision, Result, Decided or None, one after another
+    drain(spark, "work", "me", composite)            # batches through the steps of a composite: see by_composite.py
 """
 
 import json
@@ -25,7 +26,7 @@ from airflow_provider_taskq.spark.draining.follow_ups import follow_up
 if TYPE_CHECKING:
     import pandas as pd
 
-_OF_A_TASK = ("sequence", "topic", "identifier", "payload", "reference", "attempt", "redelivered")
+OF_A_TASK = ("sequence", "topic", "identifier", "payload", "reference", "attempt", "redelivered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,11 @@ class ByTask:
                     if stopped:
                         continue
                     row = decision_row(function, values)
-                    stopped = condition is not Condition.NONE and _stops(row, condition)
+                    stopped = condition is not Condition.NONE and stops(row, condition)
                     rows += [row] if row else []
                 yield pa.RecordBatch.from_pylist(rows, schema=ARROW)
 
-        return tasks.select(*_OF_A_TASK).mapInArrow(decided, DECISIONS)
+        return tasks.select(*OF_A_TASK).mapInArrow(decided, DECISIONS)
 
 
 def decision_row(function: TaskFunction, values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -156,6 +157,13 @@ def _row(sequence: int, outcome: Outcome) -> dict[str, Any]:
     groups = [
         {"topic": each.topic, "groups": _listed(each.groups), "junction": each.junction} for each in decided.junctions
     ]
+    return values_of(sequence, decision, tasks, groups)
+
+
+def values_of(
+    sequence: int, decision: Decision, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A decision as a row of DECISIONS, with the tasks and groups that follow it where it is continued."""
     return {
         "sequence": sequence,
         "result": Result(decision.result).name,
@@ -182,7 +190,7 @@ def _listed(groups: Sequence[Sequence[str]]) -> list[list[str]]:
     return [list(group) for group in groups]
 
 
-def _stops(row: Mapping[str, Any] | None, condition: Condition) -> bool:
+def stops(row: Mapping[str, Any] | None, condition: Condition) -> bool:
     """Whether those that come later in the turn have to wait: the same rule as taskq.keep_turns."""
     if row is None or row["result"] == "FAILURE":
         return True

@@ -31,6 +31,7 @@ CREATE FUNCTION taskq.why_ready(p_paused boolean, p_topic_id int, p_sequence big
 RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_paused THEN 'the topic is paused'
+                WHEN p_due = taskq.paused_until() THEN 'paused, until somebody resumes it'
                 WHEN p_waits = 1 THEN taskq.unfulfilled(p_topic_id, p_sequence)
                 WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
                 WHEN p_due > statement_timestamp() THEN

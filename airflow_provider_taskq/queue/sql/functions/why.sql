@@ -39,6 +39,8 @@ DECLARE
 BEGIN
     IF p_topic.paused THEN
         RETURN 'its topic is paused';
+    ELSIF taskq.due_of(p_task) = taskq.paused_until() THEN
+        RETURN 'it is paused, until somebody resumes it';
     ELSIF p_task.waits = 1 THEN
         RETURN format('it %s', taskq.unfulfilled(p_topic.topic_id, p_task.sequence));
     ELSIF p_task.waits = 2 AND p_task.available_at <= statement_timestamp() THEN

@@ -1,0 +1,240 @@
+"""Batches by identifier: the tasks of one identifier are handled together, each in a transaction of its own."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+from airflow_provider_taskq.processing.handling import decision_of, decision_on, takes_work
+from airflow_provider_taskq.processing.periodic import Periodic
+from airflow_provider_taskq.processing.session import Connect, Session, connects_to
+from airflow_provider_taskq.queue import Decision, InvalidArgument, LeaseLost, Owner, Result, Task, TaskQueue
+
+log = logging.getLogger(__name__)
+
+Sorter = Callable[[Task], Any]
+Rules = Mapping[type[BaseException], Decision | Result]
+NO_RULES: Rules = {}
+
+
+class Mode(StrEnum):
+    """What an error does to the rest of its group: nothing, or it waits for the next time."""
+
+    ALL = "all"
+    FAIL_FIRST = "fail_first"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run did: groups, and tasks that succeeded, failed, or were left for the next time."""
+
+    groups: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    left: int = 0
+
+
+def by_sequence(task: Task) -> int:
+    """The order of a group unless another is said: that of their pushes."""
+    return task.sequence
+
+
+class Batches:
+    """Handles a topic's tasks by groups of one identifier, every so often.
+
+    The handler takes a task, or a task and the queue of the transaction that ends it, and decides as a worker's does.
+    An error is a FAILURE, retried by the topic's policy, or what `rules` say of its kind; `mode` says what becomes of
+    the rest of the group. A group with an error that is not due yet, or that has no attempts left, is kept back whole.
+    `size`: how many of each group are handled in a run, -1 for all. `groups`: how many are taken at once.
+    `cleanup`: how often errors that outlived their time to live are removed; None for never.
+    """
+
+    def __init__(
+        self,
+        dsn: str | Connect | None,
+        topic: str,
+        handler: Callable[..., Decision | Result | None],
+        *,
+        mode: Mode | str = Mode.ALL,
+        size: int = -1,
+        groups: int = 100,
+        pause: timedelta = timedelta(seconds=6),
+        lease: timedelta = timedelta(minutes=5),
+        sorter: Sorter = by_sequence,
+        rules: Rules = NO_RULES,
+        cleanup: timedelta | None = None,
+        owner: str | None = None,
+    ) -> None:
+        if groups < 1 or size < -1:
+            raise InvalidArgument("groups is 1 or more, size -1 for whole groups, else 0 or more")
+        self.topic, self.mode, self.size = topic, Mode(mode), size
+        self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
+        self._handler, self._takes_queue = handler, takes_work(handler)
+        self._groups, self._pause, self._lease = groups, pause.total_seconds(), lease
+        self._sorter, self._rules = sorter, rules
+        self._cleanup, self._cleaned = cleanup, 0.0
+        self._owner: Owner | None = None
+        self._connect = connects_to(dsn)
+        self._session = Session(self._connect)
+        self._seconds: list[float] = []
+        self._periodic = Periodic(f"batches {topic}", self._poll, self._pause)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._periodic.is_running
+
+    def start(self) -> None:
+        """Begins, in a thread of its own; TaskQueueError where it runs already."""
+        self._periodic.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Ends after the task at hand, and gives the rest back; whether that was in time."""
+        ended = self._periodic.stop(timeout)
+        if ended:
+            self._session.close()
+        return ended
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def run_once(self) -> Tally:
+        """One run: takes groups that may go out, handles them, and says what came of it."""
+        try:
+            return self._run()
+        finally:
+            if not self.is_running:
+                self._session.close()
+
+    def _run(self) -> Tally:
+        tally = Tally()
+        with self._session.queue() as queue:
+            self._owner = queue.register(self.name, self._lease)
+            keeper = Keeper(self._connect, self._owner)
+            keeper.start()
+            try:
+                for group in self._polled(queue, self._owner):
+                    tally.groups += 1
+                    self._handle(queue, self._owner, group, tally)
+            finally:
+                keeper.stop()
+                if not queue.conn.closed:
+                    queue.release(self._owner)
+            self._note(queue)
+        return tally
+
+    def _polled(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
+        """Groups to handle now, in order; what of a group is beyond the size is given back before anybody sees it."""
+        with queue.conn.transaction():
+            groups = [sorted(group, key=self._sorter) for group in self._taken(queue, owner).values()]
+            if self.size >= 0:
+                beyond = [task for group in groups for task in group[self.size :]]
+                queue.give_back(owner, beyond)
+                groups = [group[: self.size] for group in groups]
+        return groups
+
+    def _taken(self, queue: TaskQueue, owner: Owner) -> dict[str, list[Task]]:
+        return queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
+
+    def _handle(self, queue: TaskQueue, owner: Owner, group: list[Task], tally: Tally) -> None:
+        """Handles a group in order; what is not to be handled now is given back."""
+        for nth, task in enumerate(group):
+            if self._periodic.is_stopping:
+                self._leave(queue, owner, group[nth:], tally)
+                return
+            if self._succeeds(queue, owner, task):
+                tally.succeeded += 1
+                continue
+            tally.failed += 1
+            if self.mode is Mode.FAIL_FIRST:
+                self._leave(queue, owner, group[nth + 1 :], tally)
+                return
+
+    def _leave(self, queue: TaskQueue, owner: Owner, rest: list[Task], tally: Tally) -> None:
+        """Gives the rest of a group back for the next time."""
+        queue.give_back(owner, rest)
+        tally.left += len(rest)
+
+    def _succeeds(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
+        """Handles one task in a transaction with its end; an error undoes it, and is noted in another."""
+        begun = time.monotonic()
+        try:
+            with queue.conn.transaction():
+                outcome = self._handler(task, queue) if self._takes_queue else self._handler(task)
+                decision = decision_of(outcome)
+                queue.complete(owner, {task: decision})
+        except LeaseLost:
+            raise
+        except Exception as error:
+            if queue.conn.closed:
+                raise
+            log.warning("topic %s, sequence %s: %s", task.topic, task.sequence, type(error).__name__)
+            queue.complete(owner, {task: self._ruled(error)})
+            return False
+        else:
+            return decision.result is not Result.FAILURE
+        finally:
+            self._seconds.append(time.monotonic() - begun)
+
+    def _ruled(self, error: BaseException) -> Decision:
+        """What an error decides: by the first rule of its kind, else as a worker has it."""
+        for kind, decided in self._rules.items():
+            if isinstance(error, kind):
+                made = decision_of(decided)
+                return made if made.error is not None else replace(made, error=error)
+        return decision_on(error)
+
+    def _note(self, queue: TaskQueue) -> None:
+        """Notes how long tasks took, for statistics."""
+        seconds, self._seconds = self._seconds, []
+        if seconds:
+            queue.note_handling(self.topic, seconds)
+
+    def _poll(self) -> float:
+        """One run, and the seconds until the next: none where there was more than one run takes."""
+        tally = self._run()
+        if self._cleanup is not None and time.monotonic() - self._cleaned >= self._cleanup.total_seconds():
+            self._cleaned = time.monotonic()
+            with self._session.queue() as queue:
+                queue.purge_outlived(self.topic)
+        return 0.0 if tally.groups == self._groups and tally.succeeded else self._pause
+
+
+class Keeper:
+    """Extends a lease every third of its length while a run takes."""
+
+    def __init__(self, connect: Connect, owner: Owner) -> None:
+        self._owner = owner
+        self._session = Session(connect)
+        self._pause = owner.lease.total_seconds() / 3
+        self._first = True
+        self._periodic = Periodic(f"lease of {owner.name}", self._keep, self._pause)
+
+    def start(self) -> None:
+        """Begins; the lease is fresh, and the first heartbeat is due in a while."""
+        self._periodic.start()
+
+    def stop(self) -> None:
+        """Ends."""
+        self._periodic.stop(5)
+        self._session.close()
+
+    def _keep(self) -> float:
+        if not self._first:
+            with self._session.queue() as queue:
+                queue.heartbeat(self._owner)
+        self._first = False
+        return self._pause

@@ -1,0 +1,145 @@
+"""The end of a batch: its decisions are committed, whatever it takes, or it is given up."""
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from airflow_provider_taskq.processing.handling import TaskResultException, completed, decision_on, name_of
+from airflow_provider_taskq.processing.patience import BackOff
+from airflow_provider_taskq.processing.session import Disconnected, Session
+from airflow_provider_taskq.processing.settling import TRANSIENT, after_commit, settle
+from airflow_provider_taskq.processing.tenure import Run
+from airflow_provider_taskq.processing.work import Work
+from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, Task, TaskQueue
+
+if TYPE_CHECKING:
+    from airflow_provider_taskq.processing.shift import Shift
+
+log = logging.getLogger(__name__)
+
+_TRIES = 5  # of a transaction that fails by chance
+
+
+class WorkerStopped(Exception):
+    """The worker stopped before a batch was done."""
+
+
+def decide(shift: "Shift", run: Run) -> dict[Task, Decision] | BaseException:
+    """Calls the handler for a batch: its decisions, or what made it fail as a whole."""
+    shift.telling.on_dispatched(run.trace)
+    shift.watch.enter(run)
+    try:
+        with run.work.running(name_of(shift.handler)):
+            decided = shift.handler.handle(run.work)
+        return completed(shift.handler, run.work, decided)
+    except TaskResultException as error:
+        return dict.fromkeys(run.work.tasks, decision_on(error))
+    except BaseException as error:  # noqa: BLE001 -- also an exit: it ends the batch, not the worker
+        return error
+    finally:
+        shift.counters.decided(shift.watch.leave(run))
+
+
+class Finisher:
+    """Commits what was decided on batches that are claimed, through a session of its thread."""
+
+    def __init__(self, shift: "Shift", session: Session) -> None:
+        self._shift = shift
+        self._session = session
+
+    def end(self, run: Run, outcome: Mapping[Task, Decision] | BaseException) -> None:
+        """Completes a batch by its decisions, or fails it as a whole."""
+        if isinstance(outcome, BaseException):
+            self.fail(run, outcome)
+        else:
+            self.complete(run, outcome)
+
+    def complete(self, run: Run, decisions: Mapping[Task, Decision], *, in_doubt: bool = False) -> None:
+        """Commits the decisions. A batch for which that fails is FAILED; without its lease it is given up.
+
+        `in_doubt`: they may have been committed before, by a call whose answer was lost.
+        """
+        try:
+            committed = self._commit(run, run.work, decisions, in_doubt)
+        except (LeaseLost, WorkerStopped) as error:
+            self._lost(run, error)
+        except Exception as error:  # noqa: BLE001 -- of a follow-up, say: the transaction is undone
+            self.fail(run, error)
+        else:
+            self.completed(run, committed)
+
+    def completed(self, run: Run, decisions: Mapping[Task, Decision]) -> None:
+        """What comes after the commit of a batch."""
+        self._leave(run, decisions)
+        self._shift.telling.on_complete(run.trace, decisions)
+
+    def fail(self, run: Run, error: BaseException) -> None:
+        """Commits FAILURE for a whole batch. Where even that fails, the lease is let go, with all that it holds."""
+        failed = dict.fromkeys(run.work.tasks, Decision(Result.FAILURE, error=error))
+        try:
+            committed = self._commit(run, Work(run.work.tasks), failed, in_doubt=False)
+        except (LeaseLost, WorkerStopped) as lost:
+            self._lost(run, lost)
+        except Exception as fatal:
+            self._lost(run, LeaseLost(f"a batch could neither be completed nor failed: {fatal}"))
+            raise
+        else:
+            self._leave(run, committed)
+            self._shift.telling.on_error(run.trace, error)
+
+    def _commit(
+        self, run: Run, work: Work, decisions: Mapping[Task, Decision], in_doubt: bool
+    ) -> Mapping[Task, Decision]:
+        """Commits decisions on what is held, again and again while that fails by chance or the server is away."""
+        back_off, tries, look = BackOff(), 0, in_doubt
+        while True:
+            try:
+                with self._session.queue() as queue:
+                    if look:
+                        held = self._still_held(queue, run, decisions)
+                        if in_doubt and not held:
+                            after_commit(queue, work, {each.topic: None for each in work.follow_ups})
+                            return decisions
+                        decisions = held
+                    return settle(queue, run.tenure.owner, work, decisions)
+            except Disconnected as error:
+                in_doubt = look = True
+                log.info("A batch is not committed yet, which is tried again: %s", error)
+                self._wait(run, back_off)
+            except LeaseLost:
+                raise
+            except (NotHeld, *TRANSIENT):
+                tries += 1
+                if tries > _TRIES:
+                    raise
+                look = True
+                self._wait(run, back_off)
+
+    def _still_held(self, queue: TaskQueue, run: Run, decisions: Mapping[Task, Decision]) -> dict[Task, Decision]:
+        """The decisions on those tasks that the owner still holds; LeaseLost where it is none any more.
+
+        Of the others some were purged or dropped meanwhile, or all were completed by a call whose answer was lost.
+        """
+        queue.heartbeat(run.tenure.owner)
+        held = frozenset(queue.held(run.tenure.owner))
+        return {task: decision for task, decision in decisions.items() if task in held}
+
+    def _wait(self, run: Run, back_off: BackOff) -> None:
+        """Waits before the next try, unless there is none: the worker is over, or the lease lost."""
+        if self._shift.over.wait(back_off.next()):
+            raise WorkerStopped("the worker stopped before the batch could be committed")
+        if run.tenure.lost is not None:
+            raise run.tenure.lost
+
+    def _lost(self, run: Run, error: LeaseLost | WorkerStopped) -> None:
+        """Gives a claimed batch up."""
+        if isinstance(error, LeaseLost):
+            self._shift.keeper.lose(run.tenure, error)
+        self._leave(run, {})
+        self._shift.telling.on_error(run.trace, error)
+
+    def _leave(self, run: Run, committed: Mapping[Task, Decision]) -> None:
+        """The batch is in flight no more."""
+        run.tenure.leave(run)
+        run.token.release()
+        self._shift.counters.ended(len(run.work.tasks), (decision.result for decision in committed.values()))

@@ -1,0 +1,166 @@
+"""Handlers: what decides on a batch of tasks, made of functions of one task or of functions of many."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+
+from airflow_provider_taskq.processing.work import Work
+from airflow_provider_taskq.queue import Decision, Json, Result, Task
+
+Outcome: TypeAlias = Decision | Result | None
+TaskFunction: TypeAlias = (
+    Callable[[Task], Outcome]
+    | Callable[[Task, Work], Outcome]
+    | Callable[[Task], Awaitable[Outcome]]
+    | Callable[[Task, Work], Awaitable[Outcome]]
+)
+BatchFunction: TypeAlias = Callable[[Work], Mapping[Task, Outcome] | Outcome]
+
+
+@runtime_checkable
+class BatchHandler(Protocol):
+    """Decides on batches of tasks, several at a time where the worker has several threads."""
+
+    def handle(self, work: Work) -> Mapping[Task, Decision]:
+        """A decision for each task of the batch. What it raises is a FAILURE of all of them."""
+
+    def close(self) -> None:
+        """Ends what the handler holds, such as threads and processes; the next `handle` begins anew."""
+
+
+class TaskResultException(Exception):
+    """Raised by a handler: the task, or the batch, ends with this result instead of FAILURE."""
+
+    def __init__(
+        self,
+        result: Result = Result.FAILURE,
+        continued: bool | None = None,
+        message: Json = None,
+        delay: timedelta | None = None,
+    ) -> None:
+        super().__init__(result.name if message is None else f"{result.name}: {message}")
+        self.decision = Decision(result, message, None, continued, delay)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it comes back from another process."""
+        made = self.decision
+        return type(self), (made.result, made.continued, made.message, made.delay)
+
+
+class ForeignDecision(Exception):
+    """A handler decided on a task that is none of its batch."""
+
+
+def each(function: TaskFunction, *, threads: int = 1, processes: int = 0, concurrency: int = 100) -> BatchHandler:
+    """A handler that calls a function for each task: `task -> decision`, or `(task, work) -> decision`.
+
+    A Decision or a Result is returned or raised (TaskResultException); None is SUCCESS, any other exception FAILURE,
+    of that task alone. The tasks of a batch are taken one after another, or by so many `threads` or `processes`
+    at a time, for all batches of the handler together. A function for processes is found there by its name, and
+    what it does to `work` has to pickle. A coroutine function runs on one event loop, `concurrency` tasks at a time.
+    """
+    if inspect.iscoroutinefunction(function):
+        from airflow_provider_taskq.processing.asynchronous import EachAsync
+
+        return EachAsync(function, takes_work(function), concurrency)
+    if processes:
+        from airflow_provider_taskq.processing.processes import EachInProcess
+
+        return EachInProcess(function, takes_work(function), processes)
+    from airflow_provider_taskq.processing.threads import Each
+
+    return Each(cast("Callable[..., Outcome]", function), takes_work(function), threads)
+
+
+def batch(function: BatchFunction) -> BatchHandler:
+    """A handler that calls a function once for each batch: `work -> {task: decision}`.
+
+    One Decision or Result instead of a mapping is that of all tasks, None is SUCCESS, an exception FAILURE of all.
+    """
+    return _Batch(function)
+
+
+class _Batch:
+    """A handler made of a function of a whole batch."""
+
+    def __init__(self, function: BatchFunction) -> None:
+        self._function = function
+
+    def handle(self, work: Work) -> Mapping[Task, Decision]:
+        """Calls the function, and takes its word."""
+        decided = self._function(work)
+        if not isinstance(decided, Mapping):
+            return dict.fromkeys(work.tasks, decision_of(decided))
+        return {task: decision_of(outcome) for task, outcome in decided.items()}
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def __repr__(self) -> str:
+        return name_of(self._function)
+
+
+def decision_of(outcome: object) -> Decision:
+    """What a function returned, as a decision; TypeError for what is none."""
+    if outcome is None:
+        return _SUCCESS
+    if isinstance(outcome, Decision):
+        return outcome
+    if isinstance(outcome, Result):
+        return Decision(outcome)
+    raise TypeError(f"a handler returns a Decision, a Result or None, not a {type(outcome).__name__}")
+
+
+def decision_on(error: BaseException) -> Decision:
+    """What an exception decides: its own result, else FAILURE with its trace."""
+    if not isinstance(error, TaskResultException):
+        return Decision(Result.FAILURE, error=error)
+    made = error.decision
+    if made.result is not Result.FAILURE:
+        return made
+    return Decision(made.result, made.message, error, made.continued)
+
+
+def completed(handler: BatchHandler, work: Work, decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
+    """The decisions on a batch, in its order: FAILURE naming the handler where one is missing.
+
+    ForeignDecision where one is on a task of another batch.
+    """
+    foreign = [task for task in decided if task not in work]
+    if foreign:
+        named = ", ".join(str(getattr(task, "sequence", task)) for task in foreign[:10])
+        raise ForeignDecision(f"{name_of(handler)} decided on what is not of its batch: sequence {named}")
+    missing: Decision | None = None
+    made: dict[Task, Decision] = {}
+    for task in work.tasks:
+        found = decided.get(task)
+        if found is None:
+            missing = missing or Decision(Result.FAILURE, error=f"{name_of(handler)} made no decision on this task")
+            found = missing
+        made[task] = found
+    return made
+
+
+def handler_of(given: BatchHandler | TaskFunction) -> BatchHandler:
+    """A handler as it is, and a function as one of each task."""
+    return given if isinstance(given, BatchHandler) else each(given)
+
+
+def takes_work(function: Callable[..., Any]) -> bool:
+    """Whether a function of a task wants the batch, too."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        given = [each for each in inspect.signature(function).parameters.values() if each.kind in kinds]
+    except ValueError:
+        return False
+    return len([each for each in given if each.default is inspect.Parameter.empty]) >= 2
+
+
+def name_of(what: object) -> str:
+    """How people call a handler or a function: by its own name where it has one."""
+    name = getattr(what, "__qualname__", None) or getattr(what, "name", None)
+    return str(name) if name else repr(what)
+
+
+_SUCCESS = Decision(Result.SUCCESS)

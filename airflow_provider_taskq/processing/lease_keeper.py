@@ -1,0 +1,106 @@
+"""Leases kept while handlers run: extended by a thread with a connection of its own."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from airflow_provider_taskq.processing.patience import BackOff
+from airflow_provider_taskq.processing.session import Connect, Disconnected, Session
+from airflow_provider_taskq.processing.tenure import Tenure
+from airflow_provider_taskq.queue import LeaseLost, TaskQueueError
+
+log = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Extends the leases of a worker every third of their length, and lets lapsed ones of others expire.
+
+    A lease that is gone is told to its tenure, which gives up what it holds, and to `on_loss`.
+    """
+
+    def __init__(self, connect: Connect, lease: float, on_loss: Callable[[LeaseLost], None]) -> None:
+        self._session = Session(connect)
+        self._pause = lease / 3
+        self._on_loss = on_loss
+        self._tenures: dict[int, Tenure] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="taskq lease", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends; a heartbeat that is stuck is left behind, and does no harm."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def add(self, tenure: Tenure) -> None:
+        """Keeps one more lease."""
+        with self._lock:
+            self._tenures[id(tenure)] = tenure
+
+    def remove(self, tenure: Tenure) -> None:
+        """Keeps a lease no more."""
+        with self._lock:
+            self._tenures.pop(id(tenure), None)
+
+    def tenures(self) -> list[Tenure]:
+        """Those whose leases are kept."""
+        with self._lock:
+            return list(self._tenures.values())
+
+    def lose(self, tenure: Tenure, error: LeaseLost) -> None:
+        """A lease is gone: whatever is held under it is given up."""
+        self.remove(tenure)
+        if tenure.lose(error):
+            self._on_loss(error)
+
+    def check_clock(self) -> None:
+        """Gives up the leases that nobody could extend in time; touches no network, which may be what is stuck."""
+        for tenure in self.tenures():
+            if (error := tenure.has_lapsed()) is not None:
+                self.lose(tenure, error)
+
+    def _keep(self) -> None:
+        """Heartbeats until stopped; after one that did not get through the next follows sooner."""
+        back_off = BackOff(min(0.1, self._pause), self._pause)
+        pause = self._pause
+        while not self._stopped.wait(pause):
+            try:
+                self._round()
+            except Exception as error:  # noqa: BLE001 -- the leases have to be kept, whatever it is
+                log.info("A worker's leases were not extended, which is tried again: %s", error)
+                pause = back_off.next()
+            else:
+                back_off.reset()
+                pause = self._pause
+        self._session.close()
+
+    def _round(self) -> None:
+        """One heartbeat for each lease, then one look at those of others."""
+        for tenure in self.tenures():
+            self._beat(tenure)
+        try:
+            with self._session.queue() as queue:
+                queue.expire()
+        except Disconnected:
+            raise
+        except (TaskQueueError, psycopg.Error) as error:
+            log.warning("A worker could not let lapsed leases of others expire: %s", error)
+
+    def _beat(self, tenure: Tenure) -> None:
+        """One heartbeat."""
+        began = time.monotonic()
+        try:
+            with self._session.queue() as queue:
+                queue.heartbeat(tenure.owner)
+        except LeaseLost as error:
+            self.lose(tenure, error)
+        else:
+            tenure.extended(began)

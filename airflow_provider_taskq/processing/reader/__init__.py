@@ -1,0 +1,24 @@
+"""Readers: groups of handlers for a topic's events, each partition led by one program at a time."""
+
+from airflow_provider_taskq.processing.reader.errors import AlreadyRunning, Interrupted, NonTransient
+from airflow_provider_taskq.processing.reader.group import Group
+from airflow_provider_taskq.processing.reader.loop import Failure
+from airflow_provider_taskq.processing.reader.reader import Reader
+from airflow_provider_taskq.processing.reader.readers import Readers
+from airflow_provider_taskq.processing.reader.settings import Leadership, Progress, Properties, Retry, Settings, merged
+
+__all__ = [
+    "AlreadyRunning",
+    "Failure",
+    "Group",
+    "Interrupted",
+    "Leadership",
+    "NonTransient",
+    "Progress",
+    "Properties",
+    "Reader",
+    "Readers",
+    "Retry",
+    "Settings",
+    "merged",
+]

@@ -1,0 +1,135 @@
+"""Settings of readers: built-in ones, standard ones for all groups of a program, and each group's own."""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Literal, TypedDict, cast
+
+from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
+
+
+class Progress(StrEnum):
+    """Where a reader keeps how far it got."""
+
+    DATABASE = "database"
+    MEMORY = "memory"
+
+
+class Leadership(StrEnum):
+    """How many programs handle a partition: one at a time, by lease; or each, with progress in its own memory."""
+
+    LEASE = "lease"
+    NONE = "none"
+
+
+class Retry(StrEnum):
+    """How the intervals between tries grow."""
+
+    EXPONENTIAL = "exponential"
+    FIXED = "fixed"
+    NONE = "none"
+
+
+class Properties(TypedDict, total=False):
+    """Any of the settings: what one level of precedence says."""
+
+    subject: str | None
+    recursive: bool
+    auto_start: bool
+    partitions: int
+    level: int | None
+    progress: Progress | Literal["database", "memory"]
+    transactional: bool
+    together: int
+    leadership: Leadership | Literal["lease", "none"]
+    lease: timedelta
+    lead_at_most: int | None
+    size: int
+    pause: timedelta
+    retry: Retry | Literal["exponential", "fixed", "none"]
+    retry_initial: timedelta
+    retry_multiplier: float
+    retry_max_interval: timedelta
+    retry_max_attempts: int | None
+    retry_max_elapsed: timedelta | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of a reader, the built-in ones by default.
+
+    `subject`: only events whose identifier is this or, if `recursive`, below it (after a slash). `partitions`, by
+    `level` as `sequence_id` has it. `transactional`: handlers run in the transaction that stores progress, those of
+    `together` events in one where none fails. `lease`: how long after its last sign of life a leader is replaced at the
+    latest. `lead_at_most`: partitions that one program leads at a time, None for all that it gets. `size`: events read
+    at once. `pause`: between two looks at a log that has nothing new.
+    """
+
+    subject: str | None = None
+    recursive: bool = True
+    auto_start: bool = True
+    partitions: int = 1
+    level: int | None = None
+    progress: str = Progress.DATABASE
+    transactional: bool = False
+    together: int = 1
+    leadership: str = Leadership.LEASE
+    lease: timedelta = timedelta(seconds=10)
+    lead_at_most: int | None = None
+    size: int = 100
+    pause: timedelta = timedelta(milliseconds=500)
+    retry: str = Retry.EXPONENTIAL
+    retry_initial: timedelta = timedelta(seconds=2)
+    retry_multiplier: float = 1.5
+    retry_max_interval: timedelta = timedelta(seconds=30)
+    retry_max_attempts: int | None = None
+    retry_max_elapsed: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in {"progress": Progress, "leadership": Leadership, "retry": Retry}.items():
+            if getattr(self, name) not in set(kind):
+                raise InvalidArgument(f"{name} {getattr(self, name)!r} is none of {', '.join(kind)}")
+        if min(self.partitions, self.size, self.together) < 1 or (
+            self.lead_at_most is not None and self.lead_at_most < 1
+        ):
+            raise InvalidArgument("partitions, size, together and lead_at_most are 1 or more")
+        if min(self.lease, self.pause) <= timedelta(0):
+            raise InvalidArgument("lease and pause are longer than nothing")
+        if self.progress == Progress.MEMORY and self.transactional:
+            raise InvalidArgument("progress in memory is in no transaction")
+        if self.together > 1 and not self.transactional:
+            raise InvalidArgument("events are handled together in a transaction: that takes transactional=True")
+        if self.progress == Progress.DATABASE and self.leadership == Leadership.NONE:
+            raise InvalidArgument("progress in the database is one for all programs: one of them leads, by lease")
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How long to wait before an event is tried again; its `max_attempts` counts the first try too."""
+        if self.retry == Retry.NONE:
+            return RetryPolicy()
+        fixed = self.retry == Retry.FIXED
+        return RetryPolicy.event_handling(
+            initial=self.retry_initial,
+            multiplier=1.0 if fixed else self.retry_multiplier,
+            max_interval=self.retry_initial if fixed else self.retry_max_interval,
+            max_attempts=self.retry_max_attempts,
+            max_elapsed=None if fixed else self.retry_max_elapsed,
+        )
+
+    def concerns(self, event: Task) -> bool:
+        """Whether an event is of the subject at all."""
+        if self.subject is None or event.identifier == self.subject:
+            return True
+        return self.recursive and event.identifier.startswith(self.subject.rstrip("/") + "/")
+
+
+def merged(*levels: Properties) -> Settings:
+    """The settings that these levels make: of each property what the first says that says something."""
+    said: dict[str, Any] = {}
+    for level in reversed(levels):
+        said.update(cast(dict[str, Any], level))
+    try:
+        return replace(Settings(), **said)
+    except TypeError:
+        unknown = sorted(set(said) - set(Settings.__dataclass_fields__))
+        raise InvalidArgument(f"readers have no setting {', '.join(unknown)}") from None

@@ -1,0 +1,105 @@
+"""Going round: what all threads do that poll, again and again until their shift stops."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from airflow_provider_taskq.processing.finishing import Finisher
+from airflow_provider_taskq.processing.patience import BackOff
+from airflow_provider_taskq.processing.polling import Poller
+from airflow_provider_taskq.processing.session import Session
+from airflow_provider_taskq.processing.tenure import Run
+from airflow_provider_taskq.queue import LeaseLost, Task
+
+if TYPE_CHECKING:
+    from airflow_provider_taskq.processing.shift import Shift
+
+
+class Rounds(ABC):
+    """A thread that polls: with a session and a lease of its own, and with growing pauses while something fails."""
+
+    def __init__(self, shift: "Shift") -> None:
+        self._shift = shift
+        self._session = Session(shift.connect)
+        self._poller = Poller(shift, self._session, shift.owner_name())
+        self._finisher = Finisher(shift, self._session)
+        self._back_off = BackOff()
+        self._replaced = False
+        self.thread = threading.Thread(target=self._go_round, name=f"taskq {shift.settings.name}", daemon=True)
+
+    @abstractmethod
+    def _room(self) -> int:
+        """How many tasks to poll, waited for; 0 where it is to stop."""
+
+    @abstractmethod
+    def _take(self, run: Run) -> None:
+        """Does with a batch what is to be done."""
+
+    def _next(self, size: int) -> Sequence[Task]:
+        """The next tasks."""
+        return self._poller.poll(size)
+
+    def _begin(self) -> None:  # noqa: B027 -- nothing, for most
+        """What comes first."""
+
+    def _end(self) -> None:  # noqa: B027
+        """What comes last."""
+
+    def _go_round(self) -> None:
+        """What the thread does."""
+        try:
+            self._guarded(self._begin)
+            while not self._shift.stopping.is_set() and not self._replaced:
+                calls = self._shift.pause.calls()
+                if self._guarded(self._once) == 0:
+                    self._shift.found_nothing()
+                    self._shift.pause.wait(calls)
+            self._guarded(self._end)
+            if self._shift.over.is_set():  # nobody gives back any more what this one took last
+                self._guarded(self._poller.leave)
+        finally:
+            self._session.close()
+            self._shift.left(self)
+
+    def _once(self) -> int:
+        """Polls, and takes what it finds; returns how many tasks, or -1 where it was not to poll."""
+        shift = self._shift
+        self._poller.tenure()
+        shift.begun.set()
+        size = self._room()
+        token = shift.token() if size else None
+        if token is None:
+            return -1
+        try:
+            tasks = self._next(size)
+            if tasks:
+                self._take(shift.begin(tasks, self._poller.tenure(), token))
+        except BaseException:
+            token.release()
+            raise
+        if not tasks:
+            token.release()
+        self._back_off.reset()
+        return len(tasks)
+
+    def _guarded(self, step: Callable[[], int | None]) -> int | None:
+        """Does one step. A worker goes on, whatever goes wrong: it is told, and followed by a pause."""
+        calls = self._shift.pause.calls()
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001 -- whatever it is
+            failed = self._looked_after(error)
+        if failed is not None:
+            self._shift.telling.on_fatal(failed)
+            self._shift.pause.rest(calls, self._back_off.next())
+        return None
+
+    def _looked_after(self, error: Exception) -> Exception | None:
+        """What is wrong still after a lease was looked after, if that is what was wrong."""
+        if not isinstance(error, LeaseLost):
+            return error
+        try:
+            return self._poller.look_after_lease(error)
+        except Exception as another:  # noqa: BLE001 -- such as a lost connection
+            return another

@@ -1,0 +1,170 @@
+"""The ticker: keeps the next ticks of several configurations installed, however many programs do so."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from datetime import time as time_of_day
+from types import TracebackType
+from typing import Self
+
+from airflow_provider_taskq.processing.periodic import Periodic
+from airflow_provider_taskq.processing.session import Connect, Session, connects_to
+from airflow_provider_taskq.queue import (
+    InvalidArgument,
+    Json,
+    NewTask,
+    TaskQueue,
+    config_hash,
+    ticks_cron,
+    ticks_daily,
+    ticks_every,
+)
+
+log = logging.getLogger(__name__)
+
+Ticks = Iterable[tuple[datetime, NewTask | Json]]
+Make = Callable[[datetime], Ticks]
+Payload = NewTask | Json | Callable[[datetime], NewTask | Json]
+
+NONE, SECOND, DAY = timedelta(0), timedelta(seconds=1), timedelta(days=1)
+
+
+@dataclass(slots=True)
+class Configuration:
+    """Ticks of a topic under a prefix and a hash: `make` says which are next, as seen from a moment."""
+
+    topic: str
+    prefix: str
+    hash: str
+    interval: timedelta
+    make: Make
+    due: float = 0.0  # by time.monotonic
+
+    def install(self, queue: TaskQueue) -> int:
+        """Adds what is missing as seen from now, within the interval or not at all; returns how many."""
+        [now] = queue.conn.execute("SELECT clock_timestamp()").fetchone() or (datetime.now(UTC),)
+        ticks = list(self.make(now))
+        with queue.conn.transaction():
+            milliseconds = max(1000, self.interval // timedelta(milliseconds=1))
+            queue.conn.execute("SELECT set_config('statement_timeout', %s, true)", (str(milliseconds),))
+            return queue.install_ticks(self.topic, self.prefix, self.hash, ticks)
+
+
+class Ticker:
+    """Installs the next ticks of each configuration at once, and then every so often until it is closed.
+
+        with Ticker(dsn) as ticker:
+            ticker.every("reports", "hourly", timedelta(hours=1))
+
+    Any number of programs may keep the same ticks: one task comes of each moment. What a program has installed stays
+    when it ends; a configuration that changed replaces the ticks that wait, at its first installation.
+    """
+
+    def __init__(self, dsn: str | Connect | None = None) -> None:
+        self.configurations: list[Configuration] = []
+        self._session = Session(connects_to(dsn))
+        self._periodic = Periodic("ticker", self._install_due, 1.0)
+
+    def add(self, topic: str, prefix: str, hash_: str, interval: timedelta, make: Make) -> None:
+        """Adds a configuration; InvalidArgument for a blank prefix or an interval of nothing."""
+        if not prefix.strip():
+            raise InvalidArgument("the prefix of ticks is blank")
+        if interval <= NONE:
+            raise InvalidArgument(f"ticks are installed every so often, not every {interval}")
+        self.configurations.append(Configuration(topic, prefix, hash_, interval, make))
+
+    def every(self, topic: str, prefix: str, period: timedelta, payload: Payload = None, ahead: int = 1) -> None:
+        """A tick at each boundary of a period, counted from the epoch; looked after every quarter of it."""
+        interval = max(period / 4, SECOND) if period > NONE else period
+        hash_ = config_hash("every", period // timedelta(microseconds=1))
+        self.add(topic, prefix, hash_, interval, lambda now: _paid(ticks_every(period, now, ahead), payload))
+
+    def daily(
+        self,
+        topic: str,
+        prefix: str,
+        hours: Sequence[time_of_day],
+        zone: str,
+        payload: Payload = None,
+        *,
+        ahead: timedelta = DAY,
+        interval: timedelta = timedelta(hours=1),
+    ) -> None:
+        """Ticks at times of day in a time zone, so long ahead and at least the next one."""
+        if not hours:
+            raise InvalidArgument("daily ticks need at least one time of day")
+        hash_ = config_hash("daily", zone, *sorted(hour.isoformat() for hour in hours))
+        self.add(topic, prefix, hash_, interval, lambda now: _paid(ticks_daily(hours, zone, now, ahead), payload))
+
+    def cron(
+        self,
+        topic: str,
+        prefix: str,
+        expression: str,
+        zone: str,
+        payload: Payload = None,
+        *,
+        ahead: timedelta = DAY,
+        interval: timedelta = timedelta(hours=1),
+    ) -> None:
+        """Ticks of a cron expression in a time zone, so long ahead and at least the next one."""
+        hash_ = config_hash("cron", zone, expression)
+        self.add(topic, prefix, hash_, interval, lambda now: _paid(ticks_cron(expression, zone, now, ahead), payload))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it keeps ticks installed."""
+        return self._periodic.is_running
+
+    def start(self) -> None:
+        """Installs at once, in a thread of its own, and goes on; TaskQueueError where it runs already."""
+        for configuration in self.configurations:
+            configuration.due = 0.0
+        self._periodic.start()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Ends; whether that was in time. What was installed stays."""
+        ended = self._periodic.stop(timeout)
+        if ended:
+            self._session.close()
+        return ended
+
+    def install(self) -> int:
+        """Installs the next ticks of every configuration now, and returns how many were added."""
+        try:
+            with self._session.queue() as queue:
+                return sum(configuration.install(queue) for configuration in self.configurations)
+        finally:
+            if not self.is_running:
+                self._session.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _install_due(self) -> float:
+        """Installs what is due, each for itself, and returns the seconds until something is."""
+        for configuration in list(self.configurations):
+            if self._periodic.is_stopping or configuration.due > time.monotonic():
+                continue
+            try:
+                with self._session.queue() as queue:
+                    configuration.install(queue)
+            except Exception as error:  # the others, and the next run, go on
+                named = (configuration.prefix, configuration.topic, type(error).__name__)
+                log.warning("ticks %s of topic %s were not installed: %s", *named, exc_info=error)
+            configuration.due = time.monotonic() + configuration.interval.total_seconds()
+        next_ = min((each.due for each in list(self.configurations)), default=time.monotonic() + 1)
+        return max(0.0, min(next_ - time.monotonic(), 1.0))
+
+
+def _paid(moments: Iterable[datetime], payload: Payload) -> Ticks:
+    """The ticks of these moments: with the payload, or the one that is made for each."""
+    return [(moment, payload(moment) if callable(payload) else payload) for moment in moments]

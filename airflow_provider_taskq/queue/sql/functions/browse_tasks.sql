@@ -1,0 +1,205 @@
+-- Browse tasks: those that a filter finds, in the order of their sequences, and what is shown of them.
+
+-- Tasks of a topic by a filter, every part of which may be NULL, in order of sequence (p_newest: descending), beyond p_after. At most
+-- p_size, of p_budget rows that are looked at, in the index that leads to the fewest; looked_to: the last of these where there are
+-- more beyond. p_status is as in taskq.task_info; p_since and p_until are about the push, both included; p_error is contained in the
+-- error, in any case, and without a state looks among EXPIRED, FAILED and SUSPENDED tasks.
+CREATE FUNCTION taskq.find_tasks(
+    p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz, p_until timestamptz,
+    p_error text, p_after bigint, p_newest boolean, p_size int, p_budget int, OUT hits bigint[], OUT looked_to bigint
+) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_topic  taskq.topic := taskq.find_topic(p_topic);
+    v_state  int := coalesce(p_state, taskq.state_of_status(p_status));
+    v_low    bigint := CASE WHEN p_since IS NOT NULL THEN coalesce(taskq.resolve(p_since, false), 9223372036854775807) ELSE 0 END;
+    v_high   bigint := CASE WHEN p_until IS NOT NULL THEN coalesce(taskq.resolve(p_until, true), -1) ELSE 9223372036854775807 END;
+    v_held   bigint[];
+    v_source text;
+    v_walk   text;
+    v_filter text;
+    v_order  text := CASE WHEN p_newest THEN 'DESC' ELSE 'ASC' END;
+BEGIN
+    hits := '{}';
+    IF p_status IS NOT NULL AND (taskq.state_of_status(p_status) IS NULL OR v_state <> taskq.state_of_status(p_status)) THEN
+        RETURN;
+    END IF;
+    IF p_newest THEN
+        v_high := least(v_high, p_after - 1);
+    ELSE
+        v_low := greatest(v_low, p_after + 1);
+    END IF;
+    IF v_state = 0 AND coalesce(p_identifier, p_reference) IS NULL THEN
+        v_held := taskq.all_held(v_topic.topic_id, p_budget);
+    END IF;
+    v_source := taskq.source_of(v_state, p_identifier, p_reference, p_error, v_held);
+    v_walk := taskq.walk_of(v_source, v_order);
+    v_filter := taskq.filter_of(v_state, p_status, p_reference, p_since, p_until, p_error);
+    EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
+                   taskq.joins_of(v_filter), v_filter, v_order)
+        INTO hits
+        USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, p_budget, v_held, p_size, p_error,
+              v_topic.max_attempts, v_topic.paused, p_since, p_until;
+    IF v_filter <> 'WHERE true' AND cardinality(hits) < p_size THEN
+        EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET $7 - 1 LIMIT 1', v_walk)
+            INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, p_budget, v_held;
+    END IF;
+END $$;
+
+-- The state that tasks of a status are in; NULL for what is no status.
+CREATE FUNCTION taskq.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'waiting', 'paused') THEN 1
+                WHEN p_status = 'exhausted' THEN 3 WHEN p_status = '' THEN NULL
+                ELSE array_position(ARRAY['active', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded', 'recreated',
+                                          'redundant'], p_status) - 1 END
+$$;
+
+-- The tasks of a topic that are held, in no order; NULL where more than p_budget are held in the database.
+CREATE FUNCTION taskq.all_held(p_topic_id int, p_budget int) RETURNS bigint[] LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN count(*) <= p_budget THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
+            FROM (SELECT l.topic_id, l.sequence FROM taskq.live l WHERE l.holder IS NOT NULL
+                  ORDER BY l.holder, l.sequence LIMIT p_budget + 1) n);
+END $$;
+
+-- Where to look for tasks of a filter.
+CREATE FUNCTION taskq.source_of(p_state int, p_identifier text, p_reference text, p_error text, p_held bigint[])
+RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_identifier IS NOT NULL THEN 'identifier'
+                WHEN p_reference IS NOT NULL THEN 'reference'
+                WHEN p_held IS NOT NULL THEN 'held'
+                WHEN p_state <= 1 THEN 'live'
+                WHEN p_state <= 4 THEN 'troubled'
+                WHEN p_state IS NOT NULL THEN 'ended'
+                WHEN p_error IS NOT NULL THEN 'any trouble'
+                ELSE 'task' END
+$$;
+
+-- The statement that looks there, in order, at $7 rows; $1 topic_id, $2 and $3 the bounds, $4 state, $5 identifier, $6 reference, $8 held.
+CREATE FUNCTION taskq.walk_of(p_source text, p_order text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_rest text := format('s.sequence BETWEEN $2 AND $3 ORDER BY s.sequence %s LIMIT $7', p_order);
+BEGIN
+    RETURN CASE p_source
+        WHEN 'identifier' THEN 'SELECT s.sequence FROM taskq.task s WHERE s.identifier = $5 AND s.topic_id = $1 AND ' || v_rest
+        WHEN 'reference' THEN 'SELECT s.sequence FROM taskq.task s WHERE s.reference = $6 AND s.topic_id = $1 AND ' || v_rest
+        WHEN 'held' THEN 'SELECT s.sequence FROM unnest($8) s (sequence) WHERE ' || v_rest
+        WHEN 'troubled' THEN 'SELECT s.sequence FROM taskq.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4)
+                                AND s.state::int = $4 AND ' || v_rest
+        WHEN 'any trouble' THEN (
+            SELECT format('SELECT n.sequence FROM (%s) n ORDER BY n.sequence %s LIMIT $7', string_agg(format(
+                '(SELECT s.sequence FROM taskq.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4) AND s.state::int = %s
+                  AND %s)', u.state, v_rest), ' UNION ALL '), p_order) FROM unnest(ARRAY[2, 3, 4]) AS u (state))
+        ELSE format('SELECT s.sequence FROM taskq.%I s WHERE s.topic_id = $1 AND %s', p_source, v_rest) END;
+END $$;
+
+-- What the rows that are looked at have to meet; $10 error, $11 max_attempts, $12 whether the topic is paused, $13 since, $14 until.
+CREATE FUNCTION taskq.filter_of(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text)
+RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT concat_ws(' AND ', 'WHERE true',
+        CASE WHEN p_state = 0 THEN 'l.holder IS NOT NULL' WHEN p_state = 1 THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
+             WHEN p_state IS NOT NULL THEN 'e.state = $4' END,
+        CASE p_status WHEN 'paused' THEN '$12' WHEN 'waiting' THEN 'NOT $12 AND l.waits = 1'
+                      WHEN 'retrying' THEN 'NOT $12 AND l.waits <> 1 AND l.attempt > 0'
+                      WHEN 'scheduled' THEN 'NOT $12 AND l.waits <> 1 AND l.attempt = 0 AND l.available_at > clock_timestamp()'
+                      WHEN 'ready' THEN 'NOT $12 AND l.waits <> 1 AND l.attempt = 0 AND l.available_at <= clock_timestamp()'
+                      WHEN 'exhausted' THEN 'e.attempt >= $11' WHEN 'failed' THEN 'e.attempt < $11' END,
+        CASE WHEN p_reference IS NOT NULL THEN 't.reference = $6' END,
+        CASE WHEN p_since IS NOT NULL THEN 't.created >= $13' END,
+        CASE WHEN p_until IS NOT NULL THEN 't.created <= $14' END,
+        CASE WHEN p_error IS NOT NULL THEN 'strpos(lower(coalesce(l.error, e.error)), lower($10)) > 0' END)
+$$;
+
+-- The tables that a filter asks.
+CREATE FUNCTION taskq.joins_of(p_filter text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT concat_ws(' ', CASE WHEN strpos(p_filter, 't.') > 0 THEN 'LEFT JOIN taskq.task t ON t.topic_id = $1 AND t.sequence = w.sequence' END,
+                     CASE WHEN strpos(p_filter, 'l.') > 0 THEN 'LEFT JOIN taskq.live l ON l.topic_id = $1 AND l.sequence = w.sequence' END,
+                     CASE WHEN strpos(p_filter, 'e.') > 0 THEN 'LEFT JOIN taskq.ended e ON e.topic_id = $1 AND e.sequence = w.sequence' END)
+$$;
+
+-- What is shown of tasks, in no order: everything but payload and output, of which it says the bytes; errors are cut to p_error
+-- characters.
+CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
+RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text, attempt int, crashes int,
+               redelivered boolean, priority int, created timestamptz, available_at timestamptz, completed timestamptz, owner text,
+               lease_until timestamptz, error text, payload_bytes int, output_bytes int)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY  -- OFFSET 0: one task at a time, as the planner would otherwise walk all that has ended for a handful
+    SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt, i.crashes::int, i.redelivered,
+           i.priority::int, i.created, i.available_at, i.completed, i.owner,
+           CASE WHEN i.state = 0 THEN (SELECT o.lease_until FROM taskq.owner o WHERE o.name = i.owner) END,
+           left(i.error, p_error), octet_length(i.payload::text), octet_length(i.output::text)
+    FROM unnest(p_sequences) AS u (sequence)
+    CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.sequence = u.sequence OFFSET 0) i;
+END $$;
+
+-- What an owner holds: topics and sequences, in order of sequence, after one.
+CREATE FUNCTION taskq.browse_held(p_owner text, p_after bigint, p_size int) RETURNS TABLE (topic text, sequence bigint)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT p.name, l.sequence FROM (
+        SELECT n.topic_id, n.sequence FROM taskq.live n
+        WHERE n.holder = (SELECT o.owner_id FROM taskq.owner o WHERE o.name = p_owner) AND n.sequence > coalesce(p_after, 0)
+        ORDER BY n.sequence LIMIT p_size) l
+    JOIN taskq.topic p ON p.topic_id = l.topic_id ORDER BY l.sequence;
+END $$;
+
+-- The tasks that were pushed in one transaction, from its first to its last, as a push told them: at most p_size of 10,000.
+CREATE FUNCTION taskq.pushed_between(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[] LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN ARRAY(
+        SELECT w.sequence FROM (
+            SELECT t.sequence, t.pushed_in FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_first AND p_last
+            ORDER BY t.sequence LIMIT 10000) w
+        WHERE w.pushed_in = (SELECT f.pushed_in FROM taskq.task f WHERE f.topic_id = v_topic_id AND f.sequence = p_first)
+        LIMIT p_size);
+END $$;
+
+-- The newest task of each identifier, or none of it, in the order given.
+CREATE FUNCTION taskq.newest_of(p_topic text, p_identifiers text[]) RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT u.identifier, (SELECT t.sequence FROM taskq.task t WHERE t.identifier = u.identifier AND t.topic_id = v_topic_id
+                          ORDER BY t.sequence DESC LIMIT 1)
+    FROM unnest(p_identifiers) AS u (identifier);
+END $$;
+
+-- What a task depends on: the newest task of each identifier, and its state by name; the first fifty.
+CREATE FUNCTION taskq.dependencies_of(p_topic text, p_sequence bigint)
+RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT p.name, d.on_identifier, n.sequence, taskq.state_of(d.on_topic_id, n.sequence)
+    FROM (SELECT * FROM taskq.dependency d WHERE d.topic_id = (taskq.find_topic(p_topic)).topic_id AND d.sequence = p_sequence LIMIT 50) d
+    JOIN taskq.topic p ON p.topic_id = d.on_topic_id
+    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                       ORDER BY t.sequence DESC LIMIT 1) n ON true;
+END $$;
+
+-- A task's payload and output as text, cut to so many characters, and their bytes; no row where there is no such task.
+CREATE FUNCTION taskq.texts_of(p_topic text, p_sequence bigint, p_length int)
+RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT left(i.payload::text, p_length), octet_length(i.payload::text), left(i.output::text, p_length), octet_length(i.output::text)
+    FROM taskq.task_info i WHERE i.topic_id = (taskq.find_topic(p_topic)).topic_id AND i.sequence = p_sequence;
+END $$;

@@ -1,0 +1,268 @@
+-- Readers: groups that handle a topic's log, each partition led by one reader at a time.
+--
+-- A leader has a lease and a fence. It is handed tasks, and its progress stored, only under its fence, and the row that has
+-- it is locked until the transaction ends: so whoever takes over has to wait for (in fact: passes by) a leader that is just
+-- storing progress, and a leader that was replaced stores nothing any more, and its transaction is undone.
+--
+-- Partitions are changed by generations. To end one, its rows are locked, and with them whoever is being handed tasks; it ends
+-- at the furthest place that any leader was handed a task of. From then on nobody is handed tasks beyond that place, so
+-- every partition comes to rest exactly there: that is when the next generation begins, after that place. Each task belongs
+-- to one generation by its place, and there to one partition: there is no gap, no double, and no identifier is in two
+-- hands, however many readers with the old and the new setting run meanwhile, and whichever of them die.
+--
+-- Rows are locked in this order: taskq.reader, taskq.reader_partition by number, taskq.progress.
+
+-- Enters a group, or asks for another number of partitions or level than it has: whoever asks last has the say. Returns how it
+-- is shared out now, and how next where its partitions are still reading up to the end of their generation.
+CREATE FUNCTION taskq.join_readers(p_group text, p_topic text, p_partitions int, p_level int)
+RETURNS TABLE (generation int, partitions int, level int, next_partitions int, next_level int) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_reader   taskq.reader;
+BEGIN
+    PERFORM taskq.check_reader(0, p_partitions, p_level);
+    INSERT INTO taskq.reader (reader_group, topic_id, generation, partitions, level, begins, since)
+    VALUES (p_group, v_topic_id, 1, p_partitions, p_level, 0, clock_timestamp()) ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        PERFORM taskq.make_partitions(p_group, v_topic_id, p_partitions);
+    END IF;
+    SELECT * INTO v_reader FROM taskq.reader WHERE reader_group = p_group AND topic_id = v_topic_id FOR UPDATE;
+    IF v_reader.ends IS NOT NULL THEN
+        UPDATE taskq.reader SET next_partitions = p_partitions, next_level = p_level
+        WHERE reader_group = p_group AND topic_id = v_topic_id;
+    ELSIF (v_reader.partitions, v_reader.level) IS DISTINCT FROM (p_partitions, p_level) THEN
+        UPDATE taskq.reader SET next_partitions = p_partitions, next_level = p_level, ends = taskq.furthest(v_reader)
+        WHERE reader_group = p_group AND topic_id = v_topic_id;
+    END IF;
+    PERFORM taskq.hand_over(p_group, v_topic_id);
+    RETURN QUERY SELECT r.generation, r.partitions, r.level, r.next_partitions, r.next_level FROM taskq.reader r
+                 WHERE r.reader_group = p_group AND r.topic_id = v_topic_id;
+END $$;
+
+-- Enters the partitions of a generation, led by nobody.
+CREATE FUNCTION taskq.make_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO taskq.reader_partition (reader_group, topic_id, partition, reach)
+    SELECT p_group, p_topic_id, n, 0 FROM generate_series(0, p_partitions - 1) n
+$$;
+
+-- The furthest place that a leader of any partition was handed a task of, or has progressed to. Holds the partitions, so that
+-- nobody is handed more before this transaction has ended.
+CREATE FUNCTION taskq.furthest(p_reader taskq.reader) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM taskq.reader_partition h WHERE h.reader_group = p_reader.reader_group AND h.topic_id = p_reader.topic_id
+    ORDER BY h.partition FOR UPDATE;
+    RETURN (SELECT greatest(p_reader.begins, max(h.reach), max(g.cursor)) FROM taskq.reader_partition h
+            LEFT JOIN taskq.progress g ON (g.reader_group, g.topic_id, g.partition) = (h.reader_group, h.topic_id, h.partition)
+            WHERE h.reader_group = p_reader.reader_group AND h.topic_id = p_reader.topic_id);
+END $$;
+
+-- Begins the next generation, where one is wanted and every partition has come to the end of this one. Never waits: where
+-- somebody else is about to, or is storing progress, the next call will do it.
+CREATE FUNCTION taskq.hand_over(p_group text, p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_reader taskq.reader;
+    v_held   int;
+BEGIN
+    SELECT * INTO v_reader FROM taskq.reader r
+    WHERE r.reader_group = p_group AND r.topic_id = p_topic_id AND r.ends IS NOT NULL FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    v_held := (SELECT count(*) FROM (SELECT FROM taskq.reader_partition h WHERE h.reader_group = p_group AND h.topic_id = p_topic_id
+                                     ORDER BY h.partition FOR UPDATE SKIP LOCKED) n);
+    IF v_held < v_reader.partitions OR taskq.is_behind(v_reader) THEN
+        RETURN;
+    END IF;
+    DELETE FROM taskq.reader_partition WHERE reader_group = p_group AND topic_id = p_topic_id;
+    DELETE FROM taskq.progress WHERE reader_group = p_group AND topic_id = p_topic_id;
+    PERFORM taskq.make_partitions(p_group, p_topic_id, v_reader.next_partitions);
+    INSERT INTO taskq.progress (reader_group, topic_id, partition, cursor, advanced)
+    SELECT p_group, p_topic_id, n, v_reader.ends, clock_timestamp() FROM generate_series(0, v_reader.next_partitions - 1) n;
+    UPDATE taskq.reader SET generation = generation + 1, since = clock_timestamp(), partitions = next_partitions, level = next_level,
+        begins = ends, ends = NULL, next_partitions = NULL, next_level = NULL
+    WHERE reader_group = p_group AND topic_id = p_topic_id;
+END $$;
+
+-- Whether any partition has not come to the end of its generation.
+CREATE FUNCTION taskq.is_behind(p_reader taskq.reader) RETURNS boolean LANGUAGE sql AS $$
+    SELECT EXISTS (
+        SELECT FROM taskq.reader_partition h
+        LEFT JOIN taskq.progress g ON (g.reader_group, g.topic_id, g.partition) = (h.reader_group, h.topic_id, h.partition)
+        WHERE h.reader_group = p_reader.reader_group AND h.topic_id = p_reader.topic_id
+          AND coalesce(g.cursor, p_reader.begins) < p_reader.ends)
+$$;
+
+-- Takes the lead of a partition that nobody leads, or whose leader's lease has lapsed, those in p_except aside; no row where
+-- there is none. Begins the next generation where it is time. Never waits.
+CREATE FUNCTION taskq.lead(p_group text, p_topic text, p_leader text, p_lease interval, p_except int[] DEFAULT '{}')
+RETURNS TABLE (generation int, partitions int, level int, partition int, fence bigint, taken_over boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_reader   taskq.reader;
+    v_found    taskq.reader_partition;
+    v_fence    bigint;
+BEGIN
+    PERFORM taskq.need_read_committed('partitions are led');
+    PERFORM taskq.hand_over(p_group, v_topic_id);
+    SELECT h.* INTO v_found FROM taskq.reader_partition h
+    LEFT JOIN taskq.progress g ON (g.reader_group, g.topic_id, g.partition) = (h.reader_group, h.topic_id, h.partition)
+    JOIN taskq.reader r ON r.reader_group = h.reader_group AND r.topic_id = h.topic_id
+    WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.partition <> ALL (p_except)
+      AND (h.fence IS NULL OR h.lease_until < clock_timestamp())
+      AND (r.ends IS NULL OR coalesce(g.cursor, r.begins) < r.ends)
+    ORDER BY h.partition LIMIT 1 FOR UPDATE OF h SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    UPDATE taskq.reader_partition h SET fence = nextval('taskq.fence'), leader = p_leader, lease = p_lease,
+        lease_until = clock_timestamp() + p_lease, led_since = clock_timestamp()
+    WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.partition = v_found.partition RETURNING h.fence INTO v_fence;
+    RETURN QUERY SELECT r.generation, r.partitions, r.level, v_found.partition, v_fence, v_found.fence IS NOT NULL
+                 FROM taskq.reader r WHERE r.reader_group = p_group AND r.topic_id = v_topic_id;
+END $$;
+
+-- Extends all leases of a leader in a group, lapsed ones too, by their length, and returns the fences of those that nobody took.
+CREATE FUNCTION taskq.keep_leading(p_group text, p_topic text, p_leader text) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    PERFORM FROM taskq.reader_partition h WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader
+    ORDER BY h.partition FOR UPDATE;
+    RETURN QUERY UPDATE taskq.reader_partition h SET lease_until = clock_timestamp() + h.lease
+                 WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader AND h.fence IS NOT NULL
+                 RETURNING h.fence;
+END $$;
+
+-- The partition that is led under a fence, held until this transaction ends; refuses one that is not (TQ005).
+CREATE FUNCTION taskq.hold_led(p_group text, p_topic_id int, p_partition int, p_fence bigint) RETURNS taskq.reader_partition
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_led taskq.reader_partition;
+BEGIN
+    SELECT * INTO v_led FROM taskq.reader_partition h
+    WHERE h.reader_group = p_group AND h.topic_id = p_topic_id AND h.partition = p_partition AND h.fence = p_fence FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM taskq.refuse('TQ005', format(
+            'partition %s of group %L is no longer led under fence %s: the lease lapsed and was taken, or was given back',
+            p_partition, p_group, p_fence));
+    END IF;
+    RETURN v_led;
+END $$;
+
+-- Hands the next tasks of a partition to its leader, at most p_size, from where its progress is. Fewer: a last row without
+-- a task says how far the log was read, and whether this is the end of the partition's generation. Where there is no task
+-- at all, that is stored as progress. Each row has the place to advance from in `after`.
+CREATE FUNCTION taskq.read_led(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
+RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint, at_end boolean) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_led      taskq.reader_partition := taskq.hold_led(p_group, v_topic_id, p_partition, p_fence);
+    v_reader   taskq.reader;
+    v_after    bigint;
+    v_horizon  bigint;
+    v_places   bigint[];
+    v_seen     bigint;
+BEGIN
+    SELECT * INTO v_reader FROM taskq.reader WHERE reader_group = p_group AND topic_id = v_topic_id;  -- sees what ended it
+    PERFORM taskq.check_reader(p_partition, v_reader.partitions, v_reader.level);
+    v_after := coalesce(taskq.progress(p_group, p_topic, p_partition), v_reader.begins);
+    v_horizon := taskq.log_horizon(v_topic_id);
+    v_places := ARRAY(
+        SELECT t.sequence FROM taskq.task t
+        WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < least(v_horizon, v_reader.ends + 1)
+          AND (v_reader.partitions = 1
+               OR taskq.partition_of(t.identifier, v_reader.partitions, v_reader.level, t.sequence) = p_partition)
+        ORDER BY t.sequence LIMIT p_size);
+    v_seen := v_places[cardinality(v_places)];
+    RETURN QUERY SELECT t.sequence, t.identifier, t.payload, t.reference, v_after, false FROM taskq.task t
+                 WHERE t.topic_id = v_topic_id AND t.sequence = ANY (v_places) ORDER BY t.sequence;
+    IF cardinality(v_places) < p_size THEN
+        v_seen := CASE WHEN v_horizon > v_reader.ends THEN greatest(v_after, v_reader.ends)
+                       ELSE greatest(v_after, (SELECT t.sequence FROM taskq.task t
+                                               WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
+                                               ORDER BY t.sequence DESC LIMIT 1)) END;
+        IF cardinality(v_places) = 0 AND v_seen > v_after THEN
+            PERFORM taskq.store_progress(p_group, v_topic_id, p_partition, v_after, v_seen);
+        END IF;
+        RETURN QUERY SELECT v_seen, NULL, NULL::json, NULL, v_after, coalesce(v_seen >= v_reader.ends, false);
+    END IF;
+    UPDATE taskq.reader_partition h SET reach = v_seen
+    WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.reach < v_seen;
+END $$;
+
+-- Stores that the leader of a partition has handled it from one place to another; false, and nothing changed, where progress
+-- is not at that place any more, as somebody put it elsewhere. Refuses a fence that leads no longer (TQ005). From here on the
+-- transaction keeps others from leading: so the server ends its session where it stays idle for as long as the lease.
+CREATE FUNCTION taskq.advance_led(p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_led      taskq.reader_partition := taskq.hold_led(p_group, v_topic_id, p_partition, p_fence);
+BEGIN
+    PERFORM set_config('idle_in_transaction_session_timeout', ceil(extract(epoch FROM v_led.lease) * 1000)::bigint::text, true);
+    IF v_led.failed IS NOT NULL THEN
+        UPDATE taskq.reader_partition SET failed = NULL, error = NULL WHERE fence = p_fence;
+    END IF;
+    RETURN taskq.store_progress(p_group, v_topic_id, p_partition, p_after, p_cursor);
+END $$;
+
+-- Moves progress from one place to another; false where it is not there. None stored is the beginning of the generation.
+CREATE FUNCTION taskq.store_progress(p_group text, p_topic_id int, p_partition int, p_after bigint, p_cursor bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE taskq.progress g SET cursor = p_cursor, advanced = clock_timestamp()
+    WHERE g.reader_group = p_group AND g.topic_id = p_topic_id AND g.partition = p_partition AND g.cursor = p_after;
+    IF NOT FOUND THEN
+        INSERT INTO taskq.progress (reader_group, topic_id, partition, cursor, advanced)
+        SELECT p_group, p_topic_id, p_partition, p_cursor, clock_timestamp() FROM taskq.reader r
+        WHERE r.reader_group = p_group AND r.topic_id = p_topic_id AND r.begins = p_after
+        ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN FOUND;
+END $$;
+
+-- Gives the lead of a partition back; with an error, that is kept for people to see. False where the fence leads no longer.
+CREATE FUNCTION taskq.stop_leading(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+BEGIN
+    UPDATE taskq.reader_partition h SET fence = NULL, leader = NULL, lease = NULL, lease_until = NULL, led_since = NULL,
+        failed = CASE WHEN p_error IS NULL THEN h.failed ELSE clock_timestamp() END, error = coalesce(left(p_error, 10000), h.error)
+    WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.fence = p_fence;
+    RETURN FOUND;
+END $$;
+
+-- Every partition of every group of readers, of one topic or of all: who leads it, how far it is, and since when the first
+-- task has been there that it has not passed yet.
+CREATE FUNCTION taskq.readers(p_topic text DEFAULT NULL)
+RETURNS TABLE (reader_group text, topic text, generation int, partitions int, level int, partition int, leader text, fence bigint,
+               lease_until timestamptz, lapsed boolean, cursor bigint, ends bigint, behind_since timestamptz, failed timestamptz, error text)
+LANGUAGE sql STABLE AS $$
+    SELECT r.reader_group, p.name, r.generation, r.partitions, r.level, h.partition, h.leader, h.fence, h.lease_until,
+           coalesce(h.lease_until < clock_timestamp(), false), coalesce(g.cursor, r.begins), r.ends,
+           (SELECT t.created FROM taskq.task t WHERE t.topic_id = r.topic_id AND t.sequence > coalesce(g.cursor, r.begins)
+            ORDER BY t.sequence LIMIT 1), h.failed, h.error
+    FROM taskq.reader r
+    JOIN taskq.topic p ON p.topic_id = r.topic_id
+    JOIN taskq.reader_partition h ON h.reader_group = r.reader_group AND h.topic_id = r.topic_id
+    LEFT JOIN taskq.progress g ON (g.reader_group, g.topic_id, g.partition) = (h.reader_group, h.topic_id, h.partition)
+    WHERE p_topic IS NULL OR p.name = p_topic
+    ORDER BY r.reader_group, p.name, h.partition
+$$;
+
+-- Forgets a group of readers of a topic, with its progress; false where there is none. Whoever reads for it stops.
+CREATE FUNCTION taskq.forget_readers(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_known    boolean;
+BEGIN
+    DELETE FROM taskq.reader WHERE reader_group = p_group AND topic_id = v_topic_id;
+    v_known := FOUND;
+    DELETE FROM taskq.progress WHERE reader_group = p_group AND topic_id = v_topic_id;
+    RETURN v_known OR FOUND;
+END $$;

@@ -1,0 +1,47 @@
+-- Readers of logs: how a group shares a topic out among its partitions, and who leads which; and how long handling takes.
+
+-- How a group reads a topic. A generation is a way of sharing out: all of its partitions begin after the place `begins`. Where
+-- another way is wanted, they read up to and including `ends`, and then the next generation begins there.
+CREATE TABLE taskq.reader (
+    reader_group    text COLLATE "C" NOT NULL CHECK (reader_group ~ '\S' AND length(reader_group) <= 1000),
+    topic_id        int NOT NULL REFERENCES taskq.topic ON DELETE CASCADE,
+    generation      int NOT NULL,
+    partitions      int NOT NULL CHECK (partitions BETWEEN 1 AND 1000),
+    level           int CHECK (level >= 0),
+    begins          bigint NOT NULL,
+    since           timestamptz NOT NULL,      -- when the generation began
+    ends            bigint,                    -- NULL while no other generation is wanted
+    next_partitions int CHECK (next_partitions BETWEEN 1 AND 1000),
+    next_level      int CHECK (next_level >= 0),
+    PRIMARY KEY (reader_group, topic_id)
+);
+
+-- Who leads a partition of the group's generation. Without a fence nobody does; a lease that lapsed is anybody's to take, by a
+-- new fence. Whoever reads, advances or leads holds the row until its transaction ends.
+CREATE TABLE taskq.reader_partition (
+    reader_group text COLLATE "C" NOT NULL,
+    topic_id     int NOT NULL,
+    partition    int NOT NULL,
+    fence        bigint UNIQUE,
+    leader       text CHECK (leader ~ '\S' AND length(leader) <= 1000),
+    lease        interval CHECK (lease > interval '0'),
+    lease_until  timestamptz,
+    led_since    timestamptz,
+    reach        bigint NOT NULL,              -- no task after this place was handed to any leader
+    failed       timestamptz,                  -- when a leader gave up, until progress is made again, and why
+    error        text,
+    PRIMARY KEY (reader_group, topic_id, partition),
+    FOREIGN KEY (reader_group, topic_id) REFERENCES taskq.reader ON DELETE CASCADE
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- How long handling a task took, as those who handle tasks tell: by topic, hour, and bucket of 5 % (taskq.note_handling).
+CREATE TABLE taskq.handling (
+    topic_id int NOT NULL REFERENCES taskq.topic ON DELETE CASCADE,
+    hour     timestamptz NOT NULL,
+    bucket   int NOT NULL,
+    count    bigint NOT NULL,
+    total    double precision NOT NULL,        -- seconds, as the two below
+    shortest double precision NOT NULL,
+    longest  double precision NOT NULL,
+    PRIMARY KEY (topic_id, hour, bucket)
+);

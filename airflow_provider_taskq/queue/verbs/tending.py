@@ -1,0 +1,42 @@
+"""What an operator does to single tasks, and a worker to some of its own (sql/functions/tending.sql)."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from airflow_provider_taskq.queue.model import Owner, Task
+from airflow_provider_taskq.queue.verbs.call import Caller
+
+LARGEST = 2**31 - 1
+
+
+class TendingVerbs(Caller):
+    """Changes of tasks that wait; the history keeps who did it (`acting`). InvalidState where one does not."""
+
+    def pause_task(self, topic: str, sequence: int) -> bool:
+        """Keeps a READY task from being handed out until it is resumed; False where it was paused already."""
+        return bool(self._value("SELECT taskq.pause_task(%s::text, %s::bigint)", (topic, sequence)))
+
+    def resume_task(self, topic: str, sequence: int) -> bool:
+        """Lets a paused task go on: a retry now, any other in its old place; False where it was not paused."""
+        return bool(self._value("SELECT taskq.resume_task(%s::text, %s::bigint)", (topic, sequence)))
+
+    def set_due(self, topic: str, sequence: int, moment: datetime | None) -> None:
+        """Sets when a READY task is due; None gives it its old place back."""
+        self._rows("SELECT taskq.set_due(%s::text, %s::bigint, %s::timestamptz)", (topic, sequence, moment))
+
+    def set_attempts(self, topic: str, sequence: int, attempts: int) -> None:
+        """Sets how many failed attempts of a READY task count; InvalidTask where none would be left."""
+        self._rows("SELECT taskq.set_attempts(%s::text, %s::bigint, %s::int)", (topic, sequence, attempts))
+
+    def purge_outlived(self, topic: str, size: int = LARGEST) -> int:
+        """Removes READY and FAILED tasks that failed and have outlived their time to live; returns how many."""
+        return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, min(size, LARGEST))))
+
+    def give_back(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
+        """Gives some of an owner's tasks back: READY in their old place, the attempt not counted; returns how many.
+
+        NotHeld, and nothing changed, where the owner does not hold one of them.
+        """
+        sequences = [task if isinstance(task, int) else task.sequence for task in tasks]
+        call = "SELECT taskq.give_back(%s::text, %s::bigint, %b::bigint[])"
+        return int(self._value(call, (owner.name, owner.fence, sequences)))

@@ -1,0 +1,129 @@
+"""Who takes part in the commit of a drain: functions that steps on executors gave, carried out by the driver.
+
+What a batch has beside its decisions goes to the driver with them, pickled: functions of `work.in_commit` and
+`work.after_commit`, and pushes with another insertion than APPEND, which a stage does not have. The driver calls the
+first in the transaction that lands all decisions, before these, and the pushes after these.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from pyspark import cloudpickle
+
+from airflow_provider_taskq.processing.settling import follow, take_part
+from airflow_provider_taskq.processing.work import FollowUp, Participation, Release, Work
+from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.wire import trace_text
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """What a batch has beside its decisions; `pushes` tells that its follow-ups are among it."""
+
+    composite: str
+    decisions: Mapping[Task, Decision]
+    participants: tuple[Participation, ...] = ()
+    follow_ups: tuple[FollowUp, ...] = ()
+    releases: tuple[Release, ...] = ()
+    afterwards: tuple[Callable[[], None], ...] = ()
+
+    @property
+    def pushes(self) -> bool:
+        """Whether the driver pushes."""
+        return bool(self.follow_ups)
+
+    def pickled(self) -> bytes | None:
+        """All of it as bytes, or None where there is nothing; TaskQueueError where it does not pickle."""
+        if not (self.participants or self.follow_ups or self.afterwards):
+            return None
+        try:
+            return bytes(cloudpickle.dumps(self))  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise TaskQueueError(
+                f"composite {self.composite!r}: a function of in_commit or after_commit cannot be sent to the driver,"
+                f" as what it refers to does not pickle: {error}"
+            ) from error
+
+    def work(self) -> Work:
+        """The batch again, on the driver."""
+        work = Work(self.decisions)
+        work.participants.extend(self.participants)
+        work.follow_ups.extend(self.follow_ups)
+        work.releases.extend(self.releases)
+        work.afterwards.extend(self.afterwards)
+        return work
+
+
+def company_of(composite: str, work: Work, decisions: Mapping[Task, Decision], condition: Condition) -> Company:
+    """What a batch has beside its decisions that only the driver can do.
+
+    TaskQueueError under a condition: which decisions land is known there only when they have.
+    """
+    displacing = any(each.insertion is not Insertion.APPEND for each in work.follow_ups)
+    if condition is not Condition.NONE and (work.participants or work.afterwards or displacing):
+        raise TaskQueueError(
+            f"composite {composite!r}: in a drain under {condition} there is no in_commit, no after_commit, and no push"
+            " but APPEND; a worker has these"
+        )
+    follow_ups, releases = (work.follow_ups, work.releases) if displacing else ([], [])
+    as_text = {task: _with_trace(made) for task, made in decisions.items()}
+    return Company(
+        composite, as_text, tuple(work.participants), tuple(follow_ups), tuple(releases), tuple(work.afterwards)
+    )
+
+
+def _with_trace(decision: Decision) -> Decision:
+    """A decision that pickles, whatever its exception is."""
+    return decision if decision.error is None else replace(decision, error=trace_text(decision.error))
+
+
+@dataclass(slots=True)
+class Commit:
+    """The company of all batches of a drain's round, in one transaction on the driver."""
+
+    companies: list[Company]
+    stands: list[Mapping[Task, Decision]]
+    topics: dict[str, None]
+
+    @classmethod
+    def of(cls, pickled: Iterable[bytes]) -> "Commit":
+        """The batches of all partitions, in their order."""
+        return cls([cloudpickle.loads(each) for each in pickled], [], {})
+
+    def take_part(self, conn: psycopg.Connection[Any]) -> list[tuple[Task, Decision]]:
+        """Calls who takes part, before the decisions land; returns the decisions that are others now."""
+        queue = TaskQueue(conn)
+        changed: list[tuple[Task, Decision]] = []
+        self.stands = []
+        for company in self.companies:
+            stands = dict(company.decisions)
+            for participation in company.participants:
+                take_part(queue, participation, stands)
+            changed += [(task, made) for task, made in stands.items() if made is not company.decisions[task]]
+            self.stands.append(stands)
+        return changed
+
+    def follow(self, conn: psycopg.Connection[Any]) -> None:
+        """Pushes and releases what the stage could not, after the decisions have landed."""
+        for company, stands in zip(self.companies, self.stands, strict=True):
+            if company.pushes:
+                self.topics.update(dict.fromkeys(follow(TaskQueue(conn), company.work(), stands)))
+
+    def after_commit(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        """Calls what waits for the commit; what goes wrong here changes nothing, and is told to the log."""
+        for call in [call for company in self.companies for call in company.afterwards]:
+            try:
+                call()
+            except Exception:
+                logger.exception("after a commit, %s failed; what was committed stands", call)
+        with suppress(psycopg.Error, TaskQueueError):  # nothing depends on it
+            if self.topics:
+                with connect() as conn:
+                    for topic in self.topics:
+                        TaskQueue(conn).wake(topic)

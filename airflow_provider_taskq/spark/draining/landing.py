@@ -1,0 +1,80 @@
+"""The commit of a drain that others take part in: their writes, all decisions, what follows; one transaction."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pyarrow as pa
+
+from airflow_provider_taskq.processing.settling import TRANSIENT
+from airflow_provider_taskq.queue import Decision, LeaseLost, Task, TaskQueueError
+from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
+from airflow_provider_taskq.spark.committing import Staged, until_answered
+from airflow_provider_taskq.spark.draining.batches import ARROW
+from airflow_provider_taskq.spark.draining.company import Commit
+from airflow_provider_taskq.spark.draining.follow_ups import Staging
+from airflow_provider_taskq.spark.draining.transforms import values_of
+from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, carry_out
+from airflow_provider_taskq.spark.source.decisions import COPY, staged_rows
+
+DRIVER = -1  # the part of a stage that is the driver's own
+TRIES = 5  # of a transaction that fails by chance
+
+
+def land(writer: CompleteWriter, won: Sequence[Staged], company: Iterable[bytes]) -> None:
+    """Lands what these tries decided, with the company of their batches; then calls what waits for that.
+
+    A server that went away is asked again: it knows by the stage whether the transaction came to its end. So is one
+    where others were in the way of those who take part, a few times.
+    """
+    commit = Commit.of(company)
+    for left in reversed(range(TRIES)):
+        try:
+            until_answered(lambda: _carry_out(writer, won, commit))
+            break
+        except TRANSIENT:
+            if not left:
+                raise
+    commit.after_commit(lambda: writer.route.connect(autocommit=True))
+
+
+def _carry_out(writer: CompleteWriter, won: Sequence[Staged], commit: Commit) -> None:
+    """The transaction, unless it was committed by a try whose answer was lost."""
+    with writer.route.connect() as conn:
+        if not _is_committed(conn, writer):
+            own = _stage_changes(conn, writer, commit.take_part(conn))
+            carry_out(conn, writer.options, writer.stage, [*won, own])
+            commit.follow(conn)
+
+
+def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool:
+    """Whether the stage was carried out."""
+    options = writer.options
+    try:
+        with conn.transaction(), translated():
+            conn.execute(
+                "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)", (options.owner, options.fence, writer.stage)
+            )
+    except LeaseLost:
+        raise
+    except TaskQueueError:
+        return True
+    return False
+
+
+def _stage_changes(
+    conn: psycopg.Connection[Any], writer: CompleteWriter, changed: Sequence[tuple[Task, Decision]]
+) -> Staged:
+    """Stages decisions that became others, beside those of the executors, with which they are merged."""
+    if not changed:
+        return Staged(DRIVER, 0, 0)
+    rows = [values_of(task.sequence, decision, (), ()) for task, decision in changed]
+    staging = Staging((writer.stage, DRIVER, 0), lambda: conn)
+    (batch,) = staging.kept_apart(iter([pa.RecordBatch.from_pylist(rows, schema=ARROW)]))
+    with translated(), conn.cursor().copy(COPY.encode()) as copy:
+        copy.write(SIGNATURE)
+        copy.write(memoryview(staged_rows(batch, UUID(writer.stage).bytes, DRIVER, 0)))
+        copy.write(TRAILER)
+    return Staged(DRIVER, 0, len(rows))

@@ -1,0 +1,46 @@
+"""adbc-driver-postgresql beside our binary COPY, both ways, in a virtual environment of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from airflow_provider_taskq.queue import connect
+from bench.rig import Rig
+from bench.spark.section import Scale
+from bench.spark.sites import OWNER, filled
+
+REQUIRES = ("adbc-driver-postgresql==1.13.0", "pyarrow", "numpy", "psycopg[binary]")
+PROGRAM = "bench.spark.adbc_program"
+ROOT = Path(__file__).parents[2]
+
+
+def run(rig: Rig, scale: Scale) -> None:
+    """Measures both in one process of that environment."""
+    print(f"\nSpark's transport: {scale.flights:,} rows by adbc and by our COPY, without Spark", flush=True)
+    try:
+        python = _environment(scale.cache / "adbc")
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout or "it did not say why").strip().splitlines()
+        print(f"  adbc-driver-postgresql could not be installed: {said[-1]}")
+        return
+    with filled(rig, scale.flights, claimed=True) as site, site.copy() as dsn:
+        with connect(dsn) as conn:
+            fence = conn.execute("SELECT fence FROM taskq.owner WHERE name = %s", (OWNER,)).fetchall()[0][0]
+        asked = {"dsn": dsn, "owner": OWNER, "fence": fence, "rounds": scale.rounds}
+        subprocess.run([str(python), "-m", PROGRAM], input=json.dumps(asked), text=True, check=True, cwd=ROOT)
+
+
+def _environment(folder: Path) -> Path:
+    """The Python of that environment, which is made where there is none."""
+    python = folder / "bin" / "python"
+    stamp = folder / "requires.txt"
+    if not (stamp.exists() and stamp.read_text(encoding="utf-8") == "\n".join(REQUIRES)):
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIRES])
+        stamp.write_text("\n".join(REQUIRES), encoding="utf-8")
+    return python
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,0 +1,72 @@
+"""The worker as a peer: what bench.peers asks of a queue, done by airflow_provider_taskq.processing.Worker.
+
+It runs in the virtual environment of bench.peers.taskq, which holds psycopg and nothing more.
+"""
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_taskq.processing import Worker, WorkerListener, each
+from airflow_provider_taskq.queue import Decision, NewTask, Result, Task, connect
+from bench.peers.program import PREPARED, Job, Meter, serve
+from bench.peers.taskq import TOPIC, TaskQ, _document
+
+LOOK = 0.002  # seconds between two looks whether it is over
+
+
+class WorkerPeer(TaskQ):
+    """Modes: those of Worker: `size`, `workers`, `ready`; and `notify`, to wake it after each push."""
+
+    async def push_one(self, job: Job) -> None:
+        """One push, and where the worker is to be woken, that, after it."""
+        self._queue.push(TOPIC, [NewTask(job.identifier, job.payload)])
+        if self.mode.get("notify"):
+            self._queue.wake(TOPIC)
+
+    async def drain(self, meter: Meter) -> None:
+        """A worker that is stopped once a poll finds nothing."""
+        empty = threading.Event()
+        worker = self._worker(meter, _Until(empty))
+        worker.start()
+        while not (meter.over.is_set() or empty.is_set()):  # noqa: ASYNC110 -- set by other threads
+            await asyncio.sleep(LOOK)
+        worker.stop(None)
+
+    async def work(self, meter: Meter) -> None:
+        """A worker that waits for tasks."""
+        worker = self._worker(meter, None)
+        worker.start()
+        while not meter.over.is_set():  # noqa: ASYNC110 -- set by another thread
+            await asyncio.sleep(0.05)
+        worker.stop(None)
+
+    def _worker(self, meter: Meter, listener: WorkerListener | None) -> Worker:
+        def handle(task: Task) -> Decision:
+            return Decision(Result.SUCCESS, meter.handle(_document(task.payload)))
+
+        options: dict[str, Any] = {name: self.mode[name] for name in ("size", "workers", "ready") if name in self.mode}
+        return Worker(
+            lambda: connect(self._dsn, autocommit=True, prepare_threshold=PREPARED),
+            TOPIC,
+            each(handle),
+            listener=listener,
+            pause=timedelta(seconds=self.mode.get("interval", 1.0)),
+            **options,
+        )
+
+
+class _Until(WorkerListener):
+    """Tells when nothing was found."""
+
+    def __init__(self, empty: threading.Event) -> None:
+        self._empty = empty
+
+    def on_empty(self) -> None:
+        """Nothing was found."""
+        self._empty.set()
+
+
+if __name__ == "__main__":
+    serve(WorkerPeer())

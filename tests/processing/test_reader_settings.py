@@ -1,0 +1,56 @@
+"""Settings by precedence, and all readers of a program."""
+
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.processing.reader import Properties, Readers, Settings, merged
+from airflow_provider_taskq.queue import InvalidArgument, TaskQueue
+from tests.processing.reading import QUICK, heard_all
+from tests.queue.conftest import until
+
+
+def test_a_groups_own_settings_go_before_the_standard_ones_and_these_before_the_built_in_property_by_property() -> None:
+    settings = merged({"partitions": 2, "level": None}, {"partitions": 5, "level": 1, "retry_max_attempts": 5})
+    assert (settings.partitions, settings.level, settings.retry_max_attempts) == (2, None, 5)
+    assert settings == Settings(partitions=2, retry_max_attempts=5)
+    assert merged() == Settings()
+
+
+def test_the_built_in_settings_are_those_of_the_source_where_it_has_them() -> None:
+    built_in = Settings()
+    assert (built_in.partitions, built_in.recursive, built_in.auto_start) == (1, True, True)
+    assert (built_in.progress, built_in.transactional, built_in.leadership) == ("database", False, "lease")
+    assert (built_in.retry, built_in.retry_multiplier, built_in.retry_max_attempts) == ("exponential", 1.5, None)
+    assert (built_in.retry_initial, built_in.retry_max_interval) == (timedelta(seconds=2), timedelta(seconds=30))
+
+
+def test_a_setting_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="partitons"):
+        merged({"partitons": 2})  # type: ignore[typeddict-unknown-key]
+
+
+def test_a_program_starts_its_readers_but_those_that_are_not_to_start_by_themselves(dsn: str, queue: TaskQueue) -> None:
+    books, backup = heard_all("books"), heard_all("backup")
+    groups: dict[str, Properties] = {"books": {"partitions": 2}, "backup": {"auto_start": False}}
+    readers = Readers(dsn, QUICK, groups)
+    reader, spare = readers.add(books.group, "work"), readers.add(backup.group, "work")
+    with pytest.raises(InvalidArgument, match="books"):
+        readers.add(books.group, "work")
+    with readers:
+        assert (reader.is_running, spare.is_running) == (True, False)
+        until(lambda: reader.leads == [0, 1])
+        spare.start()
+        queue.push("work", ["a"])
+        assert books.wait(1) == backup.wait(1)
+    assert (reader.is_running, spare.is_running) == (False, False)
+    assert readers.stop()
+
+
+def test_none_starts_where_one_cannot(dsn: str, queue: TaskQueue) -> None:
+    readers = Readers(dsn, QUICK)
+    fine, wrong = readers.add(heard_all("a").group, "work"), readers.add(heard_all("b").group, "nowhere")
+    with pytest.raises(Exception, match="nowhere"):
+        readers.start()
+    assert (fine.is_running, wrong.is_running) == (False, False)
+    assert queue.readers()[0].leader is None
