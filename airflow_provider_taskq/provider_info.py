@@ -4,7 +4,7 @@ from typing import Any
 
 _PACKAGE = "airflow_provider_taskq"
 _INTEGRATION = "TaskQ"
-_OPERATORS = ("push", "complete", "revive", "expire", "purge", "ticks", "health")
+_OPERATORS = ("push", "process", "complete", "revive", "expire", "purge", "ticks", "health", "spark_submit")
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -18,6 +18,8 @@ def get_provider_info() -> dict[str, Any]:
         "operators": _modules(*(f"operators.{name}" for name in _OPERATORS)),
         "sensors": _modules("sensors.topic", "sensors.state", "sensors.juncture"),
         "triggers": _modules("triggers.topic", "triggers.state", "triggers.juncture", "triggers.event"),
+        "task-decorators": [{"name": "taskq", "class-name": f"{_PACKAGE}.decorators.taskq.taskq_task"}],
+        "cli": [f"{_PACKAGE}.cli.provider.get_cli_commands"],
         "queues": [f"{_PACKAGE}.queues.taskq.TaskQMessageQueueProvider"],
         "notifications": [f"{_PACKAGE}.notifications.taskq.TaskQNotifier"],
         "extra-links": [f"{_PACKAGE}.links.topic.TaskQTopicLink"],

@@ -1,0 +1,41 @@
+"""health: what slows or threatens the queue."""
+
+from datetime import timedelta
+
+import click
+
+from airflow_provider_taskq.cli.output import table
+from airflow_provider_taskq.cli.parameters import DURATION
+from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.queue import Severity
+
+
+@click.command(
+    help="Say what slows or threatens the queue, the worst first. Exit code 1 where anything is a WARNING or worse."
+)
+@click.option("--patience", type=DURATION, default="5m", help="How long a due task or a lapsed lease may wait unnamed.")
+@click.option("--all", "all_", is_flag=True, help="What is fine as well.")
+@click.pass_obj
+def health(session: Session, patience: timedelta, all_: bool) -> None:
+    """Shows the findings."""
+    with session.looking() as queue:
+        findings = queue.health(patience)
+    worst = max((finding.severity for finding in findings), default=Severity.FINE)
+    document = [
+        {
+            "severity": finding.severity.name,
+            "subject": finding.subject,
+            "detail": finding.detail,
+            "value": finding.value,
+            "pid": finding.pid,
+        }
+        for finding in findings
+    ]
+    shown = [finding for finding in findings if all_ or finding.severity > Severity.FINE]
+    rows = [(finding.severity, finding.subject, finding.detail, str(finding.pid or "")) for finding in shown]
+    parts = [table(["severity", "~subject", "=what", "#pid"], rows)] if rows else []
+    fine = len(findings) - len(shown)
+    said = [f"{fine} of {len(findings)} subjects are fine." if shown else "All is fine."] if not all_ else []
+    session.answer({"worst": worst.name, "findings": document}, *parts, *said)
+    if worst >= Severity.WARNING:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,142 @@
+"""owners, release: who holds tasks."""
+
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+from rich.console import RenderableType
+
+from airflow_provider_taskq.cli.asking import ask, plural
+from airflow_provider_taskq.cli.output import facts, table
+from airflow_provider_taskq.cli.parameters import DURATION, dry_run_option, yes_option
+from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
+from airflow_provider_taskq.cli.text import plain
+from airflow_provider_taskq.cli.trail import note
+from airflow_provider_taskq.cli.words import ago, exactly, in_words
+from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.queue.browse import OwnerLine
+
+MOST = 1_000  # tasks that the count of what an owner holds goes to
+
+
+@click.group(
+    invoke_without_command=True,
+    help="List the owners whose lease is not gone, the newest registration first: what they hold, and until when.",
+)
+@click.option("--search", metavar="TEXT", help="Only owners whose name holds this, in any case.")
+@click.option("--after", type=int, help="Beyond this fence, where the page before ended.")
+@click.option("--size", "-n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
+@click.pass_context
+def owners(ctx: click.Context, search: str | None, after: int | None, size: int) -> None:
+    """Shows the owners, unless something is to be done."""
+    if ctx.invoked_subcommand is None:
+        _list(ctx.ensure_object(Session), search, after, size)
+
+
+def _list(session: Session, search: str | None, after: int | None, size: int) -> None:
+    """Shows a line an owner."""
+    with session.looking() as queue:
+        now = queue.now()
+        found, looked_to = queue.browse_owners(search, after=after, size=size + 1)
+    shown = found[:size]
+    beyond = shown[-1].fence if len(found) > size else looked_to
+    rows = [
+        (one.name, str(one.fence), _held(one), _lease(one, now), ago(one.seen, now), ", ".join(one.topics))
+        for one in shown
+    ]
+    columns = ["~owner", "?#fence", "#held", "lease", "?last sign of life", "~topics"]
+    said = [f"There is more beyond: --after {beyond} goes on."] if beyond else [] if rows else ["Nobody is at work."]
+    document = {"owners": [_document(one) for one in shown], "next": beyond}
+    session.answer(document, *([table(columns, rows)] if rows else []), *said)
+
+
+@owners.command(help="Show one OWNER and the tasks that it holds.")
+@click.argument("owner")
+@click.option("--after", type=int, help="Beyond this sequence, where the page before ended.")
+@click.option("--size", "-n", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
+@click.pass_obj
+def show(session: Session, owner: str, after: int | None, size: int) -> None:
+    """Shows both."""
+    with session.looking() as queue:
+        now = queue.now()
+        one = _known(queue, owner)
+        found = queue.browse_held(owner, after, size + 1)
+    shown = found[:size]
+    beyond = shown[-1].sequence if len(found) > size else None
+    lines = [
+        ("owner", one.name),
+        ("fence", None if one.fence is None else str(one.fence)),
+        ("lease", _lease(one, now)),
+        ("last sign of life", ago(one.seen, now)),
+        ("holds", _held(one)),
+    ]
+    rows = [(task.topic, *task_row(task, now)) for task in shown]
+    parts: list[RenderableType] = ["", table(["~topic", *COLUMNS], rows)] if rows else []
+    said = [f"There is more beyond: --after {beyond} goes on."] if beyond else []
+    document = {"owner": _document(one), "tasks": [task_document(task) for task in shown], "next": beyond}
+    session.answer(document, facts(lines), *parts, *said)
+
+
+@owners.command(help="Forget owners that hold nothing, are named by no stored task, and were not heard of for long.")
+@click.option("--older-than", type=DURATION, default="30d", show_default=True, help="For how long.")
+@dry_run_option
+@click.pass_obj
+def purge(session: Session, older_than: timedelta, dry_run: bool) -> None:
+    """Forgets them."""
+    with session.acting(dry_run=dry_run) as queue:
+        count = queue.purge_owners(older_than)
+        note(queue, "purge owners", None, f"not heard of for {exactly(older_than)}", count)
+    said = f"{'Would forget' if dry_run else 'Forgot'} {plural(count, 'owner')}."
+    session.answer({"owners": count, "dry_run": dry_run}, said)
+
+
+@click.command(
+    help="End the lease of OWNER and give back what it holds: READY in its old place, the attempt not counted. "
+    "If it still works, what it decides will not count."
+)
+@click.argument("owner")
+@dry_run_option
+@yes_option
+@click.pass_obj
+def release(session: Session, owner: str, dry_run: bool, yes: bool) -> None:
+    """Counts, asks, and releases."""
+    with session.looking() as queue:
+        one = _known(queue, owner)
+    if one.fence is None:
+        raise click.ClickException(plain(f"the lease of owner {owner!r} is gone already: it holds nothing"))
+    if not dry_run:
+        ask(f"This ends the lease of {owner}, which holds {_held(one)} tasks.", yes=yes)
+    with session.acting(dry_run=dry_run) as queue:
+        held = queue.owner(owner)
+        count = queue.release(held) if held is not None and held.fence == one.fence else 0
+        note(queue, "release", None, f"owner {owner}", count)
+    said = f"{'Would give' if dry_run else 'Gave'} back {plural(count, 'task')} of {owner}."
+    session.answer({"owner": owner, "released": count, "dry_run": dry_run}, said)
+
+
+def _known(queue: TaskQueue, owner: str) -> OwnerLine:
+    """The owner of that name; exit code 1 where nobody is known by it."""
+    found = queue.browse_owner(owner)
+    if found is None:
+        raise click.ClickException(plain(f"no owner is known by the name {owner!r}"))
+    return found
+
+
+def _held(one: OwnerLine) -> str:
+    return f"{MOST:,}+" if one.held >= MOST else f"{one.held:,}"
+
+
+def _lease(one: OwnerLine, now: datetime) -> str:
+    """Until when its tasks are kept from others."""
+    if one.fence is None:
+        return "gone"
+    return f"lapsed {ago(one.lease_until, now)}" if one.lapsed else f"for another {in_words(one.lease_until - now)}"
+
+
+def _document(one: OwnerLine) -> dict[str, Any]:
+    """An owner by stable keys; the lease in seconds."""
+    named = asdict(one)
+    lease: timedelta = named.pop("lease")
+    return {"owner": named.pop("name"), "lease_seconds": lease.total_seconds(), **named, "held_capped_at": MOST}

@@ -1,0 +1,64 @@
+"""A topic's policy as options, and as names and values."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from airflow_provider_taskq.cli.parameters import DURATION, OPTIONAL_DURATION, Choice, Function
+from airflow_provider_taskq.cli.words import exactly
+from airflow_provider_taskq.queue import RetryPolicy, TopicPolicy
+
+_RETRY = ("max_attempts", "base", "factor", "max_delay", "horizon", "max_elapsed", "jitter", "probe")
+_REST = ("on_expiry", "max_crashes", "max_payload_bytes", "ttl")
+_OPTIONS = (
+    click.option("--max-attempts", type=click.IntRange(min=1), help="Failures until it is given up."),
+    click.option("--base", type=DURATION, help="Delay after the first failure."),
+    click.option("--factor", type=float, help="By which the delay grows with each."),
+    click.option("--max-delay", type=DURATION, help="The longest delay."),
+    click.option("--horizon", type=OPTIONAL_DURATION, help="No try is due later than this after the push; or none."),
+    click.option("--max-elapsed", type=OPTIONAL_DURATION, help="Give up once the delays add up to this; or none."),
+    click.option("--jitter", type=click.FloatRange(0, 1), help="The share that chance may take off a delay."),
+    click.option("--probe/--no-probe", default=None, help="While retries fail, try one at a time."),
+    click.option("--on-expiry", type=Choice(("redeliver", "expire")), help="What becomes of tasks of lapsed owners."),
+    click.option("--max-crashes", type=click.IntRange(min=1), help="Lapsed leases until a task is FAILED."),
+    click.option("--max-payload-bytes", type=click.IntRange(min=0), help="The largest payload."),
+    click.option("--ttl", type=OPTIONAL_DURATION, help="While a task is younger, failures are not noted; or none."),
+)
+
+
+def policy_options(function: Function) -> Function:
+    """An option for each field of a policy."""
+    wrapped: Any = function
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    made: Function = wrapped
+    return made
+
+
+def changed(policy: TopicPolicy, given: Mapping[str, Any]) -> TopicPolicy:
+    """The policy with what was given in its place; the word `none` takes a limit away."""
+    values: dict[str, Any] = {
+        name: None if value == "none" else value for name, value in given.items() if value is not None
+    }
+    retry: RetryPolicy = replace(policy.retry, **{name: values[name] for name in _RETRY if name in values})
+    return replace(policy, retry=retry, **{name: values[name] for name in _REST if name in values})
+
+
+def policy_document(policy: TopicPolicy) -> dict[str, Any]:
+    """The policy by name, durations in seconds."""
+    return dict(_values(policy))
+
+
+def policy_facts(policy: TopicPolicy) -> Iterator[tuple[str, object]]:
+    """The policy by name, durations as the options take them."""
+    for name, value in _values(policy):
+        shown = exactly(value) if isinstance(value, timedelta) else value
+        yield name.replace("_", " "), "none" if shown is None else "no" if shown is False else shown
+
+
+def _values(policy: TopicPolicy) -> Iterator[tuple[str, Any]]:
+    yield from ((name, getattr(policy.retry, name)) for name in _RETRY)
+    yield from ((name, getattr(policy, name)) for name in _REST)

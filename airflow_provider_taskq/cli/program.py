@@ -1,0 +1,144 @@
+"""The program: its verbs by name, each in a module that is imported when it is asked for.
+
+So `taskq --help` and the completion of a verb's name import click and nothing else.
+"""
+
+import copy
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import click
+
+from airflow_provider_taskq import __version__
+from airflow_provider_taskq.cli.refusal import refusals_as_sentences
+from airflow_provider_taskq.cli.session import Session
+
+# Verb: module, and what it does in a line.
+SECTIONS = {
+    "Look": {
+        "topics": ("topics", "List the topics; create, alter, show or drop one."),
+        "ls": ("ls", "List tasks of a topic."),
+        "show": ("show", "Show one task and what happened to it."),
+        "why": ("show", "Say why a task is not running."),
+        "owners": ("owners", "List who holds tasks; purge names that nobody uses."),
+        "ticks": ("ticks", "List recurring tasks; install or uninstall them."),
+        "stats": ("stats", "Count tasks by state, and what ended lately."),
+        "health": ("health", "Say what slows or threatens the queue."),
+        "watch": ("watch", "Watch the topics live."),
+    },
+    "Act": {
+        "push": ("push", "Push tasks: from arguments, a file or stdin."),
+        "retry": ("revive", "Start ended tasks anew."),
+        "reassign": ("revive", "Give ended tasks another result."),
+        "release": ("owners", "Take the tasks of an owner away, and hand them out again."),
+        "pause": ("pause", "Let topics hand out nothing."),
+        "resume": ("pause", "Let paused topics hand out tasks again."),
+        "expire": ("expire", "Take back what is held under lapsed leases."),
+        "purge": ("purge", "Remove tasks for good."),
+        "worker": ("worker", "Handle tasks with a Python function."),
+    },
+    "The schema taskq": {
+        "install": ("schema", "Create the schema, or upgrade it."),
+        "upgrade": ("schema", "Upgrade the schema where it is there."),
+        "verify": ("schema", "Tell whether the schema is this release's."),
+        "uninstall": ("schema", "Drop the schema with everything in it."),
+        "sql": ("schema", "Print the DDL, for a DBA to run."),
+    },
+    "Shell": {"completion": ("completion", "Print the completion of a shell.")},
+}
+VERBS = {verb: place for section in SECTIONS.values() for verb, place in section.items()}
+
+
+class Program(click.Group):
+    """All verbs; `naming` is the option that says which database."""
+
+    def __init__(self, naming: click.Option, description: str) -> None:
+        super().__init__(
+            name="taskq",
+            help=description,
+            params=[naming, json_option(), _version_option()],
+            context_settings={"help_option_names": ["-h", "--help"]},
+        )
+        self.naming = naming
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        """The verbs in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command of a verb, which takes `--json` and the database as the program does."""
+        if cmd_name not in VERBS:
+            return None
+        found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name)
+        return found if cmd_name == "completion" else self._with_common_options(found)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Writes the verbs by section, without importing one."""
+        for section, verbs in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(verb, does) for verb, (_, does) in verbs.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the verb; what the queue refuses becomes a sentence on stderr and exit code 1."""
+        with refusals_as_sentences(ctx.ensure_object(Session)):
+            return super().invoke(ctx)
+
+    def _with_common_options(self, command: click.Command) -> click.Command:
+        """A copy of a command that takes the options of all, subcommands included."""
+        completed = copy.copy(command)
+        completed.params = [*command.params, self.naming, json_option()]
+        if isinstance(completed, click.Group):
+            completed.commands = {name: self._with_common_options(sub) for name, sub in completed.commands.items()}
+        return completed
+
+
+def standalone() -> Program:
+    """`taskq`: on the database of a DSN or of libpq's environment."""
+    naming = common_option(
+        ["--dsn"],
+        _set_name,
+        metavar="DSN",
+        allow_from_autoenv=False,
+        help="The database, without a password. Else TASKQ_DSN, TASKQ_DSN_FILE, or libpq's PGHOST, PGSERVICE, ...",
+    )
+    return Program(naming, "A durable work queue in PostgreSQL: look at it, act on it, keep its schema.")
+
+
+def on_airflow() -> Program:
+    """`airflow taskq`: on Airflow's connections."""
+    naming = common_option(
+        ["--conn-id"], _set_name, metavar="ID", help="The Airflow connection (taskq_default unless given)."
+    )
+    return Program(naming, "The work queue behind an Airflow connection: look at it, act on it, keep its schema.")
+
+
+def json_option() -> click.Option:
+    """`--json`."""
+    return common_option(["--json"], _set_json, is_flag=True, help="Answer in JSON: one document.")
+
+
+def common_option(names: list[str], callback: Callable[..., object], **settings: Any) -> click.Option:
+    """An option of the program and of each verb, which the session keeps."""
+    return click.Option(names, callback=callback, expose_value=False, **settings)
+
+
+def _version_option() -> click.Option:
+    """`--version`."""
+    return common_option(["--version"], _show_version, is_flag=True, is_eager=True, help="Print the version.")
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"taskq {__version__}")
+        ctx.exit()
+
+
+def _set_name(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Session).name_database(value)
+
+
+def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Session).json = True

@@ -1,0 +1,143 @@
+"""install, upgrade, verify, uninstall, sql: the schema `taskq` itself."""
+
+from typing import Any
+
+import click
+import psycopg
+from psycopg.rows import tuple_row
+
+from airflow_provider_taskq.cli import ddl
+from airflow_provider_taskq.cli.asking import ask, plural
+from airflow_provider_taskq.cli.parameters import dry_run_option, yes_option
+from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue
+from airflow_provider_taskq.queue import install as install_schema
+from airflow_provider_taskq.queue import uninstall as uninstall_schema
+from airflow_provider_taskq.queue import verify as verify_schema
+from airflow_provider_taskq.queue.schema import migrations
+
+
+@click.command(help="Create the schema taskq, or upgrade it. Safe anywhere, at any time; nothing to do: nothing done.")
+@dry_run_option
+@click.pass_obj
+def install(session: Session, dry_run: bool) -> None:
+    """Creates or upgrades."""
+    with session.connection() as conn:
+        _bring_up_to_date(session, conn, dry_run=dry_run)
+
+
+@click.command(help="Upgrade the schema taskq to this release. Where there is none, nothing is made.")
+@dry_run_option
+@click.pass_obj
+def upgrade(session: Session, dry_run: bool) -> None:
+    """Upgrades, and creates nothing."""
+    with session.connection() as conn:
+        if installed_step(conn) is None:
+            raise SchemaMismatch("the schema taskq is missing in this database: run taskq install")
+        _bring_up_to_date(session, conn, dry_run=dry_run)
+
+
+@click.command(help="Tell whether the schema is this release's: exit code 0 if so, else 1 and what to do.")
+@click.pass_obj
+def verify(session: Session) -> None:
+    """Compares the ledger with this package."""
+    with session.connection() as conn:
+        conn.read_only = True
+        step = installed_step(conn)
+        wrong = _mismatch(conn)
+    document = {"matches": wrong is None, "installed": step, "release": migrations()[-1].number, "reason": wrong}
+    sentence = f"The schema taskq is that of this release (step {step})." if wrong is None else f"It is not: {wrong}"
+    session.answer(document, sentence)
+    if wrong is not None:
+        raise click.exceptions.Exit(1)
+
+
+@click.command(help="Drop the schema taskq with every topic and task in it.")
+@dry_run_option
+@yes_option
+@click.pass_obj
+def uninstall(session: Session, dry_run: bool, yes: bool) -> None:
+    """Drops everything, after asking."""
+    with session.connection() as conn:
+        contents = _contents(conn)
+        if contents is None:
+            session.answer({"dropped": False, "dry_run": dry_run}, "There is no schema taskq in this database.")
+            return
+        conn.rollback()  # no lock is kept while a person thinks
+        if not dry_run:
+            ask(f"This drops the schema taskq of database {conn.info.dbname!r} with {contents}.", yes=yes)
+            uninstall_schema(conn)
+    said = f"Would drop the schema taskq with {contents}." if dry_run else f"Dropped the schema taskq with {contents}."
+    session.answer({"dropped": not dry_run, "dry_run": dry_run, "contents": contents}, said)
+
+
+@click.command(help="Print the DDL of this release, to be run by psql -1 -f or any other tool, by the schema's owner.")
+@click.option(
+    "--from", "from_", type=click.IntRange(min=0), help="Only what upgrades a schema of this step; see verify."
+)
+@click.option("--bare", is_flag=True, help="Without BEGIN and COMMIT, for a tool that brings its own transaction.")
+@click.pass_obj
+def sql(session: Session, from_: int | None, bare: bool) -> None:
+    """Prints what install would run; needs no database."""
+    newest = migrations()[-1].number
+    if from_ is not None and not 1 <= from_ <= newest:
+        raise click.UsageError(f"--from is the step of an installed schema, 1 to {newest}; without it, all is printed")
+    script = ddl.script(from_ or 0, bare=bare)
+    if session.json:
+        session.answer({"from": from_ or 0, "to": newest, "sql": script})
+    else:
+        click.echo(script, nl=False)
+
+
+def installed_step(conn: psycopg.Connection[Any]) -> int | None:
+    """The number of the last migration in the database; None where there is no schema.
+
+    From the ledger itself, which is there before any function is.
+    """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute("SELECT to_regclass('taskq.migration') IS NOT NULL").fetchone()
+        if row is None or not row[0]:
+            return None
+        row = cursor.execute("SELECT coalesce(max(number), 0) FROM taskq.migration").fetchone()
+    return None if row is None else int(row[0])
+
+
+def _bring_up_to_date(session: Session, conn: psycopg.Connection[Any], *, dry_run: bool) -> None:
+    """Installs what is missing, and says what that was; a dry run does it, and takes it back."""
+    before, wrong = installed_step(conn), _mismatch(conn)
+    if wrong is not None:
+        install_schema(conn)
+    after = installed_step(conn)
+    if dry_run:
+        conn.rollback()
+    steps = [step.name for step in migrations() if before is None or step.number > before]
+    document = {"from": before, "to": after, "steps": steps, "functions": wrong is not None, "dry_run": dry_run}
+    session.answer(document, _told(steps, wrong, dry_run=dry_run, new=before is None))
+
+
+def _told(steps: list[str], wrong: str | None, *, dry_run: bool, new: bool) -> str:
+    """What was done, in a sentence."""
+    if wrong is None:
+        return "The schema taskq is up to date: nothing to do."
+    done = ("Would create" if new else "Would upgrade") if dry_run else ("Created" if new else "Upgraded")
+    return f"{done} the schema taskq: {', '.join([*steps, 'functions and views'])}."
+
+
+def _mismatch(conn: psycopg.Connection[Any]) -> str | None:
+    """Why the schema is not this release's; None where it is."""
+    try:
+        verify_schema(conn)
+    except SchemaMismatch as error:
+        return str(error)
+    return None
+
+
+def _contents(conn: psycopg.Connection[Any]) -> str | None:
+    """What goes with the schema, in words; None where there is no schema."""
+    if installed_step(conn) is None:
+        return None
+    if _mismatch(conn) is not None:
+        return "everything in it (it is another release's, so that its tasks are not counted)"
+    counts = TaskQueue(conn).count()
+    tasks = sum(count.count for states in counts.values() for count in states.values())
+    return f"{plural(len(counts), 'topic')} and {plural(tasks, 'task')}"

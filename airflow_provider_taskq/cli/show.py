@@ -1,0 +1,160 @@
+"""show, why: one task."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import click
+
+from airflow_provider_taskq.cli.finding import ERROR
+from airflow_provider_taskq.cli.output import facts, table
+from airflow_provider_taskq.cli.parameters import Function, topic_argument
+from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.cli.tasks import last_line, task_document
+from airflow_provider_taskq.cli.text import plain
+from airflow_provider_taskq.cli.words import ago
+from airflow_provider_taskq.queue import Happening, TaskQueue
+from airflow_provider_taskq.queue.browse import Dependency, TaskLine, Texts
+
+WHOLE = 2**31 - 1
+
+
+def _task_arguments(function: Function) -> Function:
+    """TOPIC with SEQUENCE, or with --identifier for the newest task of that name."""
+    wrapped: Any = click.option("--identifier", "-i", help="The newest task of this identifier.")(function)
+    wrapped = click.argument("sequence", type=int, required=False)(wrapped)
+    made: Function = topic_argument(wrapped)
+    return made
+
+
+@click.command(
+    help="Show one task and what happened to it: the one with this SEQUENCE, or the newest of an identifier."
+)
+@_task_arguments
+@click.option("--payload", is_flag=True, help="Show payload and output, which may be private.")
+@click.pass_obj
+def show(session: Session, topic: str, sequence: int | None, identifier: str | None, payload: bool) -> None:
+    """Shows the task, why it does not run, and its timeline."""
+    with session.looking() as queue:
+        now = queue.now()
+        task = _found(queue, topic, sequence, identifier)
+        told = queue.why(topic, task.sequence)
+        timeline = queue.timeline(topic, task.sequence)
+        depends_on = queue.dependencies(topic, task.sequence)
+        texts = queue.texts(topic, task.sequence, WHOLE) if payload else None
+    document = {
+        "task": {**task_document(task), **({} if texts is None else _values(texts))},
+        "why": told,
+        "depends_on": [asdict(dependency) for dependency in depends_on],
+        "timeline": [_happening_document(happening) for happening in timeline],
+    }
+    rows = [_happening_row(happening, now) for happening in timeline]
+    session.answer(
+        document,
+        facts(_facts(task, told, depends_on, now)),
+        *_wholes(task, texts),
+        "",
+        table(["when", "what", "?#attempt", "~by", "~error"], rows),
+    )
+
+
+@click.command(help="Say in one sentence why a task is not running, or that it runs, or how it ended.")
+@_task_arguments
+@click.pass_obj
+def why(session: Session, topic: str, sequence: int | None, identifier: str | None) -> None:
+    """Says why."""
+    with session.looking() as queue:
+        task = _found(queue, topic, sequence, identifier)
+        told = queue.why(topic, task.sequence)
+    document = {"topic": topic, "sequence": task.sequence, "identifier": task.identifier, "state": task.state.name}
+    session.answer({**document, "why": told}, f"Task {task.sequence} ({task.identifier}): {told}.")
+
+
+def _found(queue: TaskQueue, topic: str, sequence: int | None, identifier: str | None) -> TaskLine:
+    """The task that is asked for; exit code 1 where there is none."""
+    if (sequence is None) == (identifier is None):
+        raise click.UsageError("name the task either by its SEQUENCE or by --identifier")
+    if identifier is not None:
+        sequence = queue.newest_of(topic, [identifier])[identifier]
+    found = [] if sequence is None else queue.browse_tasks(topic, [sequence], ERROR)
+    if not found:
+        called = f"of sequence {sequence}" if identifier is None else f"of identifier {identifier!r}"
+        raise click.ClickException(plain(f"topic {topic!r} has no task {called}"))
+    return found[0]
+
+
+def _facts(
+    task: TaskLine, told: str | None, depends_on: list[Dependency], now: datetime
+) -> Iterator[tuple[str, object]]:
+    """What is to be said of a task, by name."""
+    yield "task", f"{task.sequence} of {task.topic}"
+    yield "identifier", task.identifier
+    yield "reference", task.reference
+    yield "state", task.state
+    yield "status", task.status if task.status != task.state.name.lower() else None
+    yield "was", task.descent
+    yield "why", told
+    yield "attempt", task.attempt or None
+    yield "crashes", task.crashes or None
+    yield "redelivered", "yes" if task.redelivered else None
+    yield "owner", task.owner
+    yield "priority", task.priority or None
+    yield "pushed", _when(task.created, now)
+    yield "due", _when(task.available_at, now) if task.available_at > now and task.completed is None else None
+    yield "ended", None if task.completed is None else _when(task.completed, now)
+    for dependency in depends_on:
+        yield "depends on", f"{dependency.identifier} of {dependency.topic} ({dependency.sequence}, {dependency.state})"
+    yield "payload", None if task.payload_bytes is None else f"{task.payload_bytes:,} bytes"
+    yield "output", None if task.output_bytes is None else f"{task.output_bytes:,} bytes"
+
+
+def _when(moment: datetime, now: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({ago(moment, now)})"
+
+
+def _wholes(task: TaskLine, texts: Texts | None) -> Iterator[str]:
+    """Error, payload and output, each whole and below its name."""
+    private = [] if texts is None else [("payload", texts.payload), ("output", texts.output)]
+    for name, text in [("error", task.error), *private]:
+        if text:
+            yield f"\n{name}\n{text.rstrip()}"
+
+
+def _values(texts: Texts) -> dict[str, Any]:
+    """Payload and output as the JSON that they are."""
+    return {
+        name: None if text is None else json.loads(text)
+        for name, text in (("payload", texts.payload), ("output", texts.output))
+    }
+
+
+def _happening_row(happening: Happening, now: datetime) -> tuple[object, ...]:
+    """A line of the timeline."""
+    when = "now" if happening.happened is None else _when(happening.happened, now)
+    who = happening.actor or happening.holder
+    return when, _what(happening), happening.attempt or "", who, last_line(happening.error)
+
+
+_TOLD: dict[str, Callable[[Happening], str]] = {
+    "ended": lambda happening: f"ended {_state(happening)}",
+    "recreated": lambda happening: f"recreated as {happening.other}",
+    "reassigned": lambda happening: f"reassigned from {_state(happening)}",
+    "started anew": lambda happening: f"started anew from {_state(happening)}",
+}
+
+
+def _what(happening: Happening) -> str:
+    """What happened, in a word or three."""
+    told = _TOLD.get(happening.what)
+    return told(happening) if told else happening.what
+
+
+def _state(happening: Happening) -> str | None:
+    return None if happening.state is None else happening.state.name
+
+
+def _happening_document(happening: Happening) -> dict[str, Any]:
+    """A line of the timeline by stable keys."""
+    return {**asdict(happening), "state": _state(happening)}

@@ -1,0 +1,42 @@
+"""A task as rows and documents show it."""
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from airflow_provider_taskq.cli.words import ago
+from airflow_provider_taskq.queue.browse import TaskLine
+
+COLUMNS = ("#sequence", "~identifier", "state", "?status", "?#attempt", "?pushed", "due or ended", "?~owner", "~error")
+
+
+def task_document(task: TaskLine) -> dict[str, Any]:
+    """Everything about a task but its payload and output, which may be private."""
+    descent = None if task.descent is None else task.descent.name
+    return {**asdict(task), "state": task.state.name, "descent": descent}
+
+
+def task_row(task: TaskLine, now: datetime) -> tuple[object, ...]:
+    """In the order of COLUMNS."""
+    return (
+        *(
+            str(task.sequence),
+            task.identifier,
+            task.state,
+            task.status if task.status != task.state.name.lower() else "",
+        ),
+        *(task.attempt or "", ago(task.created, now), _due(task, now), task.owner, last_line(task.error)),
+    )
+
+
+def last_line(text: str | None, width: int = 60) -> str:
+    """The end of a trace, where the exception stands, as much as a table has room for."""
+    line = (text or "").strip().rsplit("\n", 1)[-1]
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
+def _due(task: TaskLine, now: datetime) -> str:
+    """When it is due, while that is to come; how long ago it ended, where it has."""
+    if task.completed is not None:
+        return ago(task.completed, now)
+    return ago(task.available_at, now) if task.available_at > now else ""

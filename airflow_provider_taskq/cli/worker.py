@@ -1,0 +1,86 @@
+"""worker: tasks handled by a function of yours."""
+
+import logging
+import sys
+import threading
+from dataclasses import asdict
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from airflow_provider_taskq.cli.output import facts
+from airflow_provider_taskq.cli.parameters import DURATION, TOPIC, Choice
+from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.processing import Worker, WorkerListener
+from airflow_provider_taskq.queue import Condition, Order
+
+ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
+
+
+@click.command(
+    help="Handle the tasks of a topic with HANDLER, module:function: a function of a task that gives a Result or a "
+    "Decision, or what processing.each, batch or a Composite makes. The module is looked for in this folder first. "
+    "SIGTERM and Ctrl-C end it: what is in hand is finished, the rest is given back; a second one ends it at once."
+)
+@click.argument("handler", metavar="MODULE:FUNCTION")
+@click.option("--topic", "-t", type=TOPIC, required=True, help="The topic.")
+@click.option("--size", type=click.IntRange(min=1), default=1, show_default=True, help="Tasks in a transaction.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Batches at a time.")
+@click.option("--order", type=Choice(ORDERS), default=Order.FIRST_IN_FIRST_OUT, help="Of tasks of one priority.")
+@click.option("--condition", type=Choice(CONDITIONS), default=Condition.NONE, help="What keeps an identifier back.")
+@click.option("--pause", type=DURATION, default="1s", show_default=True, help="Between two looks at an empty topic.")
+@click.option("--lease", type=DURATION, default="1m", show_default=True, help="How long a death goes unnoticed.")
+@click.option("--grace", type=DURATION, default="30s", show_default=True, help="For what is in hand, when told to end.")
+@click.option("--stop-when-empty", is_flag=True, help="End once nothing can be polled and nothing is in hand.")
+@click.option("--name", help="Who this is, in owners' names; the topic unless given.")
+@click.pass_obj
+def worker(session: Session, /, handler: str, grace: timedelta, stop_when_empty: bool, **settings: Any) -> None:
+    """Works, and says what it did."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    ending = _WhenEmpty(grace)
+    topic, threads, named = settings.pop("topic"), settings.pop("threads"), _named(handler)
+    try:
+        made = Worker(
+            session.connection, topic, named, workers=threads, listener=ending if stop_when_empty else None, **settings
+        )
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(f"no worker can be made of that: {error}") from None
+    ending.worker = made
+    made.run(grace)
+    done = asdict(made.statistics())
+    lines = [(name.replace("_", " "), done[name]) for name in _TOLD if done[name]]
+    session.answer(done, facts(lines) if lines else "Handled nothing.")
+
+
+_TOLD = ("handled", "succeeded", "filtered", "suspended", "failed", "given_up", "batches")
+
+
+class _WhenEmpty(WorkerListener):
+    """Ends a worker when a poll has found nothing while nothing was in hand."""
+
+    def __init__(self, grace: timedelta) -> None:
+        self.worker: Worker | None = None
+        self._grace = grace
+        self._over = threading.Event()
+
+    def on_empty(self) -> None:
+        """Ends it, unless a batch is still in hand, whose thread polls again after it."""
+        if self.worker is None or self.worker.statistics().in_flight or self._over.is_set():
+            return
+        self._over.set()
+        threading.Thread(target=self.worker.stop, args=(self._grace,)).start()  # a stop waits for who calls this
+
+
+def _named(name: str) -> Any:
+    """What MODULE:FUNCTION names."""
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise click.UsageError(f"{name!r} is no handler: write module:function")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise click.UsageError(f"the handler {name!r} cannot be had: {error}") from None

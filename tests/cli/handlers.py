@@ -1,0 +1,20 @@
+"""Handlers for `taskq worker`."""
+
+import os
+from pathlib import Path
+
+from airflow_provider_taskq.queue import Result, Task
+
+
+def succeed(task: Task) -> Result:
+    """Succeeds, but for a task that says otherwise."""
+    return Result.FAILURE if task.payload == "fail" else Result.SUCCESS
+
+
+def wait(task: Task) -> Result:  # noqa: ARG001  handlers are called so
+    """Says that it has begun, and ends once it is let: both by a file."""
+    begun, go_on = os.environ["TASKQ_TEST_FILES"].split(":")
+    Path(begun).touch()
+    while not Path(go_on).exists():
+        os.sched_yield()
+    return Result.SUCCESS

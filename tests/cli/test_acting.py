@@ -1,0 +1,323 @@
+"""What the verbs do that change something: each also as a dry run, which changes nothing."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.cli import session
+from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, Task, TaskQueue, TopicPolicy
+from tests.cli.conftest import Ask, Run
+from tests.queue.conftest import everything, image, known, lapse, states
+
+
+@pytest.fixture
+def failed(queue: TaskQueue, owner: Owner) -> list[int]:
+    """Three FAILED tasks: of a and b for one reason, of c for another."""
+    queue.push("work", [NewTask(name, {"n": 1}, reference=f"for {name}") for name in "abc"])
+    tasks = queue.poll("work", owner, 3)
+    reasons = ["Timeout: no answer", "Timeout: no answer", "Refused"]
+    decisions: dict[Task | int, Decision | Result] = {
+        task: Decision(Result.FAILURE, error=why) for task, why in zip(tasks, reasons, strict=True)
+    }
+    queue.complete(owner, decisions)
+    return [task.sequence for task in tasks]
+
+
+def trail(queue: TaskQueue) -> list[tuple[str, str | None, int]]:
+    """Who did what to how many, the oldest first."""
+    return [(line.action, line.topic, line.count) for line in reversed(queue.audit_trail())]
+
+
+def test_push_stores_a_task_for_each_identifier(ask: Ask, queue: TaskQueue) -> None:
+    queue.push("work", ["before"])
+    words = ("--payload", '{"total": 12}', "--reference", "r", "--priority", "5", "--delay", "90s", "--ttl", "1h")
+    answer = ask("push", "work", "a", "b", *words, "--depends-on", "work:before", "--insertion", "replace")
+    assert [task["identifier"] for task in answer["tasks"]] == ["a", "b"]
+    task = known(queue, answer["tasks"][0]["sequence"])
+    assert (task.payload, task.reference, task.priority) == ({"total": 12}, "r", 5)
+    assert timedelta(seconds=89) < task.available_at - task.created <= timedelta(seconds=90)
+    assert [found.identifier for found in queue.dependencies("work", task.sequence)] == ["before"]
+    assert trail(queue) == [("push", "work", 2)]
+
+
+def test_push_reads_json_lines(ask: Ask, queue: TaskQueue, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(
+        '"a"\n\n{"identifier": "b", "payload": {"n": 1}, "priority": 3, "delay": "2m", "suspended": false}\n'
+        '{"identifier": "c", "available_at": "2026-11-21T09:30:00Z", "ttl": 60, "depends_on": [["work", "a"]]}\n'
+    )
+    assert ask("push", "work", "--file", file)["pushed"] == 3
+    assert [task.identifier for task in everything(queue)] == ["a", "b", "c"]
+    assert everything(queue)[1].payload == {"n": 1}
+    assert everything(queue)[2].status == "waiting"
+    assert ask("push", "work", "-f", "-", stdin='"d"\n')["tasks"][0]["identifier"] == "d"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"identifier": "b", "payload": "secret-word"', "line 2: not JSON: Expecting ',' delimiter, at character"),
+        ("17", "line 2: neither an identifier in quotes nor an object"),
+        ('{"payload": "secret-word"}', "line 2: the identifier is missing"),
+        ('{"identifier": "b", "colour": "secret-word"}', "line 2: no task has colour; it has identifier, payload"),
+        ('{"identifier": "b", "delay": "later"}', "line 2: 'later' is no duration"),
+        ('{"identifier": 7}', "line 2: its identifier is of the wrong kind"),
+        ('{"identifier": "b", "available_at": "2026-11-21T09:30"}', "position 1: its available_at has no time zone"),
+    ],
+)
+def test_a_line_that_is_no_task_is_named_and_nothing_is_stored(
+    run: Run, queue: TaskQueue, line: str, reason: str
+) -> None:
+    refused = run("push", "work", "--file", "-", code=1, stdin=f'"a"\n{line}\n')
+    assert reason in refused.stderr
+    assert "secret-word" not in refused.output
+    assert everything(queue) == []
+
+
+def test_a_stream_tells_how_many_and_not_which(ask: Ask, queue: TaskQueue) -> None:
+    lines = "".join(f'"task-{number}"\n' for number in range(500))
+    answer = ask("push", "work", "--stream", "--file", "-", stdin=lines)
+    assert answer["pushed"] == 500
+    assert answer["last"] - answer["first"] == 499
+    assert "tasks" not in answer
+    assert queue.count("work")["work"][State.READY].count == 500
+
+
+def test_a_payload_can_stay_out_of_the_arguments(ask: Ask, queue: TaskQueue, tmp_path: Path) -> None:
+    file = tmp_path / "payload.json"
+    file.write_text('{"n": 1}')
+    ask("push", "work", "a", "--payload", f"@{file}")
+    ask("push", "work", "b", "--payload", "@-", stdin='{"n": 2}')
+    assert [task.payload for task in everything(queue)] == [{"n": 1}, {"n": 2}]
+
+
+def test_what_cannot_be_pushed_is_a_matter_of_usage(run: Run, queue: TaskQueue) -> None:
+    assert "name an identifier" in run("push", "work", code=2).stderr
+    assert "goes with --file" in run("push", "work", "a", "--file", "-", code=2).stderr
+    assert "not JSON" in run("push", "work", "a", "--payload", "{", code=2).stderr
+    assert "TOPIC:IDENTIFIER" in run("push", "work", "a", "--depends-on", "x", code=2).stderr
+    assert everything(queue) == []
+
+
+def test_a_dry_push_checks_and_stores_nothing(run: Run, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    before = image(queue)
+    assert (
+        run("push", "work", "a", "b", "--insertion", "DELETE", "--dry-run").stdout == "Would push 2 tasks into work.\n"
+    )
+    assert image(queue) == before
+    assert trail(queue) == []
+
+
+def test_retry_starts_named_tasks_anew_without_asking(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
+    assert "Would start 1 task" in run("retry", "work", failed[0], "--dry-run").stdout
+    assert known(queue, failed[0]).state is State.FAILED
+    answer = ask("retry", "work", failed[0])
+    assert answer["tasks"] == [{"sequence": failed[0], "goes_on_as": failed[0]}]
+    assert known(queue, failed[0]).state is State.READY
+    assert "have not ended" in run("retry", "work", *failed, code=1).stderr
+    assert queue.timeline("work", failed[0])[-1].actor == session.actor()
+
+
+def test_retry_of_a_choice_asks_and_takes_what_the_filter_finds(
+    ask: Ask, run: Run, queue: TaskQueue, failed: list[int]
+) -> None:
+    choice = ("retry", "work", "--state", "FAILED", "--error", "timeout", "--since", "1h")
+    assert "This starts 2 tasks of work anew." in run(*choice, code=2).stderr
+    assert ask(*choice, "--dry-run")["revived"] == 2
+    assert ask(*choice, "--yes", "--size", "1")["revived"] == 1
+    assert [state for _, state in states(queue)] == [State.READY, State.FAILED, State.FAILED]
+    assert ask(*choice, "--yes", "--by", "append")["tasks"][0]["goes_on_as"] > failed[2]
+    assert ask("retry", "work", "--state", "FAILED", "--yes")["revived"] == 1
+    assert ask("retry", "work", "--state", "FAILED", "--yes")["revived"] == 0
+    assert trail(queue) == [("retry", "work", count) for count in (1, 1, 1, 0)]
+
+
+def test_retry_needs_to_be_told_which(run: Run, failed: list[int]) -> None:
+    assert "choose them by --state" in run("retry", "work", code=2).stderr
+    assert "not both" in run("retry", "work", failed[0], "--state", "FAILED", code=2).stderr
+    assert "not one of" in run("retry", "work", "--state", "READY", code=2).stderr
+
+
+def test_reassign_overrides_results(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
+    assert ask("reassign", "work", *failed[:2], "--result", "SUCCESS", "--dry-run")["reassigned"] == 2
+    assert ask("reassign", "work", failed[0], "--result", "success")["reassigned"] == 1
+    assert known(queue, failed[0]).state is State.SUCCEEDED
+    run("reassign", "work", "--state", "FAILED", "--result", "FILTER", code=2)
+    assert ask("reassign", "work", "--state", "FAILED", "-i", "b", "--result", "FILTER", "--yes")["reassigned"] == 1
+    assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.FILTERED, State.FAILED]
+
+
+def test_pause_and_resume_say_what_changed(ask: Ask, run: Run, queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    assert run("pause", "work", "--dry-run").stdout == "work: would be paused\n"
+    assert run("pause", "work").stdout == "work: paused\n"
+    assert run("pause", "work", "other").stdout == "work: was paused already\nother: paused\n"
+    assert ask("resume", "work")["topics"] == [{"topic": "work", "changed": True}]
+    run("resume", "other", "nowhere", code=1)
+    assert [one.paused for one in queue.browse_topics()] == [True, False]  # all, or none
+
+
+def test_release_gives_back_what_an_owner_holds(ask: Ask, run: Run, queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    queue.poll("work", owner, 2)
+    assert run("release", "owner", "--dry-run").stdout == "Would give back 2 tasks of owner.\n"
+    assert "which holds 2 tasks" in run("release", "owner", code=2).stderr
+    assert len(queue.held(owner)) == 2
+    assert ask("release", "owner", "--yes")["released"] == 2
+    assert [state for _, state in states(queue)] == [State.READY, State.READY]
+    assert "gone already" in run("release", "owner", "--yes", code=1).stderr
+    assert "no owner is known" in run("release", "nobody", "--yes", code=1).stderr
+
+
+def test_expire_takes_lapsed_leases(ask: Ask, run: Run, queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    queue.poll("work", owner)
+    lapse(queue, owner)
+    assert ask("expire", "--grace", "1h")["tasks"] == 0
+    assert run("expire", "--dry-run").stdout == "1 task would be taken back from lapsed leases.\n"
+    assert len(queue.held(owner)) == 1
+    assert run("expire").stdout == "1 task was taken back from lapsed leases.\n"
+    assert queue.held(owner) == []
+
+
+def test_purge_removes_what_has_ended(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
+    queue.push("work", ["d"])
+    assert run("purge", "work", "--dry-run").stdout == "Would remove 3 tasks of work.\n"
+    assert "This removes 3 tasks of work for good." in run("purge", "work", code=2).stderr
+    assert ask("purge", "work", "--before", "1h", "--yes")["matching"] == 0
+    assert ask("purge", "work", "--state", "FAILED", "--to", failed[0], "--yes")["removed"] == 1
+    assert ask("purge", "work", "--yes")["removed"] == 2
+    assert states(queue) == [("d", State.READY)]
+    assert ask("purge", "work", "--all", "--dry-run")["matching"] == 1
+    assert ask("purge", "work", "--all", "--yes")["removed"] == 1
+    assert "one of the three" in run("purge", "work", "--all", "--state", "READY", code=2).stderr
+    assert "not known" in run("purge", "nowhere", "--yes", code=1).stderr
+    assert trail(queue) == [("purge", "work", count) for count in (1, 2, 1)]
+
+
+def test_purge_of_named_tasks_spares_what_is_held(ask: Ask, queue: TaskQueue, failed: list[int], owner: Owner) -> None:
+    queue.push("work", ["d", "e"])
+    [held] = queue.poll("work", owner)
+    words = ("purge", "work", failed[0], held.sequence, held.sequence + 1, 1)
+    assert ask(*words, "--dry-run")["matching"] == 2
+    assert ask(*words, "--yes")["removed"] == 2
+    assert [task.sequence for task in everything(queue)] == [failed[1], failed[2], held.sequence]
+
+
+def test_purge_goes_in_bites(ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, failed: list[int]) -> None:
+    monkeypatch.setattr("airflow_provider_taskq.cli.purge.BITE", 2)
+    assert ask("purge", "work", "--yes")["removed"] == len(failed)
+    assert trail(queue) == [("purge", "work", 2), ("purge", "work", 1)]
+
+
+def test_topics_are_created_altered_and_dropped(ask: Ask, run: Run, queue: TaskQueue) -> None:
+    assert ask("topics", "create", "orders", "--max-attempts", "5", "--base", "90s", "--horizon", "1d")["created"]
+    assert run("topics", "create", "orders").stdout == "Topic orders exists, and was left as it is.\n"
+    policy = queue.policy("orders")
+    assert (policy.retry.max_attempts, policy.retry.base, policy.retry.horizon) == (
+        *(5, timedelta(seconds=90)),
+        timedelta(days=1),
+    )
+    assert ask("topics", "alter", "orders", "--probe", "--dry-run")["policy"]["probe"] is True
+    assert queue.policy("orders") == policy
+    assert ask("topics", "alter", "orders", "--horizon", "none", "--on-expiry", "expire")["policy"]["horizon"] is None
+    changed = queue.policy("orders")
+    assert (changed.on_expiry, changed.retry.horizon, changed.retry.base) == ("expire", None, policy.retry.base)
+    assert "base               1m30s\n" in run("topics", "show", "orders").stdout
+    assert "say what to change" in run("topics", "alter", "orders", code=2).stderr
+    queue.push("orders", ["a"])
+    assert run("topics", "drop", "orders", "--dry-run").stdout == "Would remove topic orders with 1 task.\n"
+    assert "for good" in run("topics", "drop", "orders", code=2).stderr
+    assert ask("topics", "drop", "orders", "--yes") == {
+        "topic": "orders",
+        "dropped": True,
+        "tasks": 1,
+        "dry_run": False,
+    }
+    assert queue.topics() == ["work"]
+    assert [action for action, _, _ in trail(queue)] == ["create", "alter", "drop"]
+
+
+def test_every_field_of_a_policy_has_an_option(ask: Ask, queue: TaskQueue) -> None:
+    given = {
+        "max_attempts": 7,
+        "base": "1s",
+        "factor": 3.0,
+        "max_delay": "1h",
+        "horizon": "2h",
+        "max_elapsed": "3h",
+        "jitter": 0.5,
+        "on_expiry": "expire",
+        "max_crashes": 9,
+        "max_payload_bytes": 10,
+        "ttl": "4h",
+    }
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    ask("topics", "create", "full", *words, "--probe")
+    answer = ask("topics", "show", "full")["policy"]
+    seconds = {"base": 1, "max_delay": 3600, "horizon": 7200, "max_elapsed": 10_800, "ttl": 14_400}
+    assert answer == {**given, **seconds, "probe": True}
+    assert queue.policy("full") != TopicPolicy()
+
+
+def test_ticks_are_installed_and_uninstalled(ask: Ask, run: Run, queue: TaskQueue) -> None:
+    words = ("ticks", "install", "work", "report", "--every", "6h", "--payload", '{"kind": "daily"}')
+    assert ask(*words, "--dry-run")["installed"] == 4
+    assert everything(queue) == []
+    made = ask(*words)
+    assert made["installed"] == 4
+    assert ask(*words)["installed"] == 0
+    assert everything(queue)[0].payload == {"kind": "daily"}
+    listed = ask("ticks")["ticks"]
+    assert [(line["prefix"], line["waiting"]) for line in listed] == [("report", 4)]
+    assert "report" in run("ticks", "--topic", "work").stdout
+    removal = ("ticks", "uninstall", "work", "report", made["config_hash"])
+    assert ask(*removal, "--dry-run")["removed"] == 4
+    assert ask(*removal)["removed"] == 4
+    assert run("ticks").stdout == "No ticks wait.\n"
+    for bad in ([], ["--every", "1h", "--cron", "@daily"], ["--daily", "noon"]):
+        run("ticks", "install", "work", "report", *bad, code=2)
+    assert ask("ticks", "install", "work", "x", "--daily", "06:00", "--zone", "Europe/Berlin")["installed"] >= 1
+    assert ask("ticks", "install", "work", "y", "--cron", "0 6 * * *")["installed"] >= 1
+
+
+def test_forgotten_owners_are_purged(ask: Ask, queue: TaskQueue) -> None:
+    queue.release(queue.register("old"))
+    assert ask("owners", "purge", "--older-than", "1h")["owners"] == 0
+    assert ask("owners", "purge", "--older-than", "0s", "--dry-run")["owners"] == 1
+    assert ask("owners", "purge", "--older-than", "0s")["owners"] == 1
+
+
+def test_a_producer_pushes_though_no_trail_is_open_to_it(
+    ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.conn.execute("CREATE ROLE taskq_cli_producer")
+    try:
+        queue.conn.execute("SELECT taskq.grant_access('taskq_cli_producer', 'producer')")
+        monkeypatch.setenv("PGOPTIONS", "-c role=taskq_cli_producer")
+        assert ask("push", "work", "a")["pushed"] == 1
+        monkeypatch.delenv("PGOPTIONS")
+        assert trail(queue) == []
+    finally:
+        queue.conn.execute("SELECT taskq.revoke_access('taskq_cli_producer')")
+        queue.conn.execute("DROP ROLE taskq_cli_producer")
+
+
+@pytest.mark.usefixtures("queue")
+def test_documents_are_json_of_ascii_alone(run: Run) -> None:
+    answer = run("push", "work", "\u202ename\x1b[2J", "--json").stdout
+    assert answer.isascii()
+    assert json.loads(answer)["tasks"][0]["identifier"] == "\u202ename\x1b[2J"
+
+
+def test_a_database_that_refuses_is_told_in_a_sentence(run: Run, queue: TaskQueue, dsn: str) -> None:
+    with psycopg.connect(dsn) as blocker:
+        blocker.execute("LOCK TABLE taskq.topic IN ACCESS EXCLUSIVE MODE")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PGOPTIONS", "-c lock_timeout=50ms")
+            assert run("pause", "work", code=1).stderr == "Error: canceling statement due to lock timeout\n"
+    assert queue.browse_topics()[0].paused is False

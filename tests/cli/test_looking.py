@@ -1,0 +1,276 @@
+"""What the verbs show, to people and to programs."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, TaskQueue, TopicPolicy, connect
+from airflow_provider_taskq.queue.policy import RetryPolicy
+from tests.cli.conftest import Ask, Run
+from tests.queue.conftest import lapse, pass_time
+
+HOSTILE = "\x1b[31mred[bold]x[/bold]\u202e\n:smile:"
+
+
+@pytest.fixture
+def busy(queue: TaskQueue) -> TaskQueue:
+    """Tasks 1 to 4 of `work`: failed twice, held, ready, due in an hour; and an empty topic that is paused."""
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(0))))
+    first = NewTask("a", {"private": "word"}, reference="r", priority=5)
+    queue.push("work", [first, "b", "c", NewTask("d", delay=timedelta(hours=1))])
+    owner = queue.register("dag/run/task/-1")
+    for reason in ("Timeout", "Traceback (most recent call last):\n  ...\nRefused: no"):
+        [task] = queue.poll("work", owner)
+        queue.complete(owner, {task: Decision(Result.FAILURE, error=reason)})
+    queue.poll("work", owner)
+    queue.create_topic("quiet")
+    queue.pause_topic("quiet")
+    return queue
+
+
+def sequences(answer: dict[str, list[dict[str, int]]]) -> list[int]:
+    """The sequences of the tasks in a document."""
+    return [task["sequence"] for task in answer["tasks"]]
+
+
+def test_topics_are_shown_in_a_line_each(run: Run, ask: Ask, busy: TaskQueue) -> None:
+    heading, _, quiet, work = run("topics").stdout.splitlines()
+    assert heading.split() == ["topic", "due", "later", "held", "failed", "owners", "oldest", "due", "last", "end"]
+    assert quiet == "quiet (paused)"
+    assert work.split()[:6] == ["work", "1", "1", "1", "1", "1"]
+    [only] = ask("topics", "--search", "WOR")["topics"]
+    assert {name: only[name] for name in ("due", "later", "held", "failed", "suspended")} == {
+        "due": 1,
+        "later": 1,
+        "held": 1,
+        "failed": 1,
+        "suspended": 0,
+    }
+    assert run("topics", "--search", "none").stdout == "No such topic.\n"
+    busy.drop_topic("work")
+    busy.drop_topic("quiet")
+    assert run("topics").stdout == "There are no topics.\n"
+
+
+def test_more_topics_than_a_call_brings_are_all_shown(
+    ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_taskq.cli.glance.PAGE", 2)
+    for number in range(5):
+        queue.create_topic(f"topic-{number}")
+    names = [one["topic"] for one in ask("topics")["topics"]]
+    assert names == [*(f"topic-{number}" for number in range(5)), "work"]
+
+
+@pytest.mark.usefixtures("busy")
+def test_ls_shows_the_newest_first(run: Run, ask: Ask) -> None:
+    first = min(sequences(ask("ls", "work")))
+    assert sequences(ask("ls", "work")) == [first + 3, first + 2, first + 1, first]
+    assert sequences(ask("ls", "work", "--oldest")) == [first, first + 1, first + 2, first + 3]
+    lines = run("ls", "work").stdout.splitlines()
+    assert "scheduled" in lines[2]
+    assert "in 59 min" in lines[2]
+    assert lines[5].split()[:4] == [str(first), "a", "FAILED", "exhausted"]
+    assert lines[5].endswith("Refused: no")
+    assert "private" not in run("ls", "work").output
+    assert "private" not in run("ls", "work", "--json").output
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--state", "FAILED"], ["a"]),
+        (["--state", "active"], ["b"]),
+        (["--status", "scheduled"], ["d"]),
+        (["--identifier", "c"], ["c"]),
+        (["--reference", "r"], ["a"]),
+        (["--error", "REFUSED"], ["a"]),
+        (["--since", "1h"], ["d", "c", "b", "a"]),
+        (["--until", "1h"], []),
+        (["--state", "READY", "--status", "ready", "--since", "2020-01-01"], ["c"]),
+    ],
+)
+@pytest.mark.usefixtures("busy")
+def test_ls_filters(ask: Ask, words: list[str], found: list[str]) -> None:
+    assert [task["identifier"] for task in ask("ls", "work", *words)["tasks"]] == found
+
+
+@pytest.mark.parametrize("order", [[], ["--oldest"]])
+@pytest.mark.usefixtures("busy")
+def test_ls_goes_on_where_the_page_before_ended(run: Run, ask: Ask, order: list[str]) -> None:
+    whole = sequences(ask("ls", "work", *order))
+    pages: list[list[int]] = []
+    after: list[str | int] = []
+    while True:
+        answer = ask("ls", "work", "-n", 3, *order, *after)
+        pages.append(sequences(answer))
+        if answer["next"] is None:
+            break
+        after = ["--after", answer["next"]]
+    assert pages == [whole[:3], whole[3:]]
+    assert f"--after {whole[2]} goes on" in run("ls", "work", "-n", 3, *order).stdout
+    assert run("ls", "work", "--after", whole[3], *order).stdout == "No task is so.\n"
+
+
+@pytest.mark.usefixtures("busy")
+def test_show_tells_everything_but_what_is_private(run: Run, ask: Ask) -> None:
+    told = run("show", "work", "--identifier", "a").stdout
+    for part in ("identifier  a\n", "state       FAILED\n", "payload     18 bytes\n", "Refused: no\n", "ended FAILED"):
+        assert part in told
+    assert "word" not in told
+    assert '{"private":"word"}' in run("show", "work", "-i", "a", "--payload").stdout.replace(" ", "")
+    answer = ask("show", "work", "-i", "a")
+    assert "payload" not in answer["task"]
+    assert answer["task"]["payload_bytes"] == 18
+    assert [event["what"] for event in answer["timeline"]] == ["pushed", "failed", "ended"]
+    assert ask("show", "work", answer["task"]["sequence"], "--payload")["task"]["payload"] == {"private": "word"}
+
+
+def test_show_names_what_a_task_depends_on(run: Run, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
+    assert "depends on  a of work (" in run("show", "work", "-i", "b").stdout
+
+
+def test_why_answers_in_a_sentence(run: Run, ask: Ask, busy: TaskQueue) -> None:
+    assert ask("why", "work", "-i", "d")["why"].startswith("it is due in 59 min")
+    assert "it is running: held by dag/run/task/-1" in run("why", "work", "-i", "b").stdout
+    busy.pause_topic("work")
+    assert ask("why", "work", "-i", "c")["why"] == "its topic is paused"
+
+
+@pytest.mark.parametrize("verb", ["show", "why"])
+@pytest.mark.usefixtures("queue")
+def test_a_task_that_is_not_there_is_exit_code_1(run: Run, verb: str) -> None:
+    assert run(verb, "work", 17, code=1).stderr == "Error: topic 'work' has no task of sequence 17\n"
+    assert "of identifier 'x'" in run(verb, "work", "-i", "x", code=1).stderr
+    assert "either by its SEQUENCE" in run(verb, "work", code=2).stderr
+
+
+def test_owners_are_shown_with_what_they_hold(run: Run, ask: Ask, busy: TaskQueue) -> None:
+    busy.register("idle")
+    lapsed = busy.register("lapsed")
+    lapse(busy, lapsed, timedelta(minutes=5))
+    assert [(one["owner"], one["held"], one["topics"]) for one in ask("owners")["owners"]] == [
+        ("lapsed", 0, []),
+        ("idle", 0, []),
+        ("dag/run/task/-1", 1, ["work"]),
+    ]
+    assert "lapsed 5 min ago" in run("owners").stdout
+    page = ask("owners", "-n", 1)
+    assert [one["owner"] for one in ask("owners", "--after", page["next"])["owners"]] == ["idle", "dag/run/task/-1"]
+    shown = ask("owners", "show", "dag/run/task/-1")
+    assert [task["identifier"] for task in shown["tasks"]] == ["b"]
+    assert "holds              1\n" in run("owners", "show", "dag/run/task/-1").stdout
+    run("owners", "show", "nobody", code=1)
+    assert run("owners", "--search", "none").stdout == "Nobody is at work.\n"
+
+
+def test_stats_count_by_state_and_tell_what_ended_lately(run: Run, ask: Ask, busy: TaskQueue, owner: Owner) -> None:
+    busy.complete(owner, dict.fromkeys(busy.poll("work", owner), Result.SUCCESS))
+    [quiet, work] = ask("stats")["topics"]
+    assert {state: count for state, count in work["counts"].items() if count} == {
+        "ACTIVE": 1,
+        "READY": 1,
+        "FAILED": 1,
+        "SUCCEEDED": 1,
+    }
+    assert set(work["counts"]) == {state.name for state in State}
+    assert work["hour"] == {"ended": 2, "succeeded": 1, "failed": 1, "failure_rate": 0.5, "sampled": 1.0}
+    assert quiet["hour"]["failure_rate"] is None
+    pass_time(busy, timedelta(hours=2))
+    [work] = ask("stats", "work")["topics"]
+    assert (work["hour"]["ended"], work["day"]["ended"]) == (0, 2)
+    assert "50.0%" in run("stats", "work").stdout
+    run("stats", "nowhere", code=1)
+
+
+def test_health_is_exit_code_1_from_a_warning_on(
+    run: Run, ask: Ask, own_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", own_dsn)  # what other tests have left behind is no matter of health here
+    assert ask("health")["worst"] in {"FINE", "NOTICE"}
+    assert len(run("health", "--all").stdout.splitlines()) > 10
+    with connect(own_dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        queue.push("work", ["a"])
+        owner = queue.register("owner")
+        queue.poll("work", owner)
+        lapse(queue, owner, timedelta(hours=1))
+    answer = ask("health", code=1)
+    assert answer["worst"] == "CRITICAL"
+    assert answer["findings"][0]["subject"] == "lapsed leases"
+    assert run("health", code=1).stdout.splitlines()[2].startswith("CRITICAL")
+
+
+def test_hostile_text_stays_text(run: Run, queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask(HOSTILE, HOSTILE, reference=HOSTILE), HOSTILE])
+    [task] = queue.poll("work", owner)
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=HOSTILE)})
+    queue.create_topic(HOSTILE)
+    looks: list[Callable[[], str]] = [
+        lambda: run("ls", "work").output,
+        lambda: run("show", "work", task.sequence, "--payload").output,
+        lambda: run("why", "work", task.sequence).output,
+        lambda: run("topics").output,
+        lambda: run("watch", "--looks", 1).output,
+        lambda: run("show", "work", "-i", f"{HOSTILE}2", code=1).output,
+        lambda: run("ls", f"{HOSTILE}2", code=1).output,
+        lambda: run("topics", "drop", HOSTILE, "--dry-run").output,
+    ]
+    for look in looks:
+        told = look()
+        assert "\x1b" not in told
+        assert "\u202e" not in told
+        assert "\\x1b[31mred[bold]x[/bold]\\u202e" in told
+        assert ":smile:" in told
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_narrow_terminal_shortens_and_leaves_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    lines = run("ls", "work").stdout.splitlines()
+    assert max(map(len, lines)) <= 70
+    assert len(lines) == 7  # no cell has broken a line
+    assert lines[6].startswith("No room here for ")
+
+
+@pytest.mark.usefixtures("busy")
+def test_only_a_terminal_gets_colours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b" not in run("ls", "work").stdout
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal would have it
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b[31mFAILED" in run("ls", "work").stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31m" not in run("ls", "work").stdout
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_watch_looks_as_often_as_it_is_told(run: Run) -> None:
+    plain = run("watch", "--looks", 2, "--interval", "0.1s").stdout
+    assert plain.count("quiet (paused)") == 2
+    documents = [
+        json.loads(line) for line in run("watch", "--looks", 2, "--interval", "0.1s", "--json").stdout.splitlines()
+    ]
+    assert [len(document["topics"]) for document in documents] == [2, 2]
+    assert documents[0]["as_of"] < documents[1]["as_of"]
+    assert documents[0]["topics"][1]["minute"]["failed"] == 1
+
+
+@pytest.mark.parametrize("words", [["topics"], ["ls", "work"], ["stats"], ["owners"], ["why", "work", "-i", "c"]])
+@pytest.mark.usefixtures("busy")
+def test_looking_needs_no_more_than_a_readers_rights(
+    run: Run, busy: TaskQueue, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    busy.conn.execute("CREATE ROLE taskq_cli_reader")
+    try:
+        busy.conn.execute("SELECT taskq.grant_access('taskq_cli_reader', 'reader')")
+        monkeypatch.setenv("PGOPTIONS", "-c role=taskq_cli_reader")
+        run(*words)
+        assert "permission denied" in run("pause", "work", code=1).stderr
+    finally:
+        busy.conn.execute("SELECT taskq.revoke_access('taskq_cli_reader')")
+        busy.conn.execute("DROP ROLE taskq_cli_reader")

@@ -1,0 +1,221 @@
+"""`taskq` as the process that a person starts: terminals, signals, pipes, arguments."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airflow_provider_taskq.queue import State, TaskQueue
+from tests.queue.conftest import states, until
+
+PROGRAM = [sys.executable, "-m", "airflow_provider_taskq.cli"]
+
+
+@pytest.fixture
+def environment(dsn: str, repository: Path) -> dict[str, str]:
+    """The environment of a process, which a person has set up."""
+    hidden = ("TASKQ_", "PG")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    return {**env, "TASKQ_DSN": dsn, "PYTHONPATH": str(repository), "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+
+
+class Terminal:
+    """A process on a terminal of its own."""
+
+    def __init__(self, words: list[str], env: dict[str, str]) -> None:
+        self.shown = ""
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [*PROGRAM, *words],
+            env=env,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def read_until(self, text: str, times: int = 1) -> None:
+        """Reads until the text was shown so many times."""
+        deadline = time.monotonic() + 20
+        while self.shown.count(text) < times:
+            assert time.monotonic() < deadline, f"not shown: {text}\n{self.shown}"
+            self._read()
+
+    def type(self, text: str) -> None:
+        """Types."""
+        os.write(self._ours, text.encode())
+
+    def end(self, number: int | None = None) -> int:
+        """Sends a signal, if one is given; reads the rest; the exit code."""
+        if number is not None:
+            self.process.send_signal(number)
+        deadline = time.monotonic() + 20
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.shown
+            self._read()
+        self._read()
+        return self.process.wait()
+
+    def close(self) -> None:
+        """Ends the process, if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ours)
+
+    def _read(self) -> None:
+        """Reads what is there, waiting a moment for it."""
+        try:
+            if select.select([self._ours], [], [], 0.1)[0]:
+                self.shown += os.read(self._ours, 65_536).decode(errors="replace")
+        except OSError:  # the terminal's other end is closed
+            return
+
+
+OnTerminal = Callable[..., Terminal]
+
+
+@pytest.fixture
+def on_terminal(environment: dict[str, str]) -> Iterator[OnTerminal]:
+    """Starts `taskq` with these words on a terminal."""
+    begun: list[Terminal] = []
+
+    def start(*words: str) -> Terminal:
+        begun.append(Terminal(list(words), environment))
+        return begun[-1]
+
+    yield start
+    for terminal in begun:
+        terminal.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_watch_is_live_and_ends_cleanly(queue: TaskQueue, on_terminal: OnTerminal, number: int) -> None:
+    terminal = on_terminal("watch", "--interval", "0.1s")
+    terminal.read_until("work", times=2)
+    queue.push("work", [f"task-{count}" for count in range(777)])
+    terminal.read_until("777")
+    assert terminal.end(number) == 0
+    assert "Traceback" not in terminal.shown
+    assert terminal.shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_a_watch_outlives_its_connection(queue: TaskQueue, on_terminal: OnTerminal) -> None:
+    terminal = on_terminal("watch", "--interval", "0.1s")
+    terminal.read_until("work")
+    queue.conn.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'taskq' AND datname = current_database()"
+    )
+    terminal.read_until("No answer, looking again: terminating connection")
+    queue.create_topic("seen afterwards")
+    terminal.read_until("seen afterwards")
+    assert terminal.end(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, []), ("n\n", 1, [State.READY])])
+def test_a_person_is_asked(
+    queue: TaskQueue, on_terminal: OnTerminal, answer: str, code: int, left: list[State]
+) -> None:
+    queue.push("work", ["a"])
+    terminal = on_terminal("purge", "work", "--all")
+    terminal.read_until("This removes 1 task of work for good. Go on? [y/N]:")
+    terminal.type(answer)
+    assert terminal.end() == code
+    assert [state for _, state in states(queue)] == left
+
+
+def test_a_reader_that_leaves_early_is_no_error(queue: TaskQueue, environment: dict[str, str]) -> None:
+    queue.push("work", [f"task-{number}" for number in range(5000)])
+    with subprocess.Popen(
+        [*PROGRAM, "ls", "work", "-n", "5000", "--json"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "{\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() in {0, 1}
+
+
+def test_no_password_is_in_the_arguments_of_any_process(
+    queue: TaskQueue, environment: dict[str, str], tmp_path: Path
+) -> None:
+    queue.push("work", ["a"])
+    service = tmp_path / "services"
+    parts = queue.conn.info
+    service.write_text(
+        f"[queue]\nhost={parts.host}\nport={parts.port}\nuser={parts.user}\ndbname={parts.dbname}\n"
+        f"password={parts.password}\n"
+    )
+    env = {name: value for name, value in environment.items() if name != "TASKQ_DSN"}
+    process = subprocess.Popen(
+        [*PROGRAM, "watch", "--json", "--interval", "0.1s", "--dsn", "service=queue"],
+        env={**env, "PGSERVICEFILE": str(service)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert '"topic": "work"' in process.stdout.readline()
+        seen = " ".join(psutil.Process(process.pid).cmdline())
+        assert parts.password
+        assert parts.password not in seen
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 0
+
+
+def test_a_worker_stops_when_the_topic_is_empty(queue: TaskQueue, environment: dict[str, str]) -> None:
+    queue.push("work", [f"task-{number}" for number in range(50)])
+    words = ["worker", "tests.cli.handlers:succeed", "--topic", "work", "--size", "5", "--threads", "2"]
+    result = subprocess.run(
+        [*PROGRAM, *words, "--condition", "SINGULAR_BY_IDENTIFIER", "--stop-when-empty", "--pause", "0.1s", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert '"succeeded": 50' in result.stdout
+    assert {state for _, state in states(queue)} == {State.SUCCEEDED}
+    assert queue.owners() == []  # their leases were given back
+
+
+def test_a_worker_that_is_told_to_end_finishes_what_is_in_hand(
+    queue: TaskQueue, environment: dict[str, str], tmp_path: Path
+) -> None:
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    queue.push("work", ["a"])
+    process = subprocess.Popen(
+        [*PROGRAM, "worker", "tests.cli.handlers:wait", "-t", "work"],
+        env={**environment, "TASKQ_TEST_FILES": f"{begun}:{go_on}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(begun.exists, 20)
+        process.send_signal(signal.SIGTERM)
+        go_on.touch()
+        told, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert "succeeded  1" in told
+    assert states(queue) == [("a", State.SUCCEEDED)]
+    assert queue.owners() == []

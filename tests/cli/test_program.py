@@ -1,0 +1,178 @@
+"""The program itself: help, exit codes, the database's name, what it imports, and how fast it is there."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_provider_taskq.cli import ls, parameters, push, revive, selection
+from airflow_provider_taskq.cli.program import SECTIONS, VERBS, on_airflow, standalone
+from airflow_provider_taskq.queue import Insertion, Result, Revival, State
+from tests.cli.conftest import Ask, Run
+
+VERB_NAMES = [
+    *("install", "upgrade", "verify", "uninstall", "sql", "topics", "push", "ls", "show", "why", "retry", "reassign"),
+    *("release", "pause", "resume", "purge", "expire", "owners", "ticks", "health", "stats", "watch", "worker"),
+    "completion",
+]
+
+
+def python(program: str) -> str:
+    """What a program prints."""
+    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+
+
+def test_every_verb_is_there_with_a_help_of_its_own(run: Run) -> None:
+    assert sorted(VERBS) == sorted(VERB_NAMES)
+    for verb in VERBS:
+        told = run(verb, "--help").stdout
+        assert told.startswith(f"Usage: taskq {verb} ")
+        assert ("--json" in told) == (verb != "completion")
+
+
+def test_both_programs_have_the_same_verbs_with_a_database_each() -> None:
+    for program, option in ((standalone(), "--dsn"), (on_airflow(), "--conn-id")):
+        command = program.get_command(program.make_context("taskq", ["verify"]), "purge")
+        assert command is not None
+        assert option in {name for parameter in command.params for name in parameter.opts}
+
+
+def test_help_imports_neither_the_queue_nor_a_driver() -> None:
+    program = (
+        "import sys; from airflow_provider_taskq.cli.program import standalone\n"
+        "try: standalone().main(['--help'], 'taskq')\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('airflow', 'psycopg', 'pyspark', 'rich', 'sqlalchemy') if name in sys.modules])"
+    )
+    assert python(program).splitlines()[-1] == "[]"
+
+
+def test_a_verb_imports_neither_airflow_nor_spark() -> None:
+    program = (
+        "import sys; from airflow_provider_taskq.cli.program import VERBS, standalone\n"
+        "for verb in VERBS: standalone().get_command(None, verb)\n"
+        "print([name for name in ('airflow', 'pyspark', 'pyarrow', 'sqlalchemy') if name in sys.modules])"
+    )
+    assert python(program).splitlines()[-1] == "[]"
+
+
+def test_words_of_the_options_are_those_of_the_queue() -> None:
+    assert tuple(state.name for state in State) == parameters.STATES
+    assert tuple(State[name] for name in selection.ENDED) == tuple(State)[2:7]
+    assert tuple(Insertion) == push.INSERTIONS
+    assert tuple(Revival) == revive.BY
+    assert tuple(result.name for result in Result) == revive.RESULTS
+    assert len(set(ls.STATUSES)) == 14
+
+
+def test_exit_codes_tell_usage_from_refusal(run: Run) -> None:
+    assert "No such command" in run("polish", code=2).stderr
+    assert "Missing argument" in run("ls", code=2).stderr
+    refused = run("ls", "nowhere", code=1)
+    assert refused.stderr == "Error: topic 'nowhere' is not known; create it with create_topic\n"
+    assert refused.stdout == ""
+
+
+@pytest.mark.parametrize("handler", ["json", "no_such_module:handle", "json:no_such_function", "json:__name__"])
+def test_a_worker_needs_a_handler(run: Run, handler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert "Error: " in run("worker", handler, "--topic", "work", code=2).stderr
+
+
+def test_with_json_a_refusal_is_a_document_too(run: Run) -> None:
+    for words, code in ((("show", "nowhere", "1"), 1), (("ls", "work", "--size", "0"), 2)):
+        refused = run("--json", *words, code=code)
+        assert json.loads(refused.stdout)["error"]
+        assert refused.stderr
+
+
+def test_a_password_in_an_argument_is_refused_and_not_repeated(run: Run) -> None:
+    for dsn in (
+        "postgresql://me:secret-word@localhost/db",
+        "postgresql://localhost/db?password=secret-word",
+        "host=localhost password=secret-word",
+        "postgresql://me:secret-word@x@localhost/db",
+        "postgresql://me:secret-word@local host/db",
+    ):
+        refused = run("verify", "--dsn", dsn, code=2)
+        assert "secret-word" not in refused.output
+        assert "--dsn" in refused.stderr
+
+
+def test_the_database_is_named_before_or_after_the_verb(ask: Ask, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = conninfo_to_dict(dsn)
+    password = parts.pop("password", None)
+    named = make_conninfo("", **{name: value for name, value in parts.items() if value is not None})
+    monkeypatch.delenv("TASKQ_DSN")
+    if password:
+        monkeypatch.setenv("PGPASSWORD", str(password))
+    assert ask("--dsn", named, "verify")["matches"] is True
+    assert ask("verify", "--dsn", named)["matches"] is True
+
+
+def test_without_a_database_it_says_how_to_name_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TASKQ_DSN")
+    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "set TASKQ_DSN" in run("topics", code=1).stderr
+
+
+def test_options_have_a_twin_in_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKQ_JSON", "1")
+    assert json.loads(run("verify").stdout)["matches"] is True
+
+
+def test_every_section_of_the_help_names_its_verbs(run: Run) -> None:
+    told = run("--help").stdout
+    for section, verbs in SECTIONS.items():
+        assert f"{section}:" in told
+        assert all(does in " ".join(told.split()) for _, does in verbs.values())
+
+
+def test_help_is_there_in_no_time(repository: Path) -> None:
+    def seconds(*words: str) -> float:
+        """The processor's time, which does not depend on who else is at work on this machine."""
+        process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, cwd=repository)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return used.ru_utime + used.ru_stime
+
+    assert seconds("-m", "airflow_provider_taskq.cli", "--help") - seconds("-c", "pass") < 0.3
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for(run: Run, shell: str) -> None:
+    assert "_TASKQ_COMPLETE" in run("completion", shell).stdout
+
+
+@pytest.fixture
+def complete(dsn: str, repository: Path) -> Callable[..., list[str]]:
+    """What a shell would offer in the place of the last word, asked as bash asks."""
+
+    def complete(*words: str) -> list[str]:
+        env = {"COMP_WORDS": " ".join(["taskq", *words]), "COMP_CWORD": str(len(words)), "TASKQ_DSN": dsn}
+        result = subprocess.run(
+            [sys.executable, "-c", "from airflow_provider_taskq.cli.__main__ import main; main()"],
+            env={**env, "_TASKQ_COMPLETE": "bash_complete", "PYTHONPATH": str(repository)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [line.partition(",")[2] for line in result.stdout.splitlines()]
+
+    return complete
+
+
+def test_a_shell_completes_verbs_options_topics_and_states(run: Run, complete: Callable[..., list[str]]) -> None:
+    run("topics", "create", "orders")
+    run("topics", "create", "other")
+    assert complete("pu") == ["push", "purge"]
+    assert complete("ls", "ord") == ["orders"]
+    assert complete("ls", "orders", "--state", "F") == ["FAILED", "FILTERED"]
+    assert "--identifier" in complete("ls", "orders", "--id")

