@@ -31,9 +31,12 @@ LEASE_LOST = "taskq.lease_lost"
 # Timings
 GATE_WAIT = "taskq.gate_wait"  # from a gate's first look until it opened
 POLL_TIME = "taskq.poll_ms"  # of one call that takes tasks
+RUN_TIME = "taskq.run_seconds"  # of a batch, from its poll to its completion
 
 # Gauges
 DEPTH = "taskq.depth"  # by state
+ACTIVE = "taskq.active"  # tasks that are held
+OLDEST_READY = "taskq.oldest_ready_seconds"  # how long the oldest due task has been due
 HEALTH = "taskq.health"  # by subject: 0 fine, 1 notice, 2 warning, 3 critical
 DEAD_TUPLES = "taskq.dead_tuples"  # of the table that has most of them, against its bound
 

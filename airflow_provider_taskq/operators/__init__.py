@@ -1,19 +1,36 @@
-"""Operators: push and complete tasks from a DAG, and keep the queue in order."""
+"""Operators: push, process and complete tasks from a DAG, and keep the queue in order."""
+
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq.operators.complete import TaskQCompleteOperator
 from airflow_provider_taskq.operators.expire import TaskQExpireOperator
 from airflow_provider_taskq.operators.health import TaskQHealthOperator
+from airflow_provider_taskq.operators.process import TaskQProcessOperator
 from airflow_provider_taskq.operators.purge import TaskQPurgeOperator
 from airflow_provider_taskq.operators.push import TaskQPushOperator
 from airflow_provider_taskq.operators.revive import TaskQReviveOperator
 from airflow_provider_taskq.operators.ticks import TaskQTicksOperator
 
+if TYPE_CHECKING:
+    from airflow_provider_taskq.operators.spark_submit import TaskQSparkSubmitOperator
+
 __all__ = [
     "TaskQCompleteOperator",
     "TaskQExpireOperator",
     "TaskQHealthOperator",
+    "TaskQProcessOperator",
     "TaskQPurgeOperator",
     "TaskQPushOperator",
     "TaskQReviveOperator",
+    "TaskQSparkSubmitOperator",
     "TaskQTicksOperator",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The operator that needs the Spark provider, imported once somebody asks for it."""
+    if name != "TaskQSparkSubmitOperator":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from airflow_provider_taskq.operators.spark_submit import TaskQSparkSubmitOperator
+
+    return TaskQSparkSubmitOperator

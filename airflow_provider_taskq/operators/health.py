@@ -11,10 +11,9 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQOperator
 from airflow_provider_taskq.operators.rendered import Span, choice, name, span
-from airflow_provider_taskq.queue import Finding, Severity
+from airflow_provider_taskq.queue import Finding, Severity, TaskQueue
 
 if TYPE_CHECKING:
-    import psycopg
     from airflow.sdk import Context
 
 _LEVELS = {
@@ -24,15 +23,28 @@ _LEVELS = {
     Severity.CRITICAL: logging.ERROR,
 }
 
-# Gauges count a topic's ready tasks no further: beyond that it is a long queue, whatever the number.
+# Gauges count a topic's tasks of a state no further: beyond that it is a long queue, whatever the number.
 DEPTH_LIMIT = 100_000
+TOPICS_AT_ONCE = 100
+
+# The tag `state` of `taskq.depth`, and what counts it.
+_STATES = {
+    "ready": "due",
+    "scheduled": "later",
+    "waiting": "waiting",
+    "active": "held",
+    "failed": "failed",
+    "suspended": "suspended",
+    "expired": "expired",
+}
 
 
 class TaskQHealthOperator(TaskQOperator):
     """Logs what slows or threatens the queue, sets Airflow's gauges, and fails if it is as bad as you say.
 
-    Takes nothing and locks nothing. Where Airflow sends metrics, `taskq.health` has the severity of each subject,
-    `taskq.dead_tuples` the dead rows that wait for vacuum, and `taskq.depth` the ready tasks of each topic.
+    Takes nothing and locks nothing. Where Airflow sends metrics, `taskq.health` has the severity of each subject, and
+    `taskq.dead_tuples` the dead rows that wait for vacuum. Of each topic `taskq.depth` has the tasks by state, counted
+    to 100,000, `taskq.active` those that are held, `taskq.oldest_ready_seconds` how long the oldest has been due.
 
     Returns `{"worst", "notice", "warning", "critical"}`: the worst severity, and how many findings there are of each.
 
@@ -57,7 +69,7 @@ class TaskQHealthOperator(TaskQOperator):
         with self.hook.transaction() as queue:
             findings = queue.health(span(self.patience))
             if metrics.enabled():
-                self._gauge_depths(queue.conn, queue.topics())
+                self._gauge_topics(queue)
         for finding in findings:
             self.log.log(_LEVELS[finding.severity], "%s: %s", finding.subject, finding.detail)
         self._gauge_findings(findings)
@@ -79,14 +91,21 @@ class TaskQHealthOperator(TaskQOperator):
         dead = max((finding.value or 0 for finding in findings if finding.subject == "dead rows"), default=0)
         metrics.gauge(metrics.DEAD_TUPLES, dead)
 
-    def _gauge_depths(self, connection: "psycopg.Connection[Any]", topics: list[str]) -> None:
-        """Sets a gauge for each topic, all of them found by one call."""
-        rows = connection.execute(
-            'SELECT "position", ready FROM taskq.ready_many(%s::text[], %s::int[])',
-            (topics, [DEPTH_LIMIT] * len(topics)),
-        )
-        depths: Counter[str] = Counter()
-        for position, ready in rows:
-            depths[metrics.topic_tag(topics[position - 1])] += ready or 0
-        for topic, depth in depths.items():
-            metrics.gauge(metrics.DEPTH, depth, topic=topic, state="ready")
+    def _gauge_topics(self, queue: TaskQueue) -> None:
+        """Sets the gauges of each topic. Those reported as `other` are added up; of their ages the greatest counts."""
+        depths: Counter[tuple[str, str]] = Counter()
+        oldest: dict[str, int] = {}
+        after: str | None = None
+        while glances := queue.browse_topics(after=after, size=TOPICS_AT_ONCE, cap=DEPTH_LIMIT):
+            for glance in glances:
+                tag = metrics.topic_tag(glance.topic)
+                for state, field in _STATES.items():
+                    depths[tag, state] += getattr(glance, field)
+                oldest[tag] = max(oldest.get(tag, 0), glance.oldest_seconds or 0)
+            after = glances[-1].topic
+        for (tag, state), depth in depths.items():
+            metrics.gauge(metrics.DEPTH, depth, topic=tag, state=state)
+            if state == "active":
+                metrics.gauge(metrics.ACTIVE, depth, topic=tag)
+        for tag, seconds in oldest.items():
+            metrics.gauge(metrics.OLDEST_READY, seconds, topic=tag)

@@ -109,9 +109,13 @@ class TestOperators:
 
     def test_gauge_health_and_depth(self, receiver: Receiver, queue: TaskQueue) -> None:
         queue.create_topic("other")
-        queue.push("work", ["a", "b", "c"])
+        queue.push("work", ["a", "b", "c", "d", NewTask("e", delay=HOUR)])
+        queue.poll("work", queue.register("worker"))
         run(TaskQHealthOperator(task_id="health"))
         assert ("taskq.depth", 3, {"topic": "work", "state": "ready"}) in receiver.told
+        assert ("taskq.depth", 1, {"topic": "work", "state": "scheduled"}) in receiver.told
+        assert ("taskq.active", 1, {"topic": "work"}) in receiver.told
+        assert "taskq.oldest_ready_seconds" in {name for name, _, tags in receiver.told if tags == {"topic": "work"}}
         assert ("taskq.depth", 0, {"topic": "other", "state": "ready"}) in receiver.told
         assert ("taskq.health", 0, {"subject": "waiting_tasks"}) in receiver.told
         assert "taskq.dead_tuples" in {name for name, _, _ in receiver.told}
@@ -119,7 +123,7 @@ class TestOperators:
     def test_do_not_look_for_depths_that_nobody_receives(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
         looked: list[str] = []
-        monkeypatch.setattr(TaskQHealthOperator, "_gauge_depths", lambda *_: looked.append("depths"))
+        monkeypatch.setattr(TaskQHealthOperator, "_gauge_topics", lambda *_: looked.append("depths"))
         run(TaskQHealthOperator(task_id="health"))
         monkeypatch.setenv("AIRFLOW__METRICS__OTEL_ON", "True")
         run(TaskQHealthOperator(task_id="health"))

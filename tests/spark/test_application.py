@@ -192,6 +192,7 @@ def test_speculation_on_executors_that_know_no_database(
 ) -> None:
     push(100)
     queue.create_topic("next")
+    queue.create_topic("pushed")
     (tmp_path / "dsn").write_text(dsn)
     program = Path(__file__).parent / "programs" / "speculation.py"
     done = subprocess.run(
@@ -207,3 +208,5 @@ def test_speculation_on_executors_that_know_no_database(
     assert states(queue) == {"SUCCEEDED": 100}
     following = [task.identifier for task in queue.page("next", size=1_000)]
     assert sorted(following) == sorted(f"item-{number}" for number in range(100))
+    assert [task.identifier for task in queue.page("pushed", size=2_000)] == [str(number) for number in range(1_000)]
+    assert queue.conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall() == [(0,)]

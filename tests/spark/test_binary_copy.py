@@ -107,3 +107,11 @@ def test_a_moment_without_end_is_the_last_one_that_spark_has(conn: psycopg.Conne
     with conn.cursor().copy("COPY (SELECT at FROM kinds ORDER BY number) TO STDOUT (FORMAT binary)") as copy:
         [batch] = record_batches(copy, pa.schema([ARROW.field("at")]))
     assert batch.column("at").to_pylist() == [ROWS[1][6], ROWS[0][6]]
+
+
+@pytest.mark.parametrize("name", READABLE.names)
+def test_a_null_that_comes_alone_is_one(conn: psycopg.Connection, name: str) -> None:
+    conn.execute("INSERT INTO kinds (span) VALUES (NULL)")
+    with conn.cursor().copy(f"COPY (SELECT {name} FROM kinds) TO STDOUT (FORMAT binary)".encode()) as copy:
+        [batch] = record_batches(copy, pa.schema([READABLE.field(name)]))
+    assert batch.column(name).to_pylist() == [None]

@@ -1,4 +1,4 @@
-"""Drains a topic on a cluster of two hosts, where one try of a task is so slow that Spark starts a second.
+"""Drains a topic and pushes to another on a cluster of two hosts, where one try is so slow that Spark starts a second.
 
 Spark never speculates on the host where the first try runs, so the two workers live on two loopback addresses.
 """
@@ -17,22 +17,34 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.spark import drain
+from airflow_provider_taskq.spark.draining.drain import registered_name
+from airflow_provider_taskq.spark.route import Route
 
+PARTS = 4
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
+def slow_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The first try of the last partition has yielded everything, and takes ten minutes more: it is killed."""
+    yield from batches
+    context = TaskContext.get()
+    if context is not None and context.partitionId() == PARTS - 1 and context.attemptNumber() == 0:
+        time.sleep(600)  # the slow try that makes Spark speculate
+
+
 def decide(tasks: DataFrame) -> DataFrame:
-    """Decides every task; the first try of the last partition takes ten minutes."""
-
-    def slow_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-        context = TaskContext.get()
-        if context is not None and context.partitionId() == 3 and context.attemptNumber() == 0:
-            time.sleep(600)  # the slow try that makes Spark speculate; it is killed
-
+    """Decides every task, and another follows it."""
     following = 'concat(\'[{"topic": "next", "identifier": "\', identifier, \'"}]\') AS push'
     decided = tasks.selectExpr("sequence", "'SUCCESS' AS result", following)
     return decided.mapInArrow(slow_once, "sequence long, result string, push string")
+
+
+def push(spark: SparkSession, dsn: str, count: int) -> None:
+    """Pushes so many tasks to the topic `pushed`."""
+    frame = spark.range(0, count, 1, PARTS).selectExpr("string(id) AS identifier")
+    frame = frame.mapInArrow(slow_once, "identifier string")
+    source = registered_name(spark, Route.found(dsn))
+    frame.write.format(source).mode("append").options(mode="push", topic="pushed").save()
 
 
 @contextmanager
@@ -78,8 +90,10 @@ def main(dsn_file: Path) -> None:
             .config("spark.speculation.efficiency.enabled", "false")
             .getOrCreate()
         )
-        result = drain(spark, "work", "speculating", decide, dsn=dsn_file.read_text(), partitions=4)
+        dsn = dsn_file.read_text()
+        result = drain(spark, "work", "speculating", decide, dsn=dsn, partitions=PARTS)
         print(f"done={result.done} seconds={result.seconds:.0f}", flush=True)  # noqa: T201
+        push(spark, dsn, 1_000)
         spark.stop()
 
 

@@ -1,0 +1,161 @@
+"""Drains a topic through a function, in a task of a DAG."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_taskq.operators.base import TaskQOperator
+from airflow_provider_taskq.operators.holding import logical_task
+from airflow_provider_taskq.queue import Condition, Order
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_taskq.processing import BatchHandler, Worker
+    from airflow_provider_taskq.queue import TaskQueue
+
+
+class TaskQProcessOperator(TaskQOperator):
+    """Polls a topic and calls a function for each of its tasks, until none is left that can be polled.
+
+    The function gets the queue's task, then, if its second parameter is called `work`, the batch (see
+    `airflow_provider_taskq.processing`), then `op_args` and `op_kwargs`, and what it names of Airflow's context. It
+    returns a Decision, a Result or None, which is SUCCESS; what it raises is a FAILURE of that task, which the topic's
+    policy may retry, and not of this one. A Composite, or what `each` and `batch` make, is taken as it is.
+
+    Tasks are held under the logical task's name and a lease that is kept while the function runs. A retry gives back at
+    once what an earlier try still holds, so it finds those tasks again.
+
+    Returns `{"topic", "handled", "succeeded", "filtered", "suspended", "failed"}`, numbers of tasks.
+
+    :param topic: the topic's name (templated).
+    :param python_callable: the function, or a handler of batches.
+    :param op_args: more arguments for the function, after the task (templated).
+    :param op_kwargs: arguments by name (templated).
+    :param size: tasks in a batch, which is one transaction.
+    :param workers: batches at a time, in threads.
+    :param order: which tasks are taken first.
+    :param condition: which tasks can be taken.
+    :param lease: for how long tasks are kept from others when this process dies, a timedelta or seconds.
+    :param limit: how long a batch may take before it is FAILED, a timedelta or seconds; None for ever.
+    :param taskq_conn_id: the Airflow connection (templated).
+    """
+
+    template_fields: Sequence[str] = ("topic", "op_args", "op_kwargs", "taskq_conn_id")
+    template_fields_renderers = {"op_args": "py", "op_kwargs": "py"}  # noqa: RUF012  as Airflow declares it
+    shallow_copy_attrs: Sequence[str] = ("python_callable",)
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        python_callable: "Callable[..., Any] | BatchHandler",
+        op_args: Collection[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        size: int = 10,
+        workers: int = 1,
+        order: Order | str = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition | str = Condition.NONE,
+        lease: timedelta | float = timedelta(minutes=1),
+        limit: timedelta | float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.topic = topic
+        self.python_callable = python_callable
+        self.op_args = op_args or ()
+        self.op_kwargs = op_kwargs or {}
+        self.size = size
+        self.workers = workers
+        self.order = Order(order)
+        self.condition = Condition(condition)
+        self.lease = _span(lease)
+        self.limit = None if limit is None else _span(limit)
+        self._worker: Worker | None = None
+        if not callable(python_callable) and not hasattr(python_callable, "handle"):
+            raise TypeError("python_callable is a function of a task, or a handler of batches")
+
+    def execute(self, context: "Context") -> dict[str, Any]:
+        """Works until the topic has nothing more, and says what came of it."""
+        from airflow_provider_taskq.operators.drain_listener import DrainListener
+        from airflow_provider_taskq.processing import Worker
+
+        name = logical_task(context)
+        with self.hook.transaction() as queue:
+            _take_back(queue, name)
+        self._worker = worker = Worker(
+            self.hook.get_conn,
+            self.topic,
+            self._handler(context),
+            size=self.size,
+            workers=self.workers,
+            order=self.order,
+            condition=self.condition,
+            lease=self.lease,
+            limit=self.limit,
+            listener=DrainListener(self.topic, self.log.info),
+            name=name,
+        )
+        try:
+            done = worker.drain()
+        finally:
+            worker.stop(timedelta(0))  # where Airflow has interrupted it
+        if done.handled:
+            self.hook.report_lineage(inputs=[self.topic])
+        counted = ("handled", "succeeded", "filtered", "suspended", "failed")
+        return {"topic": self.topic, **{what: getattr(done, what) for what in counted}}
+
+    def on_kill(self) -> None:
+        """Gives back what is not decided; what is, is committed."""
+        if self._worker is not None:
+            self._worker.stop(timedelta(0))
+
+    def _handler(self, context: "Context") -> "BatchHandler":
+        """What the worker calls: the function, with the arguments that this task gives it."""
+        from airflow_provider_taskq.processing import BatchHandler, each
+
+        called = self.python_callable
+        if isinstance(called, BatchHandler):
+            return called
+        given = {**_asked_of_context(called, context, taken=set(self.op_kwargs)), **self.op_kwargs}
+        return each(_with_arguments(called, tuple(self.op_args), given))
+
+
+def wants_work(function: Callable[..., Any]) -> bool:
+    """Whether a function's second parameter is the batch."""
+    return [*inspect.signature(function).parameters][1:2] == ["work"]
+
+
+def _with_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The function as the worker calls it: with a task and its batch."""
+    wanted = 2 if wants_work(function) else 1
+    if inspect.iscoroutinefunction(function):
+
+        async def handle_async(task: Any, work: Any) -> Any:
+            return await function(*(task, work)[:wanted], *args, **kwargs)
+
+        return handle_async
+
+    def handle(task: Any, work: Any) -> Any:
+        return function(*(task, work)[:wanted], *args, **kwargs)
+
+    return handle
+
+
+def _asked_of_context(function: Callable[..., Any], context: "Context", taken: set[str]) -> dict[str, Any]:
+    """What a function names of Airflow's context, the parameters of the task and its batch aside."""
+    named = [*inspect.signature(function).parameters][2 if wants_work(function) else 1 :]
+    return {name: context[name] for name in named if name in context and name not in taken}  # type: ignore[literal-required]
+
+
+def _take_back(queue: "TaskQueue", name: str) -> None:
+    """Gives back what earlier tries of this task hold; should one still run, it is locked out."""
+    for owner in queue.owners():
+        if owner.name.startswith(f"{name}/"):
+            queue.release(owner)
+
+
+def _span(length: timedelta | float) -> timedelta:
+    """A length of time, given as such or in seconds."""
+    return length if isinstance(length, timedelta) else timedelta(seconds=length)

@@ -1,0 +1,208 @@
+import asyncio
+import json
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+
+from airflow_provider_taskq.operators import TaskQProcessOperator
+from airflow_provider_taskq.processing import Composite, Work, batch
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    NewTask,
+    Result,
+    RetryPolicy,
+    State,
+    Task,
+    TaskQueue,
+    TopicPolicy,
+    UnknownTopic,
+)
+from tests.airflow.conftest import context_of
+from tests.airflow.running import run_dags
+
+pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+
+
+def process(python_callable: Any, **arguments: Any) -> dict[str, Any]:
+    operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=python_callable, **arguments)
+    operator.render_template_fields(context_of("process"))
+    result: dict[str, Any] = operator.execute(context_of("process"))
+    return result
+
+
+def states(queue: TaskQueue) -> list[tuple[str, State]]:
+    return [(info.identifier, info.state) for info in queue.page("work")]
+
+
+def test_calls_the_function_for_each_task_until_the_topic_is_empty(queue: TaskQueue) -> None:
+    queue.push("work", [NewTask(name, payload={"number": place}) for place, name in enumerate("abcdefg")])
+    seen: list[int] = []
+    done = process(lambda each: seen.append(each.payload["number"]), size=2)
+    assert seen == [0, 1, 2, 3, 4, 5, 6]
+    assert done == {"topic": "work", "handled": 7, "succeeded": 7, "filtered": 0, "suspended": 0, "failed": 0}
+    assert {state for _, state in states(queue)} == {State.SUCCEEDED}
+
+
+def test_an_empty_topic_is_done_at_once(queue: TaskQueue) -> None:  # noqa: ARG001
+    assert process(print)["handled"] == 0
+
+
+def test_what_a_task_pushes_to_its_own_topic_is_handled_too(queue: TaskQueue) -> None:
+    queue.push("work", ["3"])
+
+    def countdown(each: Task, work: Work) -> None:
+        if number := int(each.identifier):
+            work.push(each, "work", [str(number - 1)])
+
+    assert process(countdown)["handled"] == 4
+    assert states(queue) == [(name, State.SUCCEEDED) for name in "3210"]
+
+
+def test_a_failure_is_the_queues_and_not_airflows(queue: TaskQueue) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(0))))
+    queue.push("work", ["good", "bad"])
+
+    def refuse(each: Task) -> Result | Decision:
+        if each.identifier == "bad":
+            raise LookupError("nothing known of it")
+        return Decision(Result.FILTER, "not wanted")
+
+    assert process(refuse) == {
+        "topic": "work",
+        "handled": 3,
+        "succeeded": 0,
+        "filtered": 1,
+        "suspended": 0,
+        "failed": 2,
+    }
+    good, bad = queue.page("work")
+    assert (good.state, good.output) == (State.FILTERED, "not wanted")
+    assert (bad.state, bad.attempt) == (State.FAILED, 2)
+    assert "nothing known of it" in (bad.error or "")
+
+
+def test_arguments_follow_the_task_and_the_context_gives_what_is_named(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    seen: list[Any] = []
+
+    def handle(each: Task, price: int, *, currency: str, ds: str) -> None:
+        seen.append((each.identifier, price, currency, ds))
+
+    process(handle, op_args=[3], op_kwargs={"currency": "{{ ds }} EUR"})
+    assert seen == [("a", 3, "2013-01-01 EUR", "2013-01-01")]
+
+
+def test_coroutine_functions_are_awaited(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+
+    async def handle(each: Task) -> Result:
+        await asyncio.sleep(0)
+        return Result.SUSPENSION if each.identifier == "b" else Result.SUCCESS
+
+    assert process(handle)["suspended"] == 1
+
+
+def test_a_composite_and_a_handler_of_batches_are_taken_as_they_are(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    sizes: list[int] = []
+    assert process(batch(lambda work: sizes.append(len(work.tasks))), size=2)["succeeded"] == 2
+    assert sizes == [2]
+    queue.push("work", ["c"])
+    steps = Composite("steps")
+    steps.step(lambda _each: Result.FILTER, name="only")  # type: ignore[call-overload]
+    assert process(steps)["filtered"] == 1
+
+
+def test_several_workers_keep_one_task_of_an_identifier_at_a_time(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"] * 10)
+    busy: set[str] = set()
+    lock = threading.Lock()
+
+    def handle(each: Task) -> None:
+        with lock:
+            assert each.identifier not in busy
+            busy.add(each.identifier)
+        with lock:
+            busy.remove(each.identifier)
+
+    assert process(handle, workers=4, size=2, condition=Condition.SINGULAR_BY_IDENTIFIER)["succeeded"] == 20
+
+
+def test_a_retry_takes_back_at_once_what_an_earlier_try_holds(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    died = queue.register("dag/run/process/-1/a host/1", timedelta(hours=1))
+    assert len(queue.poll("work", died)) == 1
+    assert process(print)["succeeded"] == 1
+    assert queue.held(died) == []
+
+
+def test_a_kill_gives_back_what_is_not_decided(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    begun, let_go = threading.Event(), threading.Event()
+
+    def hang(_each: Task) -> None:
+        begun.set()
+        assert let_go.wait(30)
+
+    operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=hang)
+    running = threading.Thread(target=operator.execute, args=(context_of("process"),))
+    running.start()
+    try:
+        assert begun.wait(30)
+        operator.on_kill()
+        assert states(queue) == [("a", State.READY)]
+    finally:
+        let_go.set()
+        running.join()
+    assert states(queue) == [("a", State.READY)]
+
+
+def test_an_unknown_topic_fails_the_task() -> None:
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        TaskQProcessOperator(task_id="process", topic="nowhere", python_callable=print).execute(context_of("process"))
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="a function of a task"):
+        TaskQProcessOperator(task_id="process", topic="work", python_callable=3)  # type: ignore[arg-type]
+
+
+class TestDecorator:
+    def test_makes_a_function_the_handler_of_a_topic(self, queue: TaskQueue) -> None:
+        queue.push("work", ["a", "b"])
+        seen: list[Any] = []
+        with DAG("handles", schedule=None):
+
+            @task.taskq(topic="work", size=5)
+            def handle(each: Task, work: Work, price: int, currency: str = "EUR") -> None:
+                seen.append((each.identifier, len(work.tasks), price, currency))
+
+            made: Any = handle(3).operator  # type: ignore[call-arg,attr-defined,arg-type,misc]
+        assert (made.task_id, made.custom_operator_name, made.topic) == ("handle", "@task.taskq", "work")
+        made.render_template_fields(context_of("process"))
+        assert made.execute(context_of("process"))["succeeded"] == 2
+        assert seen == [("a", 2, 3, "EUR"), ("b", 2, 3, "EUR")]
+
+    def test_is_refused_a_call_that_does_not_go_with_the_function(self) -> None:
+        with DAG("handles", schedule=None):
+
+            @task.taskq(topic="work")
+            def handle(each: Task, price: int) -> None: ...
+
+            with pytest.raises(TypeError, match="price"):
+                handle()  # type: ignore[call-arg,misc]
+
+
+@pytest.mark.slow
+def test_the_example_runs_in_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "example_dags" / "taskq_handler.py"
+    told = run_dags(tmp_path, dsn, example, "taskq_handler")
+    assert told["states"] == {"taskq_handler": "success"}, told["output"]
+    returned = json.loads(json.dumps(told["xcoms"]["taskq_handler.deliver[-1].return_value"]))
+    assert (returned["succeeded"], returned["filtered"]) == (2, 3)
+    assert sorted(info.identifier for info in queue.page("parcels", state=State.SUCCEEDED)) == ["4711", "4712"]

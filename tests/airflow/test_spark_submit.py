@@ -1,0 +1,272 @@
+"""TaskQSparkSubmitOperator: what it hands to Spark, and how what it was given ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pytest
+from airflow.providers.common.compat.sdk import AirflowException, Stats
+from airflow.sdk import DAG
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_taskq.operators.spark_submit import WORK, TaskQSparkSubmitOperator
+from airflow_provider_taskq.queue import Condition, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.spark import application_path
+from tests.airflow.conftest import context_of
+from tests.airflow.storing import restored
+from tests.airflow.test_metrics import Receiver, receive
+from tests.spark.cluster import SHORT_LIVED, python_without_us
+
+PROGRAMS = Path(__file__).parents[1] / "spark" / "programs"
+EXAMPLES = Path(__file__).parents[2] / "example_dags"
+
+
+def drain(**given: Any) -> TaskQSparkSubmitOperator:
+    """The operator with its fields rendered."""
+    arguments: dict[str, Any] = {"task_id": "drain", "topic": "work", **given}
+    if not set(WORK) & set(given):
+        arguments["transform"] = "transforms:succeed"
+    operator = TaskQSparkSubmitOperator(**arguments)
+    operator.render_template_fields(context_of("drain"))
+    return operator
+
+
+def test_the_drain_understands_what_it_is_given() -> None:
+    pytest.importorskip("pyspark")
+    from airflow_provider_taskq.spark.draining.application import _parser
+
+    operator = drain(
+        each="rules:decide",
+        options={"day": "{{ ds }}", "note": "a=b c"},
+        owner="-me",
+        size="{{ 10 }}",
+        rounds="all",
+        budget="{{ none }}",
+        deadline=timedelta(minutes=1),
+        lease="90.5",
+        condition="SINGULAR_BY_IDENTIFIER",
+        partitions=3,
+    )
+    asked = _parser().parse_args(operator._arguments(str(operator.task_owner)))
+    assert (asked.topic, asked.owner, asked.each, asked.transform) == ("work", "-me", "rules:decide", None)
+    assert asked.option == ["day=2013-01-01", "note=a=b c"]
+    assert (asked.size, asked.rounds, asked.budget, asked.partitions) == (10, 0, None, 3)
+    assert (asked.deadline, asked.lease) == (timedelta(minutes=1), 91)
+    assert asked.condition is Condition.SINGULAR_BY_IDENTIFIER
+    moment = datetime(2013, 1, 1, tzinfo=UTC)
+    assert _parser().parse_args(drain(deadline=moment)._arguments("me")).deadline == moment
+
+
+def test_it_submits_the_drains_own_program() -> None:
+    assert drain().application == application_path()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"transform": "a:b", "each": "a:b"}, "one of transform, each, in_arrow, in_pandas"),
+        ({"transform": None}, "one of transform, each, in_arrow, in_pandas"),
+        ({"application_args": ["--topic", "other"]}, "application_args"),
+        ({"env_vars": {"TASKQ_DSN": "postgresql://me:sesame@host/db"}}, "name a TASKQ_DSN_FILE"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_the_dag_is_made(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as refused:
+        TaskQSparkSubmitOperator(**{"task_id": "drain", "topic": "work", "transform": "a:b", **given})
+    assert "sesame" not in str(refused.value)
+
+
+def test_airflows_own_owner_is_not_taken_for_the_queues_and_the_dag_can_be_stored() -> None:
+    with DAG("dag", schedule=None, default_args={"owner": "data-team"}) as dag:
+        plain = TaskQSparkSubmitOperator(task_id="plain", topic="work", each="a:b", lease=timedelta(minutes=1))
+        named = TaskQSparkSubmitOperator(task_id="named", topic="work", each="a:b", owner="gate")
+        TaskQSparkSubmitOperator.partial(task_id="mapped", topic="work").expand(each=["a:b", "a:c"])
+    with DAG("other", schedule=None):
+        bare = TaskQSparkSubmitOperator.partial(task_id="bare", each="a:b").expand(topic=["work"])
+    one = bare.unmap({"topic": "work"})
+    assert isinstance(one, TaskQSparkSubmitOperator)
+    assert (plain.task_owner, named.task_owner, named.owner, one.task_owner) == (None, "gate", "data-team", None)
+    assert sorted(restored(dag).task_ids) == ["mapped", "named", "plain"]
+
+
+@pytest.mark.usefixtures("airflow_connection", "queue")
+def test_a_topic_that_is_missing_is_told_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UnknownTopic, match="nothing"):
+        drain(topic="nothing").execute(context_of("drain"))
+
+
+@pytest.fixture
+def spark_submit(monkeypatch: pytest.MonkeyPatch, airflow_connection: str) -> str:
+    """Airflow's connection to a local Spark, and spark-submit in reach; returns the connection of the queue."""
+    home = find_spec("pyspark")
+    assert home is not None
+    assert home.origin is not None
+    named = {
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": f"{PROGRAMS}:{PROGRAMS.parents[2]}",
+        "SPARK_HOME": str(Path(home.origin).parent),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    for variable, value in {**named, **SHORT_LIVED}.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.delenv("TASKQ_DSN", raising=False)
+    return airflow_connection
+
+
+class Running:
+    """An operator that executes in a thread, as its task's process would."""
+
+    def __init__(self, operator: TaskQSparkSubmitOperator) -> None:
+        self.operator = operator
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._execute)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it as Airflow does, unless it has ended."""
+        if self._thread.is_alive():
+            self.operator.on_kill()
+        self._thread.join(120)
+        close_output(self.operator)
+
+    def _execute(self) -> None:
+        try:
+            self.operator.execute(context_of("drain"))
+        except BaseException as error:  # noqa: BLE001  for the test to look at
+            self.error = error
+
+    def wait(self, happened: Callable[[], bool]) -> None:
+        """Looks until something has happened while it executes."""
+        wait_until(lambda: happened() or not self._thread.is_alive())
+        assert self._thread.is_alive(), self.error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark_submit")
+def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_the_package(
+    dsn: str,
+    queue: TaskQueue,
+    conn: psycopg.Connection[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
+    receiver = Receiver()
+    receive(Stats, receiver, monkeypatch)
+    queue.push("work", [f"item-{number}" for number in range(20)])
+    gate = tmp_path / "gate"
+    waiting = {"transform": "transforms:wait_for_gate", "options": {"gate": str(gate)}, "partitions": 4}
+    with Running(drain(**waiting)) as first:
+        first.wait(lambda: conn.execute("SELECT count(*) > 0 FROM taskq.staged").fetchall() == [(True,)])
+    assert isinstance(first.error, AirflowException)
+    # spark-submit is dead: the driver, a child of it, sees that, and gives back what it holds.
+    wait_until(lambda: queue.count("work")["work"].keys() == {State.READY} and not queue.owners())
+    gate.touch()
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python_without_us(tmp_path / "venv")))
+    monkeypatch.delenv("PYTHONPATH")
+    second = drain(**waiting, ship_package=True, py_files=str(PROGRAMS / "transforms.py"))
+    told = second.execute(context_of("drain"))
+    close_output(second)
+    counts = {"decided": 20, "completed": {"SUCCESS": 20}, "pushed": 0, "undecided": 0}
+    assert told == {"topic": "work", "owner": "dag/run/drain/-1", **counts, "rounds": 1, "ended": "ROUNDS"}
+    assert queue.count("work")["work"][State.SUCCEEDED].count == 20
+    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert receiver.told == [
+        ("taskq.polled", 20, {"topic": "work"}),
+        ("taskq.completed", 20, {"topic": "work", "result": "SUCCESS"}),
+    ]
+    log = "".join(capfd.readouterr())
+    assert "round 1: 20 of 20 tasks done" in log
+    password = str(conninfo_to_dict(dsn)["password"])
+    assert password not in log + "".join(str(getattr(second, field)) for field in second.template_fields)
+    assert "TASKQ_DSN" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark_submit")
+def test_the_examples_drain_by_a_session_and_by_a_submit_and_nobody_sees_the_password(
+    dsn: str, queue: TaskQueue, tmp_path: Path
+) -> None:
+    """As they stand, one after the other in an Airflow of their own, while somebody looks at the processes."""
+    queue.create_topic("planes")
+    queue.push("planes", ["N12345", "D-ABCD"])
+    log, processes = run_examples(tmp_path, "taskq_pyspark", "taskq_gate")
+    (told,) = [line for line in log.splitlines() if line.startswith('{"import_errors"')]
+    xcoms = json.loads(told)["xcoms"]
+    gate, drained = (xcoms[f"taskq_gate.{task}[-1].return_value"] for task in ("gate", "drain"))
+    assert xcoms["taskq_pyspark.drain_planes[-1].return_value"] == 2
+    assert (drained["owner"], drained["decided"], gate["claimed"]) == (gate["owner"], 3, 3)
+    assert "/gate/" in drained["owner"]
+    assert "claimed 0 tasks of topic planes, 3 more were held already" in log
+    states = {state: count.count for state, count in queue.count("planes")["planes"].items()}
+    assert states == {State.SUCCEEDED: 4, State.FILTERED: 1}
+    password = str(conninfo_to_dict(dsn)["password"])
+    assert "drain_app.py" in processes
+    assert password not in log + processes
+
+
+def run_examples(home: Path, *dag_ids: str) -> tuple[str, str]:
+    """What `dag.test()` printed in an Airflow of its own, and the arguments of all processes meanwhile."""
+    dags, seen = home / "dags", ""
+    dags.mkdir()
+    for name in ("plane_decisions", *dag_ids):
+        shutil.copy(EXAMPLES / f"{name}.py", dags)
+    named = {"HOME": str(home), "_CORE__DAGS_FOLDER": str(dags), "_CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
+    environment = {**os.environ, **{f"AIRFLOW_{variable}": value for variable, value in named.items()}}
+    command = [sys.executable, "-m", "tests.airflow.dag_runs", *dag_ids]
+    with (home / "output").open("w+") as output:
+        running = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, cwd=EXAMPLES.parent, start_new_session=True
+        )
+        try:
+            while running.poll() is None:
+                seen += arguments_of_processes()
+                time.sleep(0.5)  # between two looks at the processes
+        finally:
+            with suppress(ProcessLookupError):  # nothing is left of it
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        output.seek(0)
+        log = output.read()
+    assert running.returncode == 0, log
+    return log, seen
+
+
+def close_output(operator: TaskQSparkSubmitOperator) -> None:
+    """Closes the pipe to spark-submit, which the hook of the Spark provider leaves to the end of its process."""
+    started = operator._hook._submit_sp if operator._hook else None
+    if started is not None:
+        started.stdout.close()
+
+
+def arguments_of_processes() -> str:
+    """The process table, as anybody sees it."""
+    return subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout  # noqa: S607
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Looks until something has happened."""
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # between two looks

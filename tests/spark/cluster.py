@@ -1,0 +1,128 @@
+"""A Spark cluster on this machine, from the pip distribution: a master, two workers, a Python without our package."""
+
+import json
+import sys
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from airflow_provider_taskq.demo.processes import Servers, free_port, tail
+
+HOST = "127.0.0.1"
+# JVMs that live for seconds spend most of them on compiling what they run a few times.
+SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+WORKERS = 2
+# What executors have to have installed: psycopg and pyarrow, which are compiled, and what these and Spark import.
+NEEDED = (
+    "psycopg",
+    "psycopg-binary",
+    "typing-extensions",
+    "pyarrow",
+    "numpy",
+    "pandas",
+    "python-dateutil",
+    "pytz",
+    "six",
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where it is, and what runs for it."""
+
+    master: str
+    folder: Path
+    workers: tuple[int, ...]
+
+    def executors(self) -> list[psutil.Process]:
+        """The processes in which tasks of Spark run now."""
+        started = [child for worker in self.workers for child in psutil.Process(worker).children()]
+        return [each for each in started if is_executor(each)]
+
+
+def is_executor(process: psutil.Process) -> bool:
+    """Whether this is the JVM of an executor."""
+    return "org.apache.spark.executor.CoarseGrainedExecutorBackend" in process.cmdline()
+
+
+@contextmanager
+def standalone_cluster(folder: Path) -> Iterator[Cluster]:
+    """Two workers with one core and 1 GiB each, on the loopback address; they end with us, however we end."""
+    ports = {"port": free_port(), "page": free_port()}
+    master = f"spark://{HOST}:{ports['port']}"
+    servers = Servers()
+    try:
+        _start(servers, folder, "master.Master", "--port", str(ports["port"]), "--webui-port", str(ports["page"]))
+        _until_alive(ports["page"], 0, folder / "master.Master.log")
+        for number in range(WORKERS):
+            room = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work-{number}"))
+            _start(servers, folder, "worker.Worker", *room, "--webui-port", "0", master, number=number)
+        _until_alive(ports["page"], WORKERS, folder / "worker.Worker0.log")
+        workers = tuple(pid for name, pid in servers.pids.items() if name.startswith("worker"))
+        yield Cluster(master, folder, workers)
+    finally:
+        servers.close()
+
+
+def _start(servers: Servers, folder: Path, role: str, *arguments: str, number: int | str = "") -> None:
+    """Starts one process of the cluster."""
+    name = f"{role}{number}"
+    command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", "--host", HOST, *arguments]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "SPARK_LOCAL_IP": HOST,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        **SHORT_LIVED,
+    }
+    servers.start(name, command, log=folder / f"{name}.log", env=environment, cwd=folder)
+
+
+def _until_alive(page: int, workers: int, log: Path) -> None:
+    """Waits until the master's page tells of so many workers."""
+    deadline = time.monotonic() + 120
+    while _alive(page) != workers:
+        assert time.monotonic() < deadline, tail(log)
+        time.sleep(0.1)  # between two looks
+
+
+def _alive(page: int) -> int:
+    """How many workers the master knows; -1 where it does not answer yet."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{page}/json/", timeout=10) as answer:
+            return int(json.load(answer)["aliveworkers"])
+    except OSError:
+        return -1
+
+
+def spark_home() -> Path:
+    """The folder of the installed pyspark."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    return Path(str(spec.origin)).parent
+
+
+def python_without_us(folder: Path) -> Path:
+    """A Python of this version that has what executors need, and not this package; returns the program."""
+    venv.create(folder, symlinks=True)
+    libraries = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    for name in NEEDED:
+        for file in distribution(name).files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (libraries / top).exists():
+                (libraries / top).symlink_to(Path(str(distribution(name).locate_file(top))))
+    return folder / "bin" / "python"
+
+
+def submit_environment(environment: Mapping[str, str], workers_python: Path) -> dict[str, str]:
+    """The environment for spark-submit: the driver runs with this Python, the executors with another."""
+    kept = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    return {**kept, **SHORT_LIVED, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(workers_python)}

@@ -1,0 +1,46 @@
+"""Works with the queue through Spark Connect, and tells as JSON what came of it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_taskq.queue import TaskQueue, connect
+from airflow_provider_taskq.spark import TaskQDataSource, drain
+from airflow_provider_taskq.spark.route import Route
+
+
+def work(spark: SparkSession, queue: TaskQueue, dsn: str) -> dict[str, Any]:
+    """Claims here, lets the server read and decide what is held, looks, pushes, and tries to drain."""
+    spark.dataSource.register(TaskQDataSource.bound(Route.found(dsn)))
+    owner = queue.register("me")
+    told: dict[str, Any] = {"session": type(spark).__module__, "claimed": queue.claim("work", owner, 6)}
+    held = {"owner": owner.name, "fence": str(owner.fence)}
+    tasks = spark.read.format("taskq").options(mode="held", partitions="2", **held).load()
+    decisions = tasks.selectExpr("sequence", "'SUCCESS' AS result", "payload AS message")
+    decisions.write.format("taskq").mode("append").options(mode="complete", **held).save()
+    every = spark.read.format("taskq").options(mode="tasks", topic="work").load()
+    told["states"] = sorted(row.state for row in every.where("state = 'SUCCEEDED'").select("state").collect())
+    new = spark.createDataFrame([("a",), ("b",)], "identifier string").coalesce(1)
+    new.write.format("taskq").mode("append").options(mode="push", topic="work").save()
+    try:
+        drain(spark, "work", "me", lambda tasks: tasks, dsn=dsn)
+    except Exception as error:  # noqa: BLE001  whatever it is, it is told
+        told["drain"] = f"{type(error).__name__}: {error}"
+    return told
+
+
+def main(dsn_file: Path) -> None:
+    """The database comes from a file, so that the server, a child of this process, is not told of it."""
+    dsn = dsn_file.read_text()
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    with connect(dsn, autocommit=True) as conn:
+        told = work(spark, TaskQueue(conn), dsn)
+    print(json.dumps(told), flush=True)  # noqa: T201
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,161 @@
+"""The drain on a standalone cluster, whose executors lack this package, and one of which is killed."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import Json, State, TaskQueue
+from airflow_provider_taskq.spark import application_path
+from tests.spark.cluster import Cluster, is_executor, python_without_us, spark_home, standalone_cluster
+from tests.spark.cluster import submit_environment as environment_of
+
+pytestmark = [pytest.mark.slow]
+
+Push = Callable[[int], list[int]]
+
+PROGRAMS = Path(__file__).parent / "programs"
+COUNT = 40
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A master and two workers."""
+    with standalone_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+        processes = [psutil.Process(pid) for pid in running.workers]
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+
+
+@pytest.fixture(scope="session")
+def workers_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python without this package."""
+    return python_without_us(tmp_path_factory.mktemp("python") / "venv")
+
+
+@pytest.fixture
+def submit(
+    cluster: Cluster, workers_python: Path, python_environment: Mapping[str, str], dsn: str, tmp_path: Path
+) -> Callable[..., subprocess.Popen[str]]:
+    """Submits a drain to the cluster, with this package as a zip beside the functions."""
+    package = shutil.make_archive(str(tmp_path / "package"), "zip", PROGRAMS.parents[2], "airflow_provider_taskq")
+    environment = {**environment_of(python_environment, workers_python), "TASKQ_DSN": dsn}
+    conf = {
+        "spark.cores.max": "2",
+        "spark.executor.memory": "512m",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # begin with both executors
+        "spark.ui.enabled": "false",
+    }
+
+    def submitted(*work: str) -> subprocess.Popen[str]:
+        command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.master]
+        command += [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+        command += ["--py-files", f"{package},{PROGRAMS / 'clustered.py'}", application_path()]
+        command += ["--topic=work", "--owner=me", "--partitions=4", *work]
+        return subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    return submitted
+
+
+def test_the_executors_python_has_what_it_needs_but_not_this_package(workers_python: Path) -> None:
+    def imported(modules: str) -> subprocess.CompletedProcess[str]:
+        command = [str(workers_python), "-c", f"import {modules}"]
+        return subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+
+    needed = imported("psycopg, psycopg_binary.pq, pyarrow")
+    assert needed.returncode == 0, needed.stderr
+    assert "No module named 'airflow_provider_taskq'" in imported("airflow_provider_taskq").stderr
+
+
+def test_spark_keeps_python_drivers_out_of_a_standalone_cluster(python_environment: Mapping[str, str]) -> None:
+    command = [str(spark_home() / "bin" / "spark-submit"), "--master=spark://127.0.0.1:1", "--deploy-mode=cluster"]
+    refused = subprocess.run(
+        [*command, application_path()], env=dict(python_environment), capture_output=True, text=True, check=False
+    )
+    assert "not supported for python applications on standalone clusters" in refused.stderr
+
+
+def test_executors_drain_with_the_package_that_is_sent_to_them(
+    submit: Callable[..., subprocess.Popen[str]], cluster: Cluster, queue: TaskQueue, push: Push, workers_python: Path
+) -> None:
+    push(COUNT)
+    process = submit("--each=clustered:tell_where")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    told = objects(task.output for task in queue.page("work", size=COUNT + 1))
+    assert sorted(each["number"] for each in told) == list(range(COUNT))
+    assert {each["python"] for each in told} == {str(workers_python.parents[1])}
+    for each in told:  # it came in the zip, to where a worker of the cluster keeps what it was sent
+        assert each["package"].endswith("package.zip/airflow_provider_taskq/__init__.py")
+        assert each["package"].startswith(str(cluster.folder))
+    assert f"topic work, round 1: {COUNT} of {COUNT} tasks done" in output
+
+
+def test_an_executor_killed_in_mid_task_changes_nothing_of_what_is_decided(
+    submit: Callable[..., subprocess.Popen[str]],
+    cluster: Cluster,
+    queue: TaskQueue,
+    conn: psycopg.Connection[Any],
+    push: Push,
+    tmp_path: Path,
+) -> None:
+    queue.create_topic("next")
+    push(COUNT)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    process = submit("--transform=clustered:wait_and_note", f"--option=notes={notes}")
+
+    def noted(*tries: str) -> Callable[[], bool]:
+        return lambda: all((notes / each).exists() for each in tries)
+
+    wait_until(noted("0-0", "1-0", "2-0"), process)
+    wait_until(lambda: conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(COUNT // 4,)], process)
+    killed = executor_of(notes / "2-0")
+    assert killed in cluster.executors()
+    killed.kill()
+    assert psutil.wait_procs([killed], timeout=60)[1] == []
+    wait_until(noted("2-1"), process)
+    assert executor_of(notes / "2-1") != killed
+    (notes / "gate").touch()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert {state: count.count for state, count in queue.count("work")["work"].items()} == {State.SUCCEEDED: COUNT}
+    decided = objects(task.output for task in queue.page("work", size=COUNT + 1))
+    followed = objects(task.payload for task in queue.page("next", size=COUNT + 1))
+    for told in (decided, followed):
+        assert sorted(each["number"] for each in told) == list(range(COUNT))
+    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
+    assert queue.owners() == []
+    assert f"decided {COUNT} tasks" in output
+    assert f"{COUNT} SUCCESS; pushed {COUNT}; gave back 0 undecided" in output
+
+
+def objects(values: Iterable[Json]) -> list[dict[str, Any]]:
+    """JSON objects, all of them."""
+    found = list(values)
+    assert all(isinstance(value, dict) for value in found)
+    return cast("list[dict[str, Any]]", found)
+
+
+def executor_of(note: Path) -> psutil.Process:
+    """The executor in which a try of a Spark task runs, found from its Python process."""
+    (found,) = [each for each in psutil.Process(int(note.read_text())).parents() if is_executor(each)]
+    return found
+
+
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Looks until something has happened."""
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # between two looks

@@ -1,0 +1,34 @@
+"""Spark Connect: what of the data source and the drain works through it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskq.queue import State, TaskQueue
+from tests.spark.cluster import SHORT_LIVED
+
+PROGRAM = Path(__file__).parent / "programs" / "connected.py"
+
+
+@pytest.mark.slow
+def test_the_data_source_works_through_spark_connect_and_the_drain_claims_nothing(
+    dsn: str, queue: TaskQueue, push: Callable[[int], list[int]], python_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    push(6)
+    (tmp_path / "dsn").write_text(dsn)
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "dsn")]
+    environment = {**python_environment, **SHORT_LIVED}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told.pop("drain").startswith("PySparkAttributeError: [JVM_ATTRIBUTE_NOT_SUPPORTED] Attribute `sparkContext`")
+    assert told == {"session": "pyspark.sql.connect.session", "claimed": 6, "states": ["SUCCEEDED"] * 6}
+    assert {state: count.count for state, count in queue.count("work")["work"].items()} == {
+        State.SUCCEEDED: 6,
+        State.READY: 2,
+    }
+    assert [task.output for task in queue.page("work", size=6)] == [{"number": number} for number in range(6)]

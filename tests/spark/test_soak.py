@@ -1,0 +1,126 @@
+"""A soak: a stream that pushes what it reads, at 2,000 tasks a second, while its driver is killed again and again.
+
+TASKQ_SOAK_SECONDS says for how long; kills come every half a minute then, and at least twice.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
+
+SECONDS = float(os.environ.get("TASKQ_SOAK_SECONDS", "40"))
+KILLS = max(2, int(SECONDS / 30))
+RATE = 2_000
+EVERY = 0.1  # seconds between two pushes
+PATIENCE = 180.0
+PROGRAM = Path(__file__).parent / "programs" / "soak.py"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 3 * PATIENCE)]
+
+BATCH = "SELECT coalesce(max(batch), -1) FROM taskq.stream"
+COMMITTING = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.push_staged%'"
+BY_TOPIC = (
+    "SELECT t.identifier, t.sequence, t.payload::text AS payload FROM taskq.task t"
+    " JOIN taskq.topic p USING (topic_id) WHERE p.name = '{}'"
+)
+TASK = "identifier, payload"
+DIFFERENCE = (  # both counts; what is missing, what is double, and what does not follow the number before it
+    f"WITH work AS ({BY_TOPIC.format('work')}), copies AS ({BY_TOPIC.format('copies')})"
+    " SELECT (SELECT count(*) FROM work), (SELECT count(*) FROM copies),"
+    f" (SELECT count(*) FROM (SELECT {TASK} FROM work EXCEPT ALL SELECT {TASK} FROM copies) gap),"
+    f" (SELECT count(*) FROM (SELECT {TASK} FROM copies EXCEPT ALL SELECT {TASK} FROM work) twice),"
+    " (SELECT count(*) FROM (SELECT identifier::int - lag(identifier::int) OVER (ORDER BY sequence) AS step"
+    "   FROM copies) o WHERE step <> 1)"
+)
+
+
+class Pusher:
+    """Pushes numbered tasks at a steady rate, from a thread."""
+
+    def __init__(self, dsn: str) -> None:
+        self.pushed = 0
+        self.late = 0.0
+        self._dsn = dsn
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._push)
+
+    def __enter__(self) -> "Pusher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _push(self) -> None:
+        """What is late is made up for, so that the rate is kept on average."""
+        with connect(self._dsn, autocommit=True) as conn:
+            queue, began = TaskQueue(conn), time.monotonic()
+            while not self._stopped.wait(max(0.0, began + self.pushed / RATE - time.monotonic())):
+                chunk = range(self.pushed, self.pushed + int(RATE * EVERY))
+                queue.push("work", [NewTask(str(number), {"number": number}) for number in chunk])
+                self.pushed += len(chunk)
+                self.late = max(self.late, time.monotonic() - began - self.pushed / RATE)
+
+
+@contextmanager
+def driver(dsn_file: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A streaming driver in a process group of its own, all of which is killed at the end."""
+    command = [sys.executable, str(PROGRAM), str(dsn_file), str(dsn_file.with_name("checkpoint")), *arguments]
+    with (
+        dsn_file.with_name("log").open("ab") as log,
+        subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log) as process,
+    ):
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def number(conn: psycopg.Connection[Any], query: str) -> int:
+    return int(conn.execute(query.encode()).fetchall()[0][0])
+
+
+def wait_until(conn: psycopg.Connection[Any], query: str, least: int, process: subprocess.Popen[bytes]) -> None:
+    """Waits for a figure of the database."""
+    deadline = time.monotonic() + PATIENCE
+    while number(conn, query) < least:
+        assert process.poll() is None, "the streaming driver ended by itself: see its log"
+        assert time.monotonic() < deadline, f"{query} stays below {least}"
+        time.sleep(0.005)
+
+
+def test_a_stream_that_is_killed_again_and_again_pushes_every_task_once(
+    dsn: str, queue: TaskQueue, conn: psycopg.Connection[Any], python_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    queue.create_topic("copies")
+    dsn_file = tmp_path / "dsn"
+    dsn_file.write_text(dsn)
+    chance, began = random.Random(), time.monotonic()  # noqa: S311 -- when to kill
+    with Pusher(dsn) as pusher:
+        for kill in range(KILLS):
+            with driver(dsn_file, python_environment) as process:
+                wait_until(conn, BATCH, number(conn, BATCH) + 1, process)  # it works: a batch is done
+                left = began + SECONDS * (kill + 1) / KILLS - time.monotonic()
+                time.sleep(max(left, chance.uniform(0, 1)))
+                if kill % 2:
+                    wait_until(conn, COMMITTING, 1, process)  # in the middle of a commit
+    with driver(dsn_file, python_environment, "last") as process:
+        assert process.wait(PATIENCE) == 0, dsn_file.with_name("log").read_text()[-2_000:]
+    pushed, copied, gaps, doubles, out_of_order = conn.execute(DIFFERENCE.encode()).fetchall()[0]
+    print(f"{pushed:,} tasks in {time.monotonic() - began:.0f} s, {KILLS} kills, at most {pusher.late:.1f} s behind")  # noqa: T201
+    assert (pushed, copied, gaps, doubles, out_of_order) == (pusher.pushed, pusher.pushed, 0, 0, 0)
+    assert pushed >= RATE * SECONDS / 2
+    assert number(conn, "SELECT count(*) FROM taskq.stream") == 1

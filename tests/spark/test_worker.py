@@ -1,0 +1,31 @@
+"""What Spark's Python workers are spared."""
+
+import gc
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_taskq.spark.worker import settle
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+
+def test_workers_collect_no_garbage_among_what_they_imported(spark: SparkSession) -> None:
+    def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        list(batches)
+        settle()
+        yield pa.record_batch({"count": pa.array([gc.get_freeze_count()])})
+
+    counts = [row[0] for row in spark.range(2, numPartitions=2).mapInArrow(frozen, "count long").collect()]
+    assert all(count > 10_000 for count in counts)
+
+
+def test_other_processes_are_left_as_they_are() -> None:
+    before = gc.get_freeze_count()
+    settle()
+    assert gc.get_freeze_count() == before
