@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv, which the first target that needs it makes.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark demo test test-matrix check format bench constraints clean
+.PHONY: help setup setup-spark setup-test demo test test-matrix check format bench constraints clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -25,10 +25,13 @@ setup:  ## make .venv from the pinned constraints (nothing to do when it is up t
 setup-spark:
 	@$(SETUP) --java
 
+setup-test:
+	@$(SETUP) --java --browser
+
 demo: setup-spark  ## real flights from push to Spark to done; FLIGHTS=20000 takes a slice, KEEP=1 leaves it up
 	@$(RUN) -m airflow_provider_taskq.demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
 
-test: setup-spark check  ## check, then every test, on a second server the queue's; ARGS='-k lease' goes to pytest
+test: setup-test check  ## check, then every test, on a second server the queue's; ARGS='-k lease' goes to pytest
 	@$(RUN) -m pytest $(ARGS)
 ifeq ($(strip $(ARGS)),)
 	@if [ -z "$(SYSTEM_POSTGRES)" ]; then \

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 MARK = VENV / "made-by-taskq-setup"  # first file of ours: this venv may be removed and made anew
 STAMP = VENV / "taskq-setup-complete"  # last file: everything before it went well
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CANDIDATES = ("python3.13", "python3.12", "python3.11", "python3")
 
 
@@ -83,6 +84,22 @@ def ensure_java() -> None:
             "Spark needs Java %d or newer, and %s %s. Install one (on Debian and Ubuntu: "
             "apt-get install openjdk-17-jre-headless) or set JAVA_HOME." % (OLDEST_JAVA, found, where)
         )
+
+
+def offer_browser() -> None:
+    """Install Debian's Chromium where we may, for the tests of the page; without one the others run all the same."""
+    if any(shutil.which(name) for name in BROWSERS):
+        return
+    installer = shutil.which("apt-get")
+    if os.geteuid() == 0 and installer:
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        say("installing Chromium for the tests of the page (apt-get; a minute)")
+        packages = ["chromium", "fonts-dejavu-core"]
+        for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
+            subprocess.run([installer, "--quiet", *command], env=quiet, capture_output=True, check=False)
+        if shutil.which("chromium"):
+            return
+    say("no Chromium on the PATH: the page's tests in a browser are left out (on Debian: apt-get install chromium)")
 
 
 def constraints() -> Path:
@@ -157,11 +174,14 @@ def main() -> None:
     """Check what cannot be installed from here, then make the virtual environment if it isn't there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--java", action="store_true", help="also check that Spark will find a Java")
+    parser.add_argument("--browser", action="store_true", help="also look for a Chromium, and install one where we may")
     wants = parser.parse_args()
     if sys.version_info < OLDEST or not STAMP.exists():
         ensure_python()
     if wants.java:
         ensure_java()
+    if wants.browser:
+        offer_browser()
     folder = os.open(ROOT / ".ci", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds the stamp
     pins = constraints()

@@ -31,23 +31,22 @@ def record_batches(messages: Iterable[Chunk], schema: pa.Schema) -> Iterator[pa.
     Messages are laid end to end at once: to keep thousands of them takes longer than to parse them.
     """
     data, sizes = bytearray(), []
-    for row in _rows(messages):
-        data += row
-        sizes.append(len(row))
-        if len(sizes) >= BATCH_ROWS or len(data) >= BATCH_BYTES:
-            yield _parsed(data, sizes, schema)
-            data, sizes = bytearray(), []
+    for row in _unsigned(messages):
+        size = len(row)
+        if size > len(TRAILER):
+            data += row
+            sizes.append(size)
+            if len(sizes) >= BATCH_ROWS or len(data) >= BATCH_BYTES:
+                yield _parsed(data, sizes, schema)
+                data, sizes = bytearray(), []
     if sizes:
         yield _parsed(data, sizes, schema)
 
 
-def _rows(messages: Iterable[Chunk]) -> Iterator[Chunk]:
+def _unsigned(messages: Iterable[Chunk]) -> Iterator[Chunk]:
     """The messages without the signature, which comes with the first row, or where there is none with the trailer."""
     found = iter(messages)
-    first = memoryview(next(found, b""))[len(SIGNATURE) :]
-    for message in chain((first,), found):
-        if len(message) > len(TRAILER):
-            yield message
+    return chain((memoryview(next(found, b""))[len(SIGNATURE) :],), found)
 
 
 def _parsed(held: bytearray, sizes: list[int], schema: pa.Schema) -> pa.RecordBatch:
@@ -66,6 +65,8 @@ def _parsed(held: bytearray, sizes: list[int], schema: pa.Schema) -> pa.RecordBa
 def _column(data: Any, begins: Any, sizes: Any, kind: pa.DataType) -> pa.Array:
     """The values that begin at these places."""
     missing = sizes < 0
+    if missing.all():
+        return pa.nulls(len(sizes), kind)
     if kinds.is_string(kind):
         return _texts(data, begins, begins + np.maximum(sizes, 0), missing)
     begins = np.where(missing, 0, begins)  # anywhere
@@ -87,10 +88,10 @@ def _texts(data: Any, begins: Any, ends: Any, missing: Any) -> pa.Array:
 
 
 def _big_endian(data: Any, places: Any, kind: Any) -> Any:
-    """The whole numbers that begin at these places."""
-    width = np.dtype(kind).itemsize
-    found = data[places[:, np.newaxis] + np.arange(width)]
-    return found.view(np.dtype(kind).newbyteorder(">")).reshape(-1).astype(kind)
+    """The whole numbers that begin at these places: picked out of all that could be read, one from each byte on."""
+    wire = np.dtype(kind).newbyteorder(">")
+    every = np.ndarray((max(0, len(data) - wire.itemsize + 1),), wire, data, strides=(1,))
+    return every[places].astype(kind)
 
 
 def binary_rows(columns: Iterable[Any]) -> pa.Buffer:
