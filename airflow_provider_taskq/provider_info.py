@@ -19,6 +19,7 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": _modules("sensors.topic", "sensors.state", "sensors.juncture"),
         "triggers": _modules("triggers.topic", "triggers.state", "triggers.juncture", "triggers.event"),
         "task-decorators": [{"name": "taskq", "class-name": f"{_PACKAGE}.decorators.taskq.taskq_task"}],
+        "plugins": [{"name": "taskq", "plugin-class": f"{_PACKAGE}.plugins.taskq.TaskQPlugin"}],
         "cli": [f"{_PACKAGE}.cli.provider.get_cli_commands"],
         "queues": [f"{_PACKAGE}.queues.taskq.TaskQMessageQueueProvider"],
         "notifications": [f"{_PACKAGE}.notifications.taskq.TaskQNotifier"],
@@ -49,6 +50,14 @@ def _options() -> dict[str, Any]:
     return {
         "description": "TaskQ, the work queue in PostgreSQL.",
         "options": {
+            "conn_ids": {
+                "description": "Airflow connections whose queues the TaskQ page shows, with commas between them; others "
+                "do not exist for it.",
+                "version_added": "0.1.0",
+                "type": "string",
+                "example": "taskq_default,warehouse",
+                "default": "taskq_default",
+            },
             "metric_topics": {
                 "description": "Topics that metrics name, as patterns with commas between them; all others are "
                 "reported as `other`, so that many topics do not make many time series.",
@@ -56,7 +65,7 @@ def _options() -> dict[str, Any]:
                 "type": "string",
                 "example": "orders,flights-*",
                 "default": "*",
-            }
+            },
         },
     }
 

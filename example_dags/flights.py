@@ -6,13 +6,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG, Param
 
-from airflow_provider_taskq.operators import TaskQPushOperator
+from airflow_provider_taskq.operators import TaskQPushOperator, TaskQSparkSubmitOperator
 from airflow_provider_taskq.queue import NewTask
 from airflow_provider_taskq.sensors import TaskQSensor
-from airflow_provider_taskq.spark import application_path
 
 TOPIC = "flights"
 
@@ -37,14 +35,10 @@ with DAG("flights_drain", schedule=None, tags=["taskq"]):
     gate = TaskQSensor(task_id="gate", topic=TOPIC, deferrable=True, timeout=3600)
 
     # The claim is made by the Spark driver under the name of this task, so that a retry finds its own tasks again.
-    drain = SparkSubmitOperator(
+    drain = TaskQSparkSubmitOperator(
         task_id="drain",
-        application=application_path(),
-        application_args=[
-            *("--topic", TOPIC),
-            *("--owner", "{{ ti.dag_id }}/{{ ti.run_id }}/{{ ti.task_id }}/{{ ti.map_index }}"),
-            *("--transform", "airflow_provider_taskq.demo.decide:decide"),
-        ],
+        topic=TOPIC,
+        transform="airflow_provider_taskq.demo.decide:decide",
         name="flights",
         retries=2,
         retry_delay=5,

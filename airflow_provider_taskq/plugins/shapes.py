@@ -1,0 +1,148 @@
+"""The answers as JSON has them: names instead of numbers, counts that say whether they stopped, links to Airflow."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote
+
+from airflow_provider_taskq.queue import Ended, Happening, State, TopicPolicy
+from airflow_provider_taskq.queue.browse import Holder, OwnerLine, TaskLine, TopicGlance
+
+Shape = dict[str, Any]
+HOLDERS_CAP = 10_000
+HELD_CAP = 1000
+_PARTS = 4
+
+
+def moment(value: datetime | None) -> str | None:
+    """A moment in ISO 8601, in UTC."""
+    return None if value is None else value.astimezone(UTC).isoformat()
+
+
+def seconds(value: timedelta | None) -> float | None:
+    """A duration in seconds."""
+    return None if value is None else value.total_seconds()
+
+
+def count(number: int, cap: int) -> Shape:
+    """A count, and whether it stopped at its cap."""
+    return {"count": number, "capped": number >= cap}
+
+
+def topic(glance: TopicGlance, cap: int) -> Shape:
+    """A topic with its counts."""
+    counts = {name: count(getattr(glance, name), cap) for name in ("due", "later", "waiting", "failed", "suspended")}
+    return {
+        "topic": glance.topic,
+        "paused": glance.paused,
+        **counts,
+        "expired": count(glance.expired, cap),
+        "held": {"count": glance.held, "capped": glance.held_capped},
+        "consumers": glance.consumers,
+        "oldest_seconds": glance.oldest_seconds,
+        "last_end_seconds": glance.last_end_seconds,
+    }
+
+
+def policy(given: TopicPolicy) -> Shape:
+    """A topic's policy, durations in seconds."""
+    fields = {
+        name: getattr(part, name)
+        for part in (given.retry, given)
+        for name in part.__dataclass_fields__
+        if name != "retry"
+    }
+    return {name: seconds(value) if isinstance(value, timedelta) else value for name, value in fields.items()}
+
+
+def spans(ended: Iterable[Ended], number: int) -> list[Shape]:
+    """What ended in each span, the oldest first; the others are SUSPENDED, FILTERED and whatever came after."""
+    made = [{"succeeded": 0, "failed": 0, "other": 0} for _ in range(number)]
+    for each in ended:
+        if 0 <= each.span < number:
+            kind = {State.SUCCEEDED: "succeeded", State.FAILED: "failed"}.get(each.state, "other")
+            made[number - 1 - each.span][kind] += each.count
+    return made
+
+
+def task(line: TaskLine) -> Shape:
+    """A task without payload and output."""
+    return {
+        "sequence": line.sequence,
+        "topic": line.topic,
+        "identifier": line.identifier,
+        "reference": line.reference,
+        "state": line.state.name,
+        "descent": None if line.descent is None else line.descent.name,
+        "status": line.status,
+        "attempt": line.attempt,
+        "crashes": line.crashes,
+        "redelivered": line.redelivered,
+        "priority": line.priority,
+        "created": moment(line.created),
+        "available_at": moment(line.available_at),
+        "completed": moment(line.completed),
+        "owner": line.owner,
+        "lease_until": moment(line.lease_until),
+        "error": line.error,
+        "payload_bytes": line.payload_bytes,
+        "output_bytes": line.output_bytes,
+        "links": links(line.owner),
+    }
+
+
+def happening(each: Happening) -> Shape:
+    """An event in a task's life; of a task given another result, `other` names the state."""
+    other = State(each.other).name if each.what == "reassigned" and each.other is not None else each.other
+    return {
+        "happened": moment(each.happened),
+        "what": each.what,
+        "state": None if each.state is None else each.state.name,
+        "attempt": each.attempt,
+        "holder": each.holder,
+        "actor": each.actor,
+        "other": other,
+        "error": each.error,
+        "links": links(each.holder),
+    }
+
+
+def owner(line: OwnerLine) -> Shape:
+    """An owner with what it holds."""
+    return {
+        "owner": line.name,
+        "gone": line.fence is None,
+        "lease_until": moment(line.lease_until),
+        "lapsed": line.lapsed,
+        "seen": moment(line.seen),
+        "lease_seconds": seconds(line.lease),
+        "held": count(line.held, HELD_CAP),
+        "topics": list(line.topics),
+        "links": links(line.name),
+    }
+
+
+def holder(line: Holder) -> Shape:
+    """An owner by what it holds of one topic."""
+    return {
+        "owner": line.name,
+        "held": count(line.held, HOLDERS_CAP),
+        "lease_until": moment(line.lease_until),
+        "lapsed": line.lapsed,
+        "links": links(line.name),
+    }
+
+
+def links(name: str | None) -> Mapping[str, str] | None:
+    """Where Airflow shows the task instance that an owner is, relative to its <base>; None for other owners.
+
+    Such an owner is named `dag/run/task/map`; of these only a run's id may have slashes.
+    """
+    parts: Sequence[str] = (name or "").split("/")
+    if len(parts) < _PARTS or not all(parts) or not re.fullmatch(r"-1|[0-9]{1,9}", parts[-1]):
+        return None
+    dag, run, task_id, index = parts[0], "/".join(parts[1:-2]), parts[-2], int(parts[-1])
+    dag_run = f"dags/{quote(dag, safe='')}/runs/{quote(run, safe='')}"
+    mapped = f"/mapped/{index}" if index >= 0 else ""
+    return {"dag_run": dag_run, "task_instance": f"{dag_run}/tasks/{quote(task_id, safe='')}{mapped}"}

@@ -1,0 +1,30 @@
+/** Who may act, and the one dialog in which everything that acts is looked at before it is done. */
+import { createContext, Fragment, h, UI, useCallback, useContext, useMemo, useState } from "../host.js";
+import { ActionDialog } from "./dialog.js";
+import { PushDialog } from "./push.js";
+
+const Context = createContext({ mayAct: false, act: () => {} });
+
+/** {mayAct, act(request)}: see dialog.js for what a request says. */
+export const useActing = () => useContext(Context);
+
+/** Everything below it may open the dialog; what was done last is told to screen readers. */
+export function Acting({ conn, children }) {
+  const [request, setRequest] = useState(null);
+  const [told, setTold] = useState("");
+  const act = useCallback((asked) => setRequest({ ...asked, began: Date.now() }), []);
+  const acting = useMemo(() => ({ mayAct: conn.may_act, act }), [conn.may_act, act]);
+  const close = () => setRequest(null);
+  const done = (sentence) => {
+    setTold(sentence);
+    request.onDone?.();
+  };
+  const Dialog = request?.action === "push" ? PushDialog : ActionDialog;
+  return h(
+    Context.Provider,
+    { value: acting },
+    children,
+    h(UI.VisuallyHidden, { role: "status", "aria-live": "polite", "data-testid": "told" }, told),
+    request ? h(Fragment, { key: request.began }, h(Dialog, { conn, request, close, done })) : null,
+  );
+}

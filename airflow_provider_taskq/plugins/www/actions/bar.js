@@ -1,0 +1,44 @@
+/** The buttons for tasks: for those that are ticked, else for all that match. */
+import { h, UI } from "../host.js";
+import { Do } from "../parts.js";
+import { plural } from "../words.js";
+import { useActing } from "./acting.js";
+import { KINDS } from "./options.js";
+
+const OF_TASKS = ["retry", "reassign", "purge"];
+
+/** The buttons of what can be done to tasks; `target`: {topic, sequences or filter, subject}. */
+export function TaskButtons({ target, onDone, kinds = OF_TASKS, suffix = "" }) {
+  const { act } = useActing();
+  return kinds.map((action) => {
+    const { verb, icon, danger } = KINDS[action];
+    const look = danger ? { colorPalette: "danger" } : {};
+    return h(Do, { key: action, icon, ...look, onClick: () => act({ action, ...target, onDone }) }, verb + suffix);
+  });
+}
+
+/** The bar above a list of tasks. */
+export function Actions({ topic, filter, filtered, chosen, onDone, some }) {
+  const { mayAct } = useActing();
+  if (!mayAct || (!some && chosen.keys.size === 0)) return null;
+  const ticked = [...chosen.keys];
+  const after = () => {
+    chosen.all([]);
+    onDone();
+  };
+  const target = ticked.length
+    ? { topic, sequences: ticked, subject: `${plural(ticked.length, "task")} of ${topic}` }
+    : { topic, filter, subject: `all tasks of ${topic} that match` };
+  const words = ticked.length ? `${plural(ticked.length, "task")} selected` : "All that match";
+  // Without a filter nothing is done to all: that would be a slip of the hand on a whole topic.
+  if (!ticked.length && !filtered) {
+    return h(UI.Text, { fontSize: "sm", color: "fg.muted", lineHeight: "2.25rem" }, "Tick tasks, or filter them, to act on several.");
+  }
+  return h(
+    UI.Flex,
+    { role: "toolbar", "aria-label": words, align: "center", gap: 2, wrap: "wrap", "data-testid": "bulk" },
+    h(UI.Text, { fontSize: "sm", color: ticked.length ? "fg" : "fg.muted", "aria-live": "polite" }, `${words}:`),
+    h(TaskButtons, { target, onDone: after, suffix: ticked.length ? "" : " …" }),
+    ticked.length ? h(UI.Button, { size: "sm", variant: "ghost", onClick: () => chosen.all([]) }, "Clear selection") : null,
+  );
+}

@@ -1,0 +1,110 @@
+/** The dialog of an action: what it would do, told by the server -> a word of confirmation -> what it did. */
+import { h, UI, useCallback, useEffect, useRef, useState } from "../host.js";
+import { Icon } from "../icons.js";
+import { post } from "../server.js";
+import { count } from "../words.js";
+import { Frame, Said } from "./frame.js";
+import { KINDS, Options } from "./options.js";
+
+/** Sends the action: looked at only, or done. */
+function send(conn, request, options, confirm, expected) {
+  const { action, topic = null, sequences = null, filter = null } = request;
+  const body = { action, topic, sequences, filter, options, confirm, expected };
+  return post(`${encodeURIComponent(conn.conn_id)}/actions`, body);
+}
+
+/** {preview, error}: what the action would do with these options; looked at anew when they change. */
+function usePreview(conn, request, options, turn) {
+  const [told, setTold] = useState({ preview: null, error: null });
+  useEffect(() => {
+    let wanted = true;
+    setTold({ preview: null, error: null });
+    send(conn, request, options, false, null).then(
+      (preview) => wanted && setTold({ preview, error: null }),
+      (error) => wanted && setTold({ preview: null, error }),
+    );
+    return () => {
+      wanted = false;
+    };
+  }, [conn, request, options, turn]);
+  return told;
+}
+
+/** The name of the button that does it: with the number, so that nobody confirms another one. */
+function label(kind, preview) {
+  return preview && preview.count !== null && preview.count !== undefined ? `${kind.verb} ${count(preview)}` : kind.verb;
+}
+
+/**
+ * request: {action, topic, sequences or filter, options, subject: what it is done to, in words, onDone()}.
+ * `done(sentence)` is called once it was done.
+ */
+export function ActionDialog({ conn, request, close, done }) {
+  const kind = KINDS[request.action];
+  const [options, setOptions] = useState({ ...kind.options, ...request.options });
+  const [turn, setTurn] = useState(0);
+  const [busy, setBusy] = useState(false);
+  const [outcome, setOutcome] = useState(null);
+  const { preview, error } = usePreview(conn, request, options, turn);
+  const finish = useRef(null);
+
+  const again = useCallback(() => {
+    setOutcome(null);
+    setTurn((before) => before + 1);
+  }, []);
+
+  useEffect(() => {
+    if (outcome) finish.current?.focus();
+  }, [outcome]);
+
+  async function confirm() {
+    setBusy(true);
+    try {
+      const result = await send(conn, request, options, true, request.filter ? preview.count : null);
+      setOutcome({ result });
+      done(result.sentence);
+    } catch (failure) {
+      setOutcome({ failure });
+    }
+    setBusy(false);
+  }
+
+  const nothing = preview && preview.count === 0;
+  const shut = h(UI.Button, { key: "shut", size: "sm", variant: "outline", disabled: busy, onClick: close }, "Cancel");
+  const go = h(
+    UI.Button,
+    {
+      key: "go",
+      size: "sm",
+      colorPalette: kind.danger ? "danger" : "brand",
+      disabled: !preview || nothing,
+      loading: busy,
+      onClick: confirm,
+      "data-testid": "confirm",
+    },
+    h(Icon, { name: kind.icon }),
+    label(kind, preview),
+  );
+  const more = outcome?.failure || outcome?.result?.more;
+  const ended = [
+    more ? h(UI.Button, { key: "again", size: "sm", variant: "outline", onClick: again }, "Look again") : null,
+    h(UI.Button, { key: "done", size: "sm", ref: finish, colorPalette: "brand", onClick: close }, "Close"),
+  ];
+  return h(
+    Frame,
+    { title: `${kind.verb} ${request.subject}`, close, busy, footer: outcome ? ended : [shut, go] },
+    outcome ? null : h(Options, { action: request.action, options, onChange: setOptions }),
+    outcome ? h(Outcome, outcome) : h(Preview, { preview, error, danger: kind.danger }),
+  );
+}
+
+function Preview({ preview, error, danger }) {
+  if (error) return h(Said, { status: "error" }, error.message);
+  if (!preview) return h(UI.Skeleton, { height: 10, role: "status", "aria-label": "Looking at what it would do" });
+  const warned = danger && preview.count > 0 ? " This can't be taken back." : "";
+  return h(Said, { status: danger ? "warning" : "info" }, preview.sentence + warned);
+}
+
+function Outcome({ result, failure }) {
+  return failure ? h(Said, { status: "error" }, failure.message) : h(Said, { status: "success" }, result.sentence);
+}

@@ -1,0 +1,30 @@
+/** The frame of every dialog: a title, a body, and its buttons. */
+import { h, UI } from "../host.js";
+
+/** The first field or button has the focus. Escape closes it, unless it is busy; a click beside it does not. */
+export function Frame({ title, close, busy, footer, children, size = "md" }) {
+  const root = { open: true, size, scrollBehavior: "inside", role: "dialog" };
+  const shut = { onOpenChange: ({ open }) => !open && !busy && close(), closeOnInteractOutside: false };
+  const dialog = h(
+    UI.Dialog.Positioner,
+    { px: 2 },
+    h(
+      UI.Dialog.Content,
+      { "data-testid": "dialog" },
+      h(UI.Dialog.Header, { pb: 2 }, h(UI.Dialog.Title, { fontSize: "md", overflowWrap: "anywhere" }, title)),
+      h(UI.Dialog.Body, { as: UI.Stack }, h(UI.Stack, { gap: 4 }, children)),
+      h(UI.Dialog.Footer, { flexWrap: "wrap" }, footer),
+    ),
+  );
+  return h(UI.Dialog.Root, { ...root, ...shut }, h(UI.Portal, null, h(UI.Dialog.Backdrop), dialog));
+}
+
+/** What the server said of it: refused, to be confirmed, or done. */
+export function Said({ status, children }) {
+  return h(
+    UI.Alert.Root,
+    { status, size: "sm", role: status === "error" ? "alert" : "status", "data-testid": `said-${status}` },
+    h(UI.Alert.Indicator),
+    h(UI.Alert.Content, { overflowWrap: "anywhere" }, children),
+  );
+}

@@ -1,0 +1,47 @@
+/** What there is to choose about an action, and the words for it. */
+import { h, UI } from "../host.js";
+import { Choice, Labelled } from "../views/filter.js";
+
+const option = ([value, text]) => h("option", { key: value, value }, text);
+
+const REVIVALS = [
+  ["RESET", "Reset: the task itself, in its old place"],
+  ["APPEND", "Recreate: a copy, whatever else there is"],
+  ["SUPERSEDE", "Recreate: a copy instead of those that wait"],
+  ["REPLACE", "Recreate: a copy instead of those that wait or have ended"],
+];
+const RESULTS = [
+  ["SUCCESS", "SUCCEEDED"],
+  ["FILTER", "FILTERED"],
+  ["SUSPENSION", "SUSPENDED"],
+  ["FAILURE", "FAILED"],
+];
+
+function Grace({ value, onChange }) {
+  const field = (id) =>
+    h(UI.Input, { id, size: "sm", type: "number", min: 0, value, onChange: ({ target }) => onChange(Math.max(0, Number(target.value))) });
+  return h(Labelled, { label: "Spare leases that lapsed less than so many seconds ago" }, field);
+}
+
+/** verb: of the button and the title; icon; danger: what it does can't be taken back; options: the first ones. */
+export const KINDS = {
+  retry: { verb: "Retry", icon: "again", options: { revival: "RESET" } },
+  reassign: { verb: "Reassign", icon: "assign", options: { result: "SUCCESS" } },
+  purge: { verb: "Purge", icon: "trash", danger: true, options: {} },
+  release: { verb: "Release", icon: "release", options: {} },
+  pause: { verb: "Pause", icon: "pause", options: {} },
+  resume: { verb: "Resume", icon: "play", options: {} },
+  expire: { verb: "Expire", icon: "clock", options: { grace_seconds: 0 } },
+};
+
+/** The fields of an action's options; nothing where there is nothing to choose. */
+export function Options({ action, options, onChange }) {
+  const set = (name) => (value) => onChange({ ...options, [name]: value });
+  if (action === "retry") {
+    return h(Choice, { label: "How", value: options.revival, onChange: set("revival") }, REVIVALS.map(option));
+  }
+  if (action === "reassign") {
+    return h(Choice, { label: "New result", value: options.result, onChange: set("result") }, RESULTS.map(option));
+  }
+  return action === "expire" ? h(Grace, { value: options.grace_seconds, onChange: set("grace_seconds") }) : null;
+}

@@ -1,0 +1,123 @@
+/** What a topic did lately, as bars: drawn as SVG, told in words to those who don't see it. */
+import { h, UI } from "./host.js";
+import { duration, number } from "./words.js";
+
+const WIDTH = 600;
+const HEIGHT = 72;
+const KINDS = [
+  ["succeeded", "success"],
+  ["other", "skipped"],
+  ["failed", "failed"],
+];
+
+const ended = (bar) => bar.succeeded + bar.failed + bar.other;
+const sum = (bars, kind) => bars.reduce((total, bar) => total + bar[kind], 0);
+
+/** Failures among what succeeded or failed, in per cent; null where nothing did. */
+function failureRate(bars) {
+  const failed = sum(bars, "failed");
+  const decided = failed + sum(bars, "succeeded");
+  return decided ? (100 * failed) / decided : null;
+}
+
+const percent = (rate) => (rate === null ? "none failed" : `${rate < 10 && rate > 0 ? rate.toFixed(1) : Math.round(rate)} % failed`);
+
+function told(bars, span) {
+  const failed = sum(bars, "failed");
+  return `${span}: ${number(sum(bars, "succeeded"))} succeeded, ${number(failed)} failed, ${number(sum(bars, "other"))} ended otherwise`;
+}
+
+/** The blocks of one bar, from the bottom up: what succeeded, what ended otherwise, what failed. */
+function blocks(bar, x, width, height, most) {
+  let floor = height;
+  return KINDS.filter(([kind]) => bar[kind] > 0).map(([kind, colour]) => {
+    // What happened at all is seen: two units high at least.
+    const tall = Math.max(2, (height * bar[kind]) / most);
+    floor = Math.max(0, floor - tall);
+    const style = { fill: `var(--chakra-colors-${colour}-solid)` };
+    return h("rect", { key: kind, x, y: floor, width, height: tall, style });
+  });
+}
+
+/** The line that bars stand on. */
+const ground = (width, height) =>
+  h("line", { x1: 0, x2: width, y1: height, y2: height, style: { stroke: "var(--chakra-colors-border-emphasized)" } });
+
+/** One bar with its place, which says its numbers to the mouse. */
+function drawn(bar, place, places, most, unit) {
+  const step = WIDTH / places;
+  const back = places - place - 1;
+  const when = back ? `${duration(back * unit)} before the last` : "the last";
+  const title = `${when}: ${number(bar.succeeded)} succeeded, ${number(bar.failed)} failed, ${number(bar.other)} otherwise`;
+  const whole = h("rect", { x: place * step, y: 0, width: step, height: HEIGHT, fill: "transparent" });
+  return h("g", { key: place }, h("title", null, title), whole, blocks(bar, place * step + step * 0.1, step * 0.8, HEIGHT, most));
+}
+
+/** A chart of [{succeeded, failed, other}], the oldest first; `unit`: the seconds that a bar stands for. */
+export function Chart({ title, bars, unit, sampled }) {
+  const most = Math.max(1, ...bars.map(ended));
+  const total = sum(bars, "succeeded") + sum(bars, "failed") + sum(bars, "other");
+  const picture = h(
+    "svg",
+    {
+      key: "picture",
+      viewBox: `0 0 ${WIDTH} ${HEIGHT + 1}`,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": told(bars, title),
+      style: { width: "100%", height: "4.5rem", display: "block" },
+    },
+    bars.map((bar, place) => drawn(bar, place, bars.length, most, unit)),
+    ground(WIDTH, HEIGHT),
+  );
+  const line = { justify: "space-between", gap: 3, wrap: "wrap" };
+  const rate = failureRate(bars);
+  return h(
+    UI.Box,
+    { as: "figure", borderWidth: "1px", borderRadius: "md", p: 3, minW: 0, m: 0, alignSelf: "start" },
+    h(
+      UI.Flex,
+      { as: "figcaption", ...line, mb: total ? 2 : 0, fontSize: "sm" },
+      h(UI.Text, { fontWeight: "semibold" }, title),
+      h(
+        UI.Text,
+        null,
+        total ? `${sampled < 1 ? "about " : ""}${number(total)} ended` : "nothing ended",
+        total ? h(UI.Text, { as: "span", color: rate ? "fg.error" : "fg.muted" }, ` · ${percent(rate)}`) : null,
+      ),
+    ),
+    total ? [picture, h(Axis, { key: "axis", bars, unit, most })] : null,
+  );
+}
+
+/** What the ends of a chart, and its tallest bar, stand for. */
+function Axis({ bars, unit, most }) {
+  return h(
+    UI.Flex,
+    { justify: "space-between", gap: 3, wrap: "wrap", mt: 1, fontSize: "xs", color: "fg.muted", "aria-hidden": true },
+    h("span", null, `${duration(bars.length * unit)} ago`),
+    h("span", null, `at most ${number(most)} in ${duration(unit)}`),
+    h("span", null, "now"),
+  );
+}
+
+/** Bars taken together by threes, so that they are told apart where there is little room. */
+function coarse(bars) {
+  const groups = Array.from({ length: Math.ceil(bars.length / 3) }, (_, place) => bars.slice(3 * place, 3 * place + 3));
+  return groups.map((group) => Object.fromEntries(KINDS.map(([kind]) => [kind, sum(group, kind)])));
+}
+
+/** The same in a line of a table. */
+export function Spark({ bars }) {
+  if (!bars) return h(UI.Text, { as: "span", color: "fg.subtle" }, "–");
+  const shown = coarse(bars);
+  const most = Math.max(1, ...shown.map(ended));
+  const [width, height] = [120, 20];
+  const step = width / shown.length;
+  const rate = failureRate(bars);
+  const words = told(bars, "Last hour");
+  const picture = { viewBox: `0 0 ${width} ${height + 1}`, role: "img", "aria-label": words, style: { width: "7.5rem", height: "1.3rem" } };
+  const drawing = shown.map((bar, place) => h("g", { key: place }, blocks(bar, place * step, step * 0.8, height, most)));
+  const failed = h(UI.Text, { as: "span", fontSize: "xs", color: "fg.error", "aria-hidden": true }, rate ? percent(rate) : null);
+  return h(UI.HStack, { as: "span", gap: 2, whiteSpace: "nowrap" }, h("svg", picture, h("title", null, words), drawing, ground(width, height)), failed);
+}

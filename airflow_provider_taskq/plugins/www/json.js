@@ -1,0 +1,36 @@
+/** JSON as text: checked, and laid out for reading, without a digit of it changed. */
+
+// A string, or what stands between values.
+const TOKENS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s"{}[\],:]+/g;
+
+/** What is wrong with a text as JSON, in the browser's words; null where nothing is, or it is blank. */
+export function fault(text) {
+  if (!text.trim()) return null;
+  try {
+    JSON.parse(text);
+    return null;
+  } catch (error) {
+    return error.message;
+  }
+}
+
+/** The text with lines and indents. By its tokens, not its value, for JavaScript would round 12345678901234567890. */
+export function readable(text) {
+  if (fault(text) !== null) return text;
+  const tokens = text.match(TOKENS) ?? [];
+  let depth = 0;
+  const line = () => `\n${"  ".repeat(depth)}`;
+  const laid = tokens.map((token, place) => {
+    const empty = (token === "{" && tokens[place + 1] === "}") || (token === "[" && tokens[place + 1] === "]");
+    if (token === "{" || token === "[") {
+      depth += 1;
+      return empty ? token : token + line();
+    }
+    if (token === "}" || token === "]") {
+      depth -= 1;
+      return tokens[place - 1] === "{" || tokens[place - 1] === "[" ? token : line() + token;
+    }
+    return token === "," ? token + line() : token === ":" ? ": " : token;
+  });
+  return laid.join("");
+}

@@ -1,0 +1,158 @@
+/** The page: connection, tabs, freshness, and the view that the URL names. */
+import { Acting } from "./actions/acting.js";
+import { Fragment, h, Link, UI, useCallback, useEffect, useLocation, useMemo, useNavigate, useRef, useState } from "./host.js";
+import { Liveness, useLive } from "./live.js";
+import { Empty, Failure, Loading, Stamp } from "./parts.js";
+import { usePlace } from "./place.js";
+import { Audit } from "./views/audit.js";
+import { Health } from "./views/health.js";
+import { Locks } from "./views/locks.js";
+import { Owner, Owners } from "./views/owners.js";
+import { Readers } from "./views/readers.js";
+import { Task } from "./views/task.js";
+import { Tasks } from "./views/tasks.js";
+import { Ticks } from "./views/ticks.js";
+import { Topic } from "./views/topic.js";
+import { Topics } from "./views/topics.js";
+
+const TABS = [
+  ["topics", "Topics"],
+  ["tasks", "Tasks"],
+  ["owners", "Owners"],
+  ["locks", "Locks"],
+  ["readers", "Readers"],
+  ["ticks", "Ticks"],
+  ["health", "Health"],
+  ["audit", "Audit"],
+];
+const VIEWS = {
+  topics: Topics,
+  topic: Topic,
+  tasks: Tasks,
+  task: Task,
+  owners: Owners,
+  owner: Owner,
+  locks: Locks,
+  readers: Readers,
+  ticks: Ticks,
+  health: Health,
+  audit: Audit,
+};
+const TAB_OF = { topic: "topics", task: "tasks", owner: "owners" };
+
+function Tab({ to, title, current }) {
+  const look = { color: current ? "fg" : "fg.muted", borderBottomWidth: 3, borderColor: current ? "border.info" : "transparent" };
+  return h(
+    UI.Box,
+    { asChild: true, fontWeight: "bold", px: { base: 2.5, md: 4 }, pb: 2, mb: "-1px", whiteSpace: "nowrap", _hover: { color: "fg" }, ...look },
+    h(Link, { to, "aria-current": current ? "page" : undefined }, title),
+  );
+}
+
+function Tabs({ place }) {
+  const shown = TAB_OF[place.view] ?? place.view;
+  const tabs = TABS.map(([view, title]) => h(Tab, { key: view, title, to: place.at({ view }), current: view === shown }));
+  const bar = { borderBottomWidth: 1, overflowX: "auto", overflowY: "hidden", pt: 2, flexShrink: 0, scrollbarWidth: "none" };
+  return h(UI.Flex, { as: "nav", "aria-label": "TaskQ", ...bar }, tabs);
+}
+
+/** Which of the listed connections is looked at; nothing to choose where there is one. */
+function Connections({ connections, conn, place }) {
+  if (connections.length < 2) return h(UI.Text, { fontSize: "sm", color: "fg.muted", truncate: true }, conn.conn_id);
+  const options = connections.map(({ conn_id }) => h("option", { key: conn_id, value: conn_id }, conn_id));
+  const field = {
+    "aria-label": "Connection",
+    value: conn.conn_id,
+    onChange: (event) => place.go({ ...GONE, conn_id: event.target.value }),
+  };
+  return h(UI.NativeSelect.Root, { size: "sm", width: { base: "7.5rem", md: "14rem" } }, h(UI.NativeSelect.Field, field, options), h(UI.NativeSelect.Indicator));
+}
+
+// What another connection doesn't have in common with this one.
+const GONE = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "view"].map((name) => [name, null]));
+
+function chosen(connections, asked) {
+  return connections.find(({ conn_id }) => conn_id === asked) ?? (asked ? null : connections[0]);
+}
+
+/** What the user looks at: where it changes, a new view begins, whose heading takes the focus. */
+function whereabouts({ view, topic, sequence, owner }) {
+  const subject = { topic, task: `${topic}#${sequence}`, owner }[view];
+  return `${view} ${subject ?? ""}`;
+}
+
+function Body({ place, connections, asOf, live, setLive }) {
+  const conn = chosen(connections, place.conn_id);
+  const here = whereabouts(place);
+  const came = useRef(here);
+  if (came.current !== here) came.current = null;
+  if (!conn) {
+    const none = connections.length
+      ? `This deployment does not show the connection ${place.conn_id}: choose another one.`
+      : "The deployment lists the connections to show in the setting conn_ids of the section [taskq]; it lists none that you may see.";
+    return h(Empty, { title: "No connection to look at" }, none);
+  }
+  const View = VIEWS[place.view] ?? Topics;
+  const bar = { align: "center", justify: "space-between", gap: 3, wrap: "wrap" };
+  return h(
+    Fragment,
+    null,
+    h(Tabs, { place }),
+    h(
+      UI.Flex,
+      { ...bar, as: "section", "aria-label": "Connection and freshness" },
+      h(
+        UI.HStack,
+        { gap: 3, minW: 0 },
+        h(Connections, { connections, conn, place }),
+        conn.may_act ? null : h(UI.Badge, { variant: "surface", title: "Acting takes the right to edit this connection" }, "view only"),
+      ),
+      h(Stamp, { asOf, live, onLive: setLive }),
+    ),
+    h(Acting, { conn }, h(View, { key: here, conn, place, focus: came.current === null })),
+  );
+}
+
+/**
+ * What Airflow shows at plugin/taskq.
+ *
+ * Airflow renders a plugin's component through React.lazy the first time, and itself from the next change of the URL on:
+ * to React another component, so that all of it would be made anew, and a field lose the focus, at the first letter of a
+ * filter. So that change is brought about before there is anything to lose.
+ */
+export function Page() {
+  const [ready, setReady] = useState(settled);
+  const [{ pathname, search }, navigate] = [useLocation(), useNavigate()];
+  useEffect(() => {
+    if (settled) return;
+    settled = true;
+    navigate({ pathname, search }, { replace: true });
+    setReady(true);
+  }, [navigate, pathname, search]);
+  return ready ? h(Whole) : h(Loading);
+}
+
+let settled = false;
+
+function Whole() {
+  const place = usePlace();
+  const [live, setLive] = useState(true);
+  const [asOf, tell] = useFreshest(place.view);
+  const liveness = useMemo(() => ({ live, tell }), [live, tell]);
+  const known = useLive("connections", {}, { once: true });
+  const shown = known.data
+    ? h(Body, { place, connections: known.data.connections, asOf, live, setLive })
+    : known.error
+      ? h(Failure, { error: known.error, again: known.reload })
+      : h(Loading);
+  const room = { px: { base: 1, md: 2 }, pb: 6, gap: 3, minW: 0, w: "full", overflowY: "auto", h: "full" };
+  return h(Liveness.Provider, { value: liveness }, h(UI.Stack, { as: "main", "data-testid": "taskq", ...room }, shown));
+}
+
+/** The moment of the newest data of a view. */
+function useFreshest(view) {
+  const [asOf, setAsOf] = useState(null);
+  useEffect(() => setAsOf(null), [view]);
+  const tell = useCallback((moment) => setAsOf((before) => (!before || Date.parse(moment) > Date.parse(before) ? moment : before)), []);
+  return [asOf, tell];
+}

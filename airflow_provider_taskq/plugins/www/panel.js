@@ -1,0 +1,108 @@
+/** The panel of a task instance: the tasks that it pushed, waits for or holds. */
+import { h, To, UI, useEffect, useMemo, useState } from "./host.js";
+import { askInstance, ownerName } from "./instance.js";
+import { Liveness, useLive } from "./live.js";
+import { Empty, Failure, Loading, Part, Shown, Stamp, State } from "./parts.js";
+import { search } from "./place.js";
+import { Rows } from "./table.js";
+import { TaskRows } from "./views/task_rows.js";
+
+/** Links of the panel lead to the page, on the same connection. */
+function usePage(conn) {
+  return useMemo(() => ({ at: (place) => ({ pathname: "/plugin/taskq", search: search({ conn_id: conn, ...place }) }) }), [conn]);
+}
+
+function Tasks({ title, tasks, asOf, place, none, owners }) {
+  const rows = tasks.length
+    ? h(TaskRows, { label: title, tasks, asOf, place, topics: true, owners, testid: title.toLowerCase().replaceAll(" ", "-") })
+    : h(UI.Text, { fontSize: "sm", color: "fg.muted" }, none);
+  return h(UI.Stack, { as: "section", gap: 2, minW: 0, "aria-label": title }, h(Part, null, title), rows);
+}
+
+function WaitsFor({ waits, topic, place }) {
+  if (!waits.length) return null;
+  const columns = [
+    { title: "Identifier", look: { fontWeight: "semibold" }, show: ({ identifier }) => identifier },
+    { title: "Newest task", show: ({ task }) => (task ? h(To, { to: place.at({ topic, sequence: task.sequence }) }, `#${task.sequence}`) : "none yet") },
+    { title: "State", show: ({ task }) => (task ? h(State, { name: task.status }) : "–") },
+  ];
+  const rows = h(Rows, { label: "Waits for", rows: waits, keyOf: ({ identifier }) => identifier, columns, testid: "waits-for" });
+  return h(UI.Stack, { as: "section", gap: 2, minW: 0, "aria-label": "Waits for" }, h(Part, null, "Waits for"), rows);
+}
+
+/** What a waiting gate looks at, where it waits for a topic rather than for named tasks. */
+function Topic({ topic, place }) {
+  if (!topic) return null;
+  return h(
+    UI.HStack,
+    { gap: 2, wrap: "wrap", fontSize: "sm" },
+    h(UI.Text, { color: "fg.muted" }, "Topic"),
+    h(To, { to: place.at({ topic: topic.topic }), fontWeight: "semibold" }, topic.topic),
+    topic.paused ? h(State, { name: "paused" }) : null,
+  );
+}
+
+function Found({ data, asked, place }) {
+  const { owner, holds, pushed, waits_for: waits, topic, as_of: asOf } = data;
+  const nothing = !owner && !holds.length && !pushed.length && !waits.length;
+  if (nothing && !topic) {
+    return h(Empty, { title: "No task of the queue" }, "This task instance has pushed none, waits for none and holds none.");
+  }
+  return h(
+    UI.Stack,
+    { gap: 4, minW: 0 },
+    h(Topic, { topic, place }),
+    h(Tasks, { title: "Holds", owners: false, tasks: holds, asOf, place, none: "It holds no task." }),
+    asked.first ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "What it pushed was purged." }) : null,
+    h(WaitsFor, { waits, topic: topic?.topic, place }),
+  );
+}
+
+function Known({ conn, instance, asked }) {
+  const place = usePage(conn);
+  const { topic, first, last, identifiers } = asked;
+  const found = useLive(`${encodeURIComponent(conn)}/instance`, { owner: ownerName(instance), topic, first, last, identifier: identifiers });
+  return h(Shown, { of: found, rows: 4 }, (data) => h(Found, { data, asked, place }));
+}
+
+/** What Airflow shows on the page of a task instance. */
+export function Panel({ dagId, runId, taskId, mapIndex }) {
+  const instance = useMemo(() => ({ dagId, runId, taskId, mapIndex: mapIndex ?? "-1" }), [dagId, runId, taskId, mapIndex]);
+  const [live, setLive] = useState(true);
+  const [asOf, tell] = useState(null);
+  const liveness = useMemo(() => ({ live, tell }), [live]);
+  const connections = useLive("connections", {}, { once: true });
+  const asked = useAsked(instance);
+  const conn = asked?.conn ?? connections.data?.connections[0]?.conn_id;
+  const told = () => {
+    if (connections.error) return h(Failure, { error: connections.error, again: connections.reload });
+    if (!connections.data || !asked) return h(Loading, { rows: 4 });
+    return conn ? h(Known, { conn, instance, asked }) : h(Empty, { title: "No connection to look at" });
+  };
+  return h(
+    Liveness.Provider,
+    { value: liveness },
+    h(
+      UI.Stack,
+      { gap: 3, p: 2, minW: 0, "data-testid": "taskq-panel" },
+      h(UI.Flex, { justify: "flex-end" }, h(Stamp, { asOf, live, onLive: setLive })),
+      asked?.refused ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, asked.refused) : null,
+      told(),
+    ),
+  );
+}
+
+/** What Airflow knows of the instance; null until it has told. */
+function useAsked(instance) {
+  const [asked, setAsked] = useState(null);
+  useEffect(() => {
+    const abort = new AbortController();
+    setAsked(null);
+    askInstance(instance, abort.signal).then(
+      (known) => setAsked(known),
+      () => {}, // aborted: somebody looks at another instance now
+    );
+    return () => abort.abort();
+  }, [instance]);
+  return asked;
+}

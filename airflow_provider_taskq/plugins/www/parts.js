@@ -1,0 +1,145 @@
+/** Pieces that every view is made of: headings, badges, notices, empty and loading states, times. */
+import { h, UI, useEffect, useRef } from "./host.js";
+import { Icon } from "./icons.js";
+import { clock, distance, moment } from "./words.js";
+
+// Airflow's own colours of task states, given to the states that mean the same here.
+const PALETTES = {
+  active: "running",
+  ready: "info",
+  scheduled: "scheduled",
+  waiting: "deferred",
+  retrying: "up_for_retry",
+  paused: "queued",
+  expired: "upstream_failed",
+  failed: "failed",
+  exhausted: "failed",
+  suspended: "restarting",
+  filtered: "skipped",
+  succeeded: "success",
+  recreated: "removed",
+  redundant: "removed",
+  fine: "success",
+  notice: "info",
+  warning: "warning",
+  critical: "failed",
+};
+
+/** A state in Airflow's colours, and always in words. */
+export function State({ name, ...props }) {
+  const look = { colorPalette: PALETTES[name] ?? "gray", variant: "solid", borderRadius: "full", fontSize: "xs", px: 2 };
+  return h(UI.Badge, { ...look, whiteSpace: "nowrap", ...props }, name);
+}
+
+/** The heading of a view, which takes the focus when the user came here from another one. */
+export function Title({ children, focus, aside, badge }) {
+  const heading = useRef(null);
+  useEffect(() => {
+    if (focus) heading.current?.focus({ preventScroll: true });
+  }, [focus]);
+  const title = h(
+    UI.Heading,
+    { as: "h2", size: "md", ref: heading, tabIndex: -1, outline: "none", minW: 0, overflowWrap: "anywhere" },
+    children,
+  );
+  return h(
+    UI.Flex,
+    { align: "center", gap: 2, wrap: "wrap", rowGap: 2 },
+    title,
+    badge,
+    aside ? h(UI.Flex, { gap: 2, wrap: "wrap", w: { base: "full", md: "auto" }, ml: { base: 0, md: "auto" } }, aside) : null,
+  );
+}
+
+/** The heading of a part of a view. */
+export const Part = ({ children, ...props }) => h(UI.Heading, { as: "h3", size: "sm", mt: 2, ...props }, children);
+
+/** A button of this page's size. */
+export function Do({ icon, children, ...props }) {
+  return h(UI.Button, { size: "sm", variant: "outline", ...props }, icon ? h(Icon, { name: icon }) : null, children);
+}
+
+/** What went wrong, in the server's words, and a way to try again. */
+export function Failure({ error, again }) {
+  return h(
+    UI.Alert.Root,
+    { status: "error", role: "alert", "data-testid": "failure" },
+    h(UI.Alert.Indicator),
+    h(UI.Alert.Content, null, h(UI.Alert.Description, { overflowWrap: "anywhere" }, error.message)),
+    again ? h(UI.Button, { size: "xs", variant: "outline", onClick: again }, "Try again") : null,
+  );
+}
+
+/** Rows to come, shown so that nothing jumps when they do. */
+export function Loading({ rows = 6 }) {
+  const lines = Array.from({ length: rows }, (_, place) => h(UI.Skeleton, { key: place, height: 9, borderRadius: "sm" }));
+  return h(UI.Stack, { gap: 2, role: "status", "aria-label": "Loading", "data-testid": "loading" }, lines);
+}
+
+/** What it means that there is nothing here, and what to do about it. */
+export function Empty({ title, children }) {
+  return h(
+    UI.EmptyState.Root,
+    { size: "sm", "data-testid": "empty" },
+    h(
+      UI.EmptyState.Content,
+      null,
+      h(UI.EmptyState.Title, { fontSize: "md" }, title),
+      children ? h(UI.EmptyState.Description, { textAlign: "center", maxW: "lg" }, children) : null,
+    ),
+  );
+}
+
+/** One of: loading, failed, or the data, with a failed look at newer data told above it. */
+export function Shown({ of, rows, children }) {
+  if (of.loading) return h(Loading, { rows });
+  const failure = of.error ? h(Failure, { error: of.error, again: of.reload }) : null;
+  return h(UI.Stack, { gap: 3, minW: 0 }, failure, of.data ? children(of.data) : null);
+}
+
+/** A moment, exact, with how far it is away. */
+export function When({ at, from, only }) {
+  if (!at) return h(UI.Text, { as: "span", color: "fg.muted" }, "–");
+  const away = from ? distance(at, from) : null;
+  if (only === "distance") return h("time", { dateTime: at, title: moment(at) }, away);
+  const exact = h("time", { dateTime: at }, moment(at));
+  return away ? h("span", null, exact, h(UI.Text, { as: "span", color: "fg.muted" }, ` (${away})`)) : exact;
+}
+
+/** How fresh the page is, and the switch that makes it stay as it is. */
+export function Stamp({ asOf, live, onLive }) {
+  return h(
+    UI.HStack,
+    { gap: 2, color: "fg.muted", fontSize: "sm", whiteSpace: "nowrap" },
+    h("span", { "data-testid": "as-of" }, asOf ? `as of ${clock(asOf)}` : "…"),
+    h(
+      UI.Switch.Root,
+      { size: "sm", checked: live, onCheckedChange: ({ checked }) => onLive(checked), colorPalette: "brand" },
+      h(UI.Switch.HiddenInput),
+      h(UI.Switch.Control),
+      h(UI.Switch.Label, { fontWeight: "normal" }, "Live"),
+    ),
+  );
+}
+
+/** Names with their values: a description list that takes the columns it has room for. */
+export function Facts({ facts }) {
+  const shown = facts.filter((fact) => fact && fact[1] !== null && fact[1] !== undefined);
+  const fact = ([name, value]) =>
+    h(
+      UI.Box,
+      { key: name, minW: 0 },
+      h(UI.Text, { as: "dt", fontSize: "xs", fontWeight: "semibold", color: "fg.muted" }, name),
+      h(UI.Box, { as: "dd", fontSize: "sm", overflowWrap: "anywhere" }, value),
+    );
+  const fill = (least) => `repeat(auto-fill, minmax(min(100%, ${least}), 1fr))`;
+  const columns = { base: fill("8.5rem"), md: fill("15rem") };
+  return h(UI.Grid, { as: "dl", gridTemplateColumns: columns, columnGap: 6, rowGap: 3 }, shown.map(fact));
+}
+
+/** Text exactly as it is, which scrolls in its own box. */
+export function Verbatim({ children, label, ...props }) {
+  const look = { as: "pre", fontSize: "xs", fontFamily: "mono", bg: "bg.subtle", borderWidth: "1px", borderRadius: "md", p: 3 };
+  const fit = { maxH: "28rem", overflow: "auto", whiteSpace: "pre-wrap", overflowWrap: "anywhere" };
+  return h(UI.Box, { ...look, ...fit, tabIndex: 0, role: "region", "aria-label": label, ...props }, children);
+}

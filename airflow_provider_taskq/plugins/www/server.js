@@ -1,0 +1,53 @@
+/** The JSON API beside these files, asked with the browser's own Airflow session. */
+
+// Beside the folder of this file, whatever prefix Airflow is served under.
+const API = new URL("../api/", import.meta.url);
+
+/** An answer that is no success, with the sentence that the server gave. */
+class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const UNTOLD = {
+  401: "You are signed out. Sign in to Airflow again, and come back.",
+  403: "You may not see this.",
+  404: "There is no such thing.",
+};
+
+async function answer(response) {
+  const told = await response.json().catch(() => null);
+  if (response.ok && told) return told;
+  const said = typeof told?.error === "string" ? told.error : typeof told?.detail === "string" ? told.detail : null;
+  throw new Refused(response.status, said ?? UNTOLD[response.status] ?? `The server answered ${response.status}.`);
+}
+
+async function send(url, options) {
+  let response;
+  try {
+    response = await fetch(url, { credentials: "same-origin", headers: { Accept: "application/json" }, ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "Airflow's server can't be reached.");
+  }
+  return answer(response);
+}
+
+/** What the API tells of a path; what is empty in the query is left out. */
+export function get(where, query = {}, signal = undefined) {
+  const url = new URL(where, API);
+  for (const [name, value] of Object.entries(query)) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== null && one !== undefined && one !== "") url.searchParams.append(name, one);
+    }
+  }
+  return send(url, { signal });
+}
+
+/** Sends an action. */
+export function post(where, body) {
+  const headers = { Accept: "application/json", "Content-Type": "application/json" };
+  return send(new URL(where, API), { method: "POST", headers, body: JSON.stringify(body) });
+}

@@ -1,0 +1,112 @@
+/** A table in Airflow's style, whose rows become cards where there is no room for its columns. */
+import { h, UI } from "./host.js";
+import { Icon } from "./icons.js";
+
+// By the room that the table has, not the window: beside Airflow's grid a wide window has little.
+const NARROW = "@container taskq (max-width: 46rem)";
+
+const CARDS = {
+  [NARROW]: {
+    "& thead": { position: "absolute", width: "1px", height: "1px", overflow: "hidden", clipPath: "inset(50%)" },
+    "&, & tbody": { display: "block" },
+    "& tbody tr": { display: "block", py: 2, borderBottomWidth: "1px" },
+    "& tbody td": { display: "flex", width: "auto", alignItems: "flex-start", gap: 3, border: "none", py: 1, textAlign: "start", whiteSpace: "normal" },
+    "& tbody td[data-empty]": { display: "none" },
+    "& tbody td[data-label]::before": {
+      content: "attr(data-label)",
+      flex: "0 0 7.5rem",
+      color: "fg.muted",
+      fontSize: "xs",
+      fontWeight: "semibold",
+      pt: "2px",
+    },
+  },
+};
+
+/** A box to tick, with a name for those who don't see where it stands. */
+export function Tick({ checked, onChange, label }) {
+  return h(
+    UI.Checkbox.Root,
+    { size: "sm", display: "flex", checked, onCheckedChange: (now) => onChange(now.checked === true), colorPalette: "brand" },
+    h(UI.Checkbox.HiddenInput, { "aria-label": label }),
+    h(UI.Checkbox.Control),
+  );
+}
+
+function header(column) {
+  const look = { whiteSpace: "nowrap", textAlign: column.number ? "end" : "start", width: column.width };
+  return h(UI.Table.ColumnHeader, { key: column.title, scope: "col", ...look }, column.title);
+}
+
+function cell(column, row, place) {
+  const look = column.number ? { textAlign: "end", fontVariantNumeric: "tabular-nums", whiteSpace: "nowrap" } : {};
+  const shown = column.show(row);
+  const bare = column.empty?.(row) ? { "data-empty": "" } : {};
+  const inner = h(UI.Box, { as: "span", minW: 0, overflowWrap: "anywhere", ...column.look }, shown);
+  return h(UI.Table.Cell, { key: column.title, role: place === 0 ? "rowheader" : "cell", "data-label": column.title, ...bare, ...look }, inner);
+}
+
+/** The selection's column: {keys: Set, toggle(key), all(keys)}. */
+function choices(selection, rows, keyOf) {
+  const keys = rows.map(keyOf);
+  const chosen = keys.filter((key) => selection.keys.has(key)).length;
+  const state = chosen === 0 ? false : chosen === keys.length ? true : "indeterminate";
+  return {
+    head: h(
+      UI.Table.ColumnHeader,
+      { key: "-", width: 8, scope: "col" },
+      h(Tick, { checked: state, onChange: () => selection.all(state === true ? [] : keys), label: "Select this page" }),
+    ),
+    cell: (row) =>
+      h(
+        UI.Table.Cell,
+        { key: "-", width: 8, role: "cell" },
+        h(Tick, {
+          checked: selection.keys.has(keyOf(row)),
+          onChange: () => selection.toggle(keyOf(row)),
+          label: `Select task ${keyOf(row)}`,
+        }),
+      ),
+  };
+}
+
+/**
+ * Rows as a table. columns: [{title, show(row), number, look, width, empty(row)}]; the first one names the row, and a card leaves
+ * out what is empty.
+ * The roles are said aloud, for they are lost where a table is laid out as cards.
+ */
+export function Rows({ label, columns, rows, keyOf, selection, testid }) {
+  const chosen = selection ? choices(selection, rows, keyOf) : null;
+  const line = (row) =>
+    h(UI.Table.Row, { key: keyOf(row), role: "row" }, chosen?.cell(row), columns.map((column, place) => cell(column, row, place)));
+  return h(
+    UI.Box,
+    { css: { containerType: "inline-size", containerName: "taskq" }, minW: 0 },
+    h(
+      UI.Box,
+      { overflowX: "auto" },
+      h(
+        UI.Table.Root,
+        { striped: true, role: "table", "aria-label": label, css: CARDS, "data-testid": testid, fontSize: "sm" },
+        h(UI.Table.Header, { role: "rowgroup" }, h(UI.Table.Row, { role: "row" }, chosen?.head, columns.map(header))),
+        h(UI.Table.Body, { role: "rowgroup" }, rows.map(line)),
+      ),
+    ),
+  );
+}
+
+const turn = (title, onClick, icon) =>
+  h(UI.Button, { key: title, size: "sm", variant: "outline", disabled: !onClick, onClick: onClick ?? undefined }, title, icon);
+
+/** The ways to other pages; absent where there is only one. */
+export function Pages({ first, previous, next, note }) {
+  if (!first && !previous && !next && !note) return null;
+  return h(
+    UI.Flex,
+    { as: "nav", "aria-label": "Pages", align: "center", gap: 2, justify: "flex-end", wrap: "wrap" },
+    note ? h(UI.Text, { fontSize: "sm", color: "fg.muted", mr: "auto" }, note) : null,
+    turn("First page", first),
+    previous === undefined ? null : turn("Previous", previous),
+    turn("Next", next, h(Icon, { name: "next" })),
+  );
+}

@@ -1,0 +1,30 @@
+/** What people did here: who, what, to how many, when. */
+import { h, To, UI } from "../host.js";
+import { useLive } from "../live.js";
+import { Empty, Shown, Title, When } from "../parts.js";
+import { Pages, Rows } from "../table.js";
+import { number } from "../words.js";
+
+const columns = (place, asOf) => [
+  { title: "When", show: (row) => h(When, { at: row.happened, from: asOf }) },
+  { title: "Who", show: (row) => row.actor },
+  { title: "Action", look: { fontWeight: "semibold" }, show: (row) => row.action },
+  { title: "Topic", show: (row) => (row.topic ? h(To, { to: place.at({ topic: row.topic }) }, row.topic) : "–") },
+  { title: "Which", show: (row) => row.what || "–" },
+  { title: "How many", number: true, show: (row) => (row.count === null ? "–" : number(row.count)) },
+];
+
+export function Audit({ conn, place, focus }) {
+  const audit = useLive(`${encodeURIComponent(conn.conn_id)}/audit`, { topic: place.topic, after: place.after });
+  return h(
+    UI.Stack,
+    { gap: 3 },
+    h(Title, { focus }, place.topic ? `Audit of ${place.topic}` : "Audit"),
+    h(Shown, { of: audit }, ({ audit: rows, next, as_of: asOf }) => [
+      rows.length
+        ? h(Rows, { key: "rows", label: "Audit", testid: "audit", rows, keyOf: (row) => row.id, columns: columns(place, asOf) })
+        : h(Empty, { key: "none", title: "Nobody has acted yet" }, "Every action on this page, and every payload revealed, is written down here."),
+      h(Pages, { key: "pages", first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null }),
+    ]),
+  );
+}

@@ -1,0 +1,82 @@
+/** Whoever holds tasks, and what they hold. */
+import { useActing } from "../actions/acting.js";
+import { h, To, UI, useState } from "../host.js";
+import { useLive } from "../live.js";
+import { Do, Empty, Facts, Part, Shown, State, Title, When } from "../parts.js";
+import { Search } from "../search.js";
+import { Pages, Rows } from "../table.js";
+import { count, distance, duration, moment } from "../words.js";
+import { InAirflow } from "./in_airflow.js";
+import { TaskRows } from "./task_rows.js";
+
+/** A lease: how long it goes on, or for how long it is over. */
+function Lease({ owner, asOf }) {
+  const words = `${owner.lapsed ? "lapsed" : "ends"} ${distance(owner.lease_until, asOf)}`;
+  const time = h("time", { dateTime: owner.lease_until, title: moment(owner.lease_until) }, words);
+  return owner.lapsed ? h(UI.Text, { as: "span", color: "fg.error" }, time) : time;
+}
+
+function columns(place, asOf) {
+  return [
+    { title: "Owner", look: { fontWeight: "semibold" }, show: (row) => h(To, { to: place.at({ view: "owner", owner: row.owner }) }, row.owner) },
+    { title: "Holds", number: true, show: (row) => count(row.held) },
+    { title: "Lease", show: (row) => h(Lease, { owner: row, asOf }) },
+    { title: "Last sign of life", show: (row) => h(When, { at: row.seen, from: asOf, only: "distance" }) },
+    { title: "Topics", show: (row) => (row.topics ?? []).join(", ") || "–" },
+    { title: "In Airflow", empty: (row) => !row.links, show: (row) => h(InAirflow, { links: row.links }) },
+  ];
+}
+
+export function Owners({ conn, place, focus }) {
+  const { mayAct, act } = useActing();
+  const [asked, setAsked] = useState(place.search ?? "");
+  const owners = useLive(`${encodeURIComponent(conn.conn_id)}/owners`, { search: place.search, after: place.after });
+  const expire = () => act({ action: "expire", subject: "lapsed leases", onDone: owners.reload });
+  const aside = [
+    h(Search, { key: "search", label: "Search owners", value: asked, onValue: setAsked, onSearch: (search) => place.go({ search, after: null }) }),
+    mayAct ? h(Do, { key: "expire", icon: "clock", onClick: expire }, "Expire lapsed leases") : null,
+  ];
+  return h(
+    UI.Stack,
+    { gap: 3 },
+    h(Title, { focus, aside }, "Owners"),
+    h(Shown, { of: owners }, ({ owners: rows, next, as_of: asOf }) => [
+      rows.length
+        ? h(Rows, { key: "rows", label: "Owners", testid: "owners", rows, keyOf: (row) => row.owner, columns: columns(place, asOf) })
+        : h(Empty, { key: "none", title: place.search ? "No owner has this in its name" : "No owner" }, place.search ? null : "Nobody has registered to take tasks."),
+      h(Pages, { key: "pages", first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null }),
+    ]),
+  );
+}
+
+function Held({ data, place }) {
+  const { owner, tasks, next, as_of: asOf } = data;
+  if (!owner) return h(Empty, { title: "Nobody of this name" }, "It gave its lease back, or was never here.");
+  const facts = [
+    ["Lease", h(Lease, { owner, asOf })],
+    ["Length of the lease", duration(owner.lease_seconds)],
+    ["Last sign of life", h(When, { at: owner.seen, from: asOf })],
+    ["Holds", count(owner.held)],
+    ["In Airflow", owner.links ? h(InAirflow, { links: owner.links }) : null],
+  ];
+  const rows = tasks.length
+    ? h(TaskRows, { label: "Held tasks", tasks, asOf, place, topics: true, owners: false })
+    : h(Empty, { title: "It holds no task" });
+  const pages = { first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null };
+  return h(UI.Stack, { gap: 3, minW: 0 }, h(Facts, { facts }), h(Part, null, "Held tasks"), rows, h(Pages, pages));
+}
+
+export function Owner({ conn, place, focus }) {
+  const { mayAct, act } = useActing();
+  const name = place.owner;
+  const owner = useLive(`${encodeURIComponent(conn.conn_id)}/owner`, { owner: name, after: place.after });
+  const release = () => act({ action: "release", options: { owner: name }, subject: `what ${name} holds`, onDone: owner.reload });
+  const there = owner.data?.owner;
+  const badge = there?.lapsed ? h(State, { name: "expired" }, "lapsed") : null;
+  return h(
+    UI.Stack,
+    { gap: 3, minW: 0 },
+    h(Title, { focus, badge, aside: mayAct && there ? h(Do, { icon: "release", onClick: release }, "Release") : null }, name),
+    h(Shown, { of: owner }, (data) => h(Held, { data, place })),
+  );
+}

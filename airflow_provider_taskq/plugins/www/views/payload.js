@@ -1,0 +1,50 @@
+/** A task's payload and output: their size, and their text once somebody who may asks for it. */
+import { useActing } from "../actions/acting.js";
+import { h, UI, useEffect, useState } from "../host.js";
+import { readable } from "../json.js";
+import { Do, Failure, Part, Verbatim } from "../parts.js";
+import { post } from "../server.js";
+import { bytes } from "../words.js";
+
+const masked = (size, name) => (size === null ? null : `${name}, ${bytes(size)}`);
+
+export function Payload({ conn, task }) {
+  const { mayAct } = useActing();
+  const [state, setState] = useState({});
+  useEffect(() => setState({}), [task.topic, task.sequence]);
+  const sizes = [masked(task.payload_bytes, "payload"), masked(task.output_bytes, "output")].filter(Boolean);
+  if (!sizes.length) return null;
+
+  async function reveal() {
+    setState({ asking: true });
+    try {
+      const told = await post(`${encodeURIComponent(conn.conn_id)}/reveal`, { topic: task.topic, sequence: task.sequence });
+      setState({ told });
+    } catch (error) {
+      setState({ error });
+    }
+  }
+
+  if (!state.told) {
+    const note = mayAct ? "Who reveals it is written to the audit." : "Seeing it takes the right to edit this connection.";
+    return h(
+      UI.Stack,
+      { gap: 3, "data-testid": "masked" },
+      h(Part, null, "Payload"),
+      h(UI.Text, { fontSize: "sm", color: "fg.muted" }, `Hidden: ${sizes.join(" and ")}. ${note}`),
+      mayAct ? h(Do, { icon: "eye", onClick: reveal, loading: state.asking, alignSelf: "start" }, "Reveal") : null,
+      state.error ? h(Failure, { error: state.error }) : null,
+    );
+  }
+  const { payload, output, cut } = state.told;
+  const shown = (title, text) =>
+    text === null ? null : h(UI.Stack, { key: title, gap: 2 }, h(Part, null, title), h(Verbatim, { label: title, "data-testid": title.toLowerCase() }, readable(text)));
+  return h(
+    UI.Stack,
+    { gap: 3, minW: 0, "aria-live": "polite" },
+    shown("Payload", payload),
+    shown("Output", output),
+    cut ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, "Cut after 64 KiB.") : null,
+    h(Do, { onClick: () => setState({}), alignSelf: "start" }, "Hide"),
+  );
+}

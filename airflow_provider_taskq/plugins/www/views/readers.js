@@ -1,0 +1,47 @@
+/** How far groups of readers got in the logs of topics, and who holds those logs back. */
+import { h, To, UI } from "../host.js";
+import { useLive } from "../live.js";
+import { Empty, Part, Shown, Title, When } from "../parts.js";
+import { Rows } from "../table.js";
+import { count, number } from "../words.js";
+
+const progress = (place, asOf) => [
+  { title: "Group", look: { fontWeight: "semibold" }, show: (row) => row.group },
+  { title: "Topic", show: (row) => h(To, { to: place.at({ topic: row.topic }) }, row.topic) },
+  { title: "Partition", number: true, show: (row) => row.partition },
+  { title: "Read up to", number: true, show: (row) => `#${row.cursor}` },
+  { title: "Behind", number: true, show: (row) => count(row.behind) },
+  { title: "Advanced", show: (row) => h(When, { at: row.advanced, from: asOf }) },
+];
+
+const holding = (place, asOf) => [
+  { title: "Topic", show: (row) => h(To, { to: place.at({ topic: row.topic }) }, row.topic) },
+  { title: "Process", number: true, show: (row) => row.pid ?? "–" },
+  { title: "Application", show: (row) => row.application || "–" },
+  { title: "Open since", show: (row) => h(When, { at: row.since, from: asOf }) },
+  { title: "Readers stop before", number: true, show: (row) => `#${number(row.floor)}` },
+];
+
+function Holders({ holders, asOf, place }) {
+  if (!holders.length) return null;
+  return [
+    h(Part, { key: "title" }, "Open transactions that hold a log back"),
+    h(Rows, { key: "rows", label: "Open transactions", rows: holders, keyOf: (row) => `${row.topic}${row.pid}${row.floor}`, columns: holding(place, asOf) }),
+  ];
+}
+
+export function Readers({ conn, place, focus }) {
+  const readers = useLive(`${encodeURIComponent(conn.conn_id)}/readers`);
+  return h(
+    UI.Stack,
+    { gap: 3 },
+    h(Title, { focus }, "Readers"),
+    h(Shown, { of: readers }, ({ readers: rows, holders, capped, as_of: asOf }) => [
+      rows.length
+        ? h(Rows, { key: "rows", label: "Readers", testid: "readers", rows, keyOf: (row) => `${row.group}/${row.topic}/${row.partition}`, columns: progress(place, asOf) })
+        : h(Empty, { key: "none", title: "No reader yet" }, "A group of readers appears once it has stored how far it got."),
+      capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "There are more than are shown.") : null,
+      h(Holders, { key: "holders", holders, asOf, place }),
+    ]),
+  );
+}

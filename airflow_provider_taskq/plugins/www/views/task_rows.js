@@ -1,0 +1,55 @@
+/** Tasks as rows, the same in every view that lists them. */
+import { h, To, UI } from "../host.js";
+import { State } from "../parts.js";
+import { Rows } from "../table.js";
+import { distance, moment } from "../words.js";
+
+/** When something happens to a task next, or happened last. */
+function Moment({ task, asOf }) {
+  const [word, at] = task.completed
+    ? ["ended", task.completed]
+    : task.state === "ACTIVE"
+      ? [Date.parse(task.lease_until) < Date.parse(asOf) ? "lease lapsed" : "lease ends", task.lease_until]
+      : task.state === "READY" && task.status !== "waiting"
+        ? ["due", task.available_at]
+        : ["pushed", task.created];
+  if (!at) return "–";
+  return h("time", { dateTime: at, title: moment(at) }, `${word} ${distance(at, asOf)}`);
+}
+
+/** Who holds a task, with the way to its task instance where it is one. */
+export function Holder({ name, place }) {
+  return name ? h(To, { to: place.at({ view: "owner", owner: name }) }, name) : "–";
+}
+
+const CLAMPED = { lineClamp: 2, overflowWrap: "anywhere" };
+
+function columns(place, asOf, topics, owners) {
+  const link = (task, text) => h(To, { to: place.at({ topic: task.topic, sequence: task.sequence }) }, text);
+  return [
+    { title: "Task", width: "6rem", look: { fontWeight: "semibold" }, show: (task) => link(task, `#${task.sequence}`) },
+    topics && { title: "Topic", show: (task) => h(To, { to: place.at({ topic: task.topic }) }, task.topic) },
+    { title: "Identifier", look: CLAMPED, show: (task) => link(task, task.identifier) },
+    { title: "State", show: (task) => h(State, { name: task.status }) },
+    { title: "Attempt", number: true, empty: (task) => !task.attempt, show: (task) => task.attempt },
+    { title: "Pushed", show: (task) => h("time", { dateTime: task.created }, moment(task.created)), look: { whiteSpace: "nowrap" } },
+    { title: "When", look: { whiteSpace: "nowrap" }, show: (task) => h(Moment, { task, asOf }) },
+    owners && { title: "Owner", look: CLAMPED, empty: (task) => !task.owner, show: (task) => h(Holder, { name: task.owner, place }) },
+    {
+      title: "Error",
+      empty: (task) => !task.error,
+      look: { ...CLAMPED, color: "fg.muted", fontSize: "xs", fontFamily: "mono", maxW: "24rem" },
+      show: (task) => lastLine(task.error),
+    },
+  ].filter(Boolean);
+}
+
+/** The line of a trace that says what it was. */
+function lastLine(error) {
+  return error ? (error.trim().split("\n").at(-1) ?? "") : h(UI.Text, { as: "span", color: "fg.subtle" }, "–");
+}
+
+/** A table of tasks; `topics`, `owners`: with a column of theirs; `selection` as in table.js. */
+export function TaskRows({ label, tasks, asOf, place, topics = false, owners = true, selection, testid = "tasks" }) {
+  return h(Rows, { label, testid, rows: tasks, keyOf: (task) => task.sequence, selection, columns: columns(place, asOf, topics, owners) });
+}

@@ -1,0 +1,77 @@
+/** Tasks of a topic: the filter, the page of them, and what can be done to some or all. */
+import { Actions } from "../actions/bar.js";
+import { Fragment, h, UI, useMemo, useState } from "../host.js";
+import { useLive } from "../live.js";
+import { Empty, Shown, Title } from "../parts.js";
+import { filterOf } from "../place.js";
+import { Pages } from "../table.js";
+import { number, plural } from "../words.js";
+import { Filter } from "./filter.js";
+import { TaskRows } from "./task_rows.js";
+import { TopicField } from "./topic_field.js";
+
+const SIZE = 50;
+
+/** The sequences that are ticked; forgotten when others are shown. */
+function useSelection(key) {
+  const [kept, setKept] = useState({ key, keys: new Set() });
+  const keys = kept.key === key ? kept.keys : new Set();
+  return useMemo(
+    () => ({
+      keys,
+      toggle(one) {
+        const next = new Set(keys);
+        if (!next.delete(one)) next.add(one);
+        setKept({ key, keys: next });
+      },
+      all: (these) => setKept({ key, keys: new Set(these) }),
+    }),
+    [key, keys],
+  );
+}
+
+const toldOf = (data) =>
+  data.looked_to === null || data.looked_to === undefined
+    ? null
+    : `No more found among the tasks up to #${number(data.looked_to)}: the next page looks on from there.`;
+
+function Found({ data, place, filter, selection, reload, topic }) {
+  const filtered = Object.keys(filter).length > 0;
+  const none = filtered
+    ? h(Empty, { title: "No task matches" }, "Loosen the filter: identifier and reference are matched whole, the error by a part of it.")
+    : h(Empty, { title: "No task yet" }, "Nothing has been pushed to this topic, or all of it was purged.");
+  const turn = (name, value) => (value ? () => place.go({ after: null, before: null, [name]: value }) : null);
+  const rows = { label: "Tasks", tasks: data.tasks, asOf: data.as_of, place, selection };
+  return h(
+    Fragment,
+    null,
+    h(UI.VisuallyHidden, { role: "status" }, `${plural(data.tasks.length, "task")} on this page`),
+    h(Actions, { topic, filter, filtered, chosen: selection, onDone: reload, some: data.tasks.length > 0 }),
+    data.tasks.length ? h(TaskRows, rows) : none,
+    h(Pages, {
+      note: toldOf(data),
+      first: place.after || place.before ? () => place.go({ after: null, before: null }) : null,
+      previous: turn("before", data.previous),
+      next: turn("after", data.next),
+    }),
+  );
+}
+
+/** The tasks of the topic that the URL names, without a heading: a part of the topic's own view as well. */
+export function TaskList({ conn, place, topic, children }) {
+  const filter = filterOf(place);
+  const { order, after, before } = place;
+  const asked = { topic, ...filter, order, after, before, size: SIZE };
+  const tasks = useLive(topic ? `${encodeURIComponent(conn.conn_id)}/tasks` : null, asked);
+  const selection = useSelection(JSON.stringify(asked));
+  const list = topic
+    ? h(Shown, { of: tasks }, (data) => h(Found, { data, place, filter, selection, reload: tasks.reload, topic }))
+    : h(Empty, { title: "Choose a topic" }, "Tasks are listed topic by topic.");
+  return h(UI.Stack, { gap: 3, minW: 0 }, h(Filter, { place }, children), list);
+}
+
+/** The tab of tasks, with its field for the topic. */
+export function Tasks({ conn, place, focus }) {
+  const field = h(TopicField, { conn, value: place.topic, onChoose: (topic) => place.go({ topic, after: null, before: null }) });
+  return h(UI.Stack, { gap: 3 }, h(Title, { focus }, "Tasks"), h(TaskList, { conn, place, topic: place.topic }, field));
+}

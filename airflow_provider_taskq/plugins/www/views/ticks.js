@@ -1,0 +1,30 @@
+/** Recurring tasks that are made ahead. */
+import { h, To, UI } from "../host.js";
+import { useLive } from "../live.js";
+import { Empty, Shown, Title, When } from "../parts.js";
+import { Rows } from "../table.js";
+import { number } from "../words.js";
+
+const columns = (place, asOf) => [
+  { title: "Prefix", look: { fontWeight: "semibold" }, show: (row) => row.prefix },
+  { title: "Topic", show: (row) => h(To, { to: place.at({ topic: row.topic }) }, row.topic) },
+  { title: "Configuration", look: { fontFamily: "mono", fontSize: "xs" }, show: (row) => row.config_hash },
+  { title: "Made ahead", number: true, show: (row) => number(row.waiting) },
+  { title: "Next", show: (row) => h(When, { at: row.next, from: asOf }) },
+  { title: "Last", show: (row) => h(When, { at: row.last, from: asOf }) },
+];
+
+export function Ticks({ conn, place, focus }) {
+  const ticks = useLive(`${encodeURIComponent(conn.conn_id)}/ticks`, { topic: place.topic });
+  return h(
+    UI.Stack,
+    { gap: 3 },
+    h(Title, { focus }, place.topic ? `Ticks of ${place.topic}` : "Ticks"),
+    h(Shown, { of: ticks }, ({ ticks: rows, capped, as_of: asOf }) => [
+      rows.length
+        ? h(Rows, { key: "rows", label: "Ticks", testid: "ticks", rows, keyOf: (row) => `${row.topic}/${row.prefix}/${row.config_hash}`, columns: columns(place, asOf) })
+        : h(Empty, { key: "none", title: "No tick waits" }, "Ticks are made ahead by install_ticks, one task for each moment."),
+      capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only those of the next tasks are shown: there are more.") : null,
+    ]),
+  );
+}

@@ -1,0 +1,79 @@
+/** What happened to a task, the newest first. */
+import { h, To, UI } from "../host.js";
+import { Icon } from "../icons.js";
+import { When } from "../parts.js";
+import { InAirflow } from "./in_airflow.js";
+import { Holder } from "./task_rows.js";
+
+const LOOKS = {
+  pushed: ["plus", "gray"],
+  failed: ["cross", "failed"],
+  lapsed: ["clock", "upstream_failed"],
+  "started anew": ["again", "info"],
+  recreated: ["copy", "info"],
+  reassigned: ["assign", "info"],
+  held: ["play", "running"],
+  ended: ["check", "gray"],
+};
+const ENDS = { SUCCEEDED: ["check", "success"], FAILED: ["cross", "failed"], EXPIRED: ["clock", "upstream_failed"] };
+
+/** What happened, in words: the server's word for it, and what it led to. */
+function told(event) {
+  const words = {
+    failed: `Attempt ${event.attempt} failed`,
+    lapsed: "The lease of its owner lapsed",
+    "started anew": `Started anew, was ${event.state}`,
+    recreated: `Recreated as a copy, was ${event.state}`,
+    reassigned: `Reassigned, was ${event.state}`,
+    held: `Held, attempt ${event.attempt}`,
+    ended: `Ended as ${event.state}${event.attempt > 1 ? ` at attempt ${event.attempt}` : ""}`,
+    pushed: "Pushed",
+  };
+  return words[event.what] ?? event.what;
+}
+
+/** The copy that a task was recreated as: only there is `other` the number of a task. */
+function Copy({ event, place, task }) {
+  if (event.what !== "recreated" || !event.other) return null;
+  return h(To, { to: place.at({ topic: task.topic, sequence: event.other }) }, `#${event.other}`);
+}
+
+function Event({ event, asOf, place, task, last }) {
+  const [icon, palette] = (event.what === "ended" && ENDS[event.state]) || (LOOKS[event.what] ?? ["next", "gray"]);
+  const by = [event.holder ? ["by", h(Holder, { name: event.holder, place })] : null, event.actor ? ["asked for by", event.actor] : null];
+  const people = by.filter(Boolean).map(([word, who]) => h(UI.Box, { key: word, fontSize: "sm", overflowWrap: "anywhere" }, `${word} `, who));
+  return h(
+    UI.Timeline.Item,
+    { as: "li" },
+    h(
+      UI.Timeline.Connector,
+      null,
+      last ? null : h(UI.Timeline.Separator),
+      h(UI.Timeline.Indicator, { colorPalette: palette, bg: "colorPalette.solid", color: "colorPalette.contrast" }, h(Icon, { name: icon, boxSize: 3 })),
+    ),
+    h(
+      UI.Timeline.Content,
+      { pb: last ? 0 : 4, gap: 1, minW: 0 },
+      h(UI.Timeline.Title, { flexWrap: "wrap", fontSize: "sm" }, told(event), h(Copy, { event, place, task })),
+      h(UI.Timeline.Description, null, event.happened ? h(When, { at: event.happened, from: asOf }) : "now"),
+      people,
+      event.links ? h(UI.Box, { fontSize: "sm" }, h(InAirflow, { links: event.links })) : null,
+      event.error ? h(Reason, { error: event.error }) : null,
+    ),
+  );
+}
+
+/** Why it failed: the line that says what it was, the rest when asked for. */
+function Reason({ error }) {
+  const lines = error.trim().split("\n");
+  const look = { fontFamily: "mono", fontSize: "xs", overflowWrap: "anywhere", color: "fg.muted" };
+  if (lines.length === 1) return h(UI.Text, look, lines[0]);
+  const whole = h(UI.Box, { as: "pre", ...look, whiteSpace: "pre-wrap", maxH: "16rem", overflow: "auto", mt: 1 }, error);
+  return h("details", null, h(UI.Box, { as: "summary", cursor: "pointer", ...look }, lines.at(-1)), whole);
+}
+
+export function Timeline({ events, asOf, place, task }) {
+  const newest = [...events].reverse();
+  const line = (event, at) => h(Event, { key: `${event.what}${event.happened}${at}`, event, asOf, place, task, last: at === newest.length - 1 });
+  return h(UI.Timeline.Root, { as: "ol", size: "sm", "aria-label": "Timeline", "data-testid": "timeline", listStyleType: "none" }, newest.map(line));
+}

@@ -1,0 +1,138 @@
+/** One topic: how much there is, what it did lately, who works on it, its policy and its tasks. */
+import { useActing } from "../actions/acting.js";
+import { Chart } from "../chart.js";
+import { Fragment, h, Link, To, UI } from "../host.js";
+import { useLive } from "../live.js";
+import { Do, Facts, Part, Shown, State, Title } from "../parts.js";
+import { Rows } from "../table.js";
+import { atLeast, count, distance, duration, moment } from "../words.js";
+import { InAirflow } from "./in_airflow.js";
+import { TaskList } from "./tasks.js";
+
+const DEPTHS = [
+  ["Due", "due", { state: "READY", status: null }],
+  ["Later", "later", { status: "scheduled", state: null }],
+  ["Waiting", "waiting", { status: "waiting", state: null }],
+  ["Held", "held", { state: "ACTIVE", status: null }],
+  ["Failed", "failed", { state: "FAILED", status: null }, "failed"],
+  ["Suspended", "suspended", { state: "SUSPENDED", status: null }],
+  ["Expired", "expired", { state: "EXPIRED", status: null }, "failed"],
+];
+
+function Depth({ title, of, to, palette }) {
+  const some = atLeast(of) > 0;
+  const colour = some && palette ? `${palette}.fg` : some ? "fg" : "fg.subtle";
+  return h(
+    UI.Box,
+    { asChild: true, borderWidth: "1px", borderRadius: "md", px: 3, py: 2, minW: 0, _hover: { borderColor: "border.emphasized", bg: "bg.subtle" } },
+    h(
+      Link,
+      { to, "aria-label": `${title}: ${count(of)}` },
+      h(UI.Text, { fontSize: "xs", fontWeight: "semibold", color: "fg.muted" }, title),
+      h(UI.Text, { fontSize: "xl", fontWeight: "semibold", fontVariantNumeric: "tabular-nums", color: colour }, count(of)),
+    ),
+  );
+}
+
+function Plain({ title, children }) {
+  return h(
+    UI.Box,
+    { borderWidth: "1px", borderRadius: "md", px: 3, py: 2, minW: 0 },
+    h(UI.Text, { fontSize: "xs", fontWeight: "semibold", color: "fg.muted" }, title),
+    h(UI.Text, { fontSize: "xl", fontWeight: "semibold", whiteSpace: "nowrap" }, children),
+  );
+}
+
+function Depths({ topic, place }) {
+  const grid = { gridTemplateColumns: "repeat(auto-fit, minmax(min(45%, 7rem), 1fr))", gap: 2 };
+  const here = { view: null, topic: topic.topic };
+  const depth = ([title, name, filter, palette]) =>
+    h(Depth, { key: name, title, of: topic[name], palette, to: place.at({ ...here, ...filter }) });
+  return h(UI.Grid, grid, DEPTHS.map(depth), h(Plain, { title: "Oldest due" }, duration(topic.oldest_seconds)));
+}
+
+function Consumers({ owners, asOf, place }) {
+  if (!owners.length) return h(UI.Text, { fontSize: "sm", color: "fg.muted" }, "Nobody holds a task of this topic.");
+  const columns = [
+    { title: "Owner", show: (row) => h(To, { to: place.at({ view: "owner", owner: row.owner }) }, row.owner) },
+    { title: "Holds", number: true, show: (row) => count(row.held) },
+    {
+      title: "Lease",
+      show: (row) => h("time", { dateTime: row.lease_until, title: moment(row.lease_until) }, `${row.lapsed ? "lapsed" : "ends"} ${distance(row.lease_until, asOf)}`),
+    },
+    { title: "In Airflow", empty: (row) => !row.links, show: (row) => h(InAirflow, { links: row.links }) },
+  ];
+  return h(Rows, { label: "Consumers", rows: owners, keyOf: (row) => row.owner, columns, testid: "consumers" });
+}
+
+/** The parts of a policy in words; what the server tells beside them is shown as it is. */
+function Policy({ policy }) {
+  const facts = Object.entries(policy).map(([name, value]) => {
+    const words = name.replace(/_seconds$/, "").replaceAll("_", " ");
+    const shown = value === null ? "none" : name.endsWith("_seconds") ? duration(value) : String(value);
+    return [words.charAt(0).toUpperCase() + words.slice(1), shown];
+  });
+  const summary = h(UI.Box, { as: "summary", cursor: "pointer", fontSize: "sm", fontWeight: "semibold", mb: 2 }, "Policy");
+  return h("details", null, summary, h(Facts, { facts }));
+}
+
+function Overview({ data, place }) {
+  const { topic, as_of: asOf } = data;
+  const charts = { gridTemplateColumns: "repeat(auto-fit, minmax(min(100%, 22rem), 1fr))", gap: 3 };
+  return h(
+    UI.Stack,
+    { gap: 3, minW: 0 },
+    h(Depths, { topic, place }),
+    h(
+      UI.Grid,
+      charts,
+      h(Chart, { title: "Last hour", bars: topic.hour, unit: 60, sampled: topic.sampled }),
+      h(Chart, { title: "Last day", bars: topic.day, unit: 3600, sampled: topic.sampled }),
+    ),
+    h(Part, null, "Consumers"),
+    h(Consumers, { owners: topic.owners, asOf, place }),
+  );
+}
+
+/** What is looked up seldom, below the tasks. */
+function More({ topic, place }) {
+  return h(
+    UI.Stack,
+    { gap: 3, mt: 4 },
+    h(Policy, { policy: topic.policy }),
+    h(
+      UI.HStack,
+      { gap: 4, fontSize: "sm" },
+      h(To, { to: place.at({ view: "ticks", topic: topic.topic }) }, "Ticks of this topic"),
+      h(To, { to: place.at({ view: "audit", topic: topic.topic }) }, "Audit of this topic"),
+    ),
+  );
+}
+
+function Buttons({ topic, paused, onDone }) {
+  const { mayAct, act } = useActing();
+  if (!mayAct) return null;
+  const turn = paused ? "resume" : "pause";
+  const asked = { topic, onDone, subject: topic };
+  return h(
+    Fragment,
+    null,
+    h(Do, { icon: "plus", onClick: () => act({ action: "push", ...asked }) }, "Push a task"),
+    paused === undefined ? null : h(Do, { icon: paused ? "play" : "pause", onClick: () => act({ action: turn, ...asked }) }, paused ? "Resume" : "Pause"),
+  );
+}
+
+export function Topic({ conn, place, focus }) {
+  const topic = useLive(`${encodeURIComponent(conn.conn_id)}/topic`, { topic: place.topic });
+  const paused = topic.data?.topic.paused;
+  const badge = paused ? h(State, { name: "paused" }) : null;
+  const aside = h(Buttons, { topic: place.topic, paused, onDone: topic.reload });
+  return h(
+    UI.Stack,
+    { gap: 3, minW: 0 },
+    h(Title, { focus, badge, aside }, place.topic),
+    h(Shown, { of: topic, rows: 5 }, (data) => h(Overview, { data, place })),
+    topic.data ? h(Fragment, null, h(Part, null, "Tasks"), h(TaskList, { conn, place, topic: place.topic })) : null,
+    topic.data ? h(More, { topic: topic.data.topic, place }) : null,
+  );
+}

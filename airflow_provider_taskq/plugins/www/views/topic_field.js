@@ -1,0 +1,23 @@
+/** A field for a topic's name, which knows the names that begin so or have it in them. */
+import { h, UI, useEffect, useId, useState } from "../host.js";
+import { useLive } from "../live.js";
+import { Labelled } from "./filter.js";
+
+export function TopicField({ conn, value = "", onChoose }) {
+  const [text, setText] = useState(value);
+  useEffect(() => setText(value), [value]);
+  const list = useId();
+  const found = useLive(`${encodeURIComponent(conn.conn_id)}/topics`, { search: text === value ? "" : text, size: 100 });
+  const names = (found.data?.topics ?? []).map(({ topic }) => topic);
+  const typed = ({ target }) => {
+    setText(target.value);
+    // What was chosen from the list counts at once; what is typed, on Enter or on leaving.
+    if (names.includes(target.value)) onChoose(target.value);
+  };
+  const settle = () => text !== value && onChoose(text);
+  const enter = (event) => event.key === "Enter" && settle();
+  const field = (id) =>
+    h(UI.Input, { id, list, size: "sm", value: text, placeholder: "name", onChange: typed, onBlur: settle, onKeyDown: enter, autoComplete: "off" });
+  const options = names.map((name) => h("option", { key: name, value: name }));
+  return h(Labelled, { label: "Topic" }, (id) => [h("span", { key: "field" }, field(id)), h("datalist", { key: "list", id: list }, options)]);
+}

@@ -1,0 +1,72 @@
+/** Numbers, durations and moments as people read them. */
+import { timeZone } from "./host.js";
+
+const DIGITS = new Intl.NumberFormat("en");
+
+export const number = (value) => DIGITS.format(value);
+
+/** A count that was not counted further than a bound: 10,000+. */
+export function count(counted) {
+  if (counted === null || counted === undefined) return "–";
+  return typeof counted === "number" ? number(counted) : number(counted.count) + (counted.capped ? "+" : "");
+}
+
+/** How many there are at least. */
+export const atLeast = (counted) => (typeof counted === "number" ? counted : (counted?.count ?? 0));
+
+export const plural = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+/** A duration in seconds, with two units at most: 3 h 20 min. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 120) return `${s} s`;
+  if (s < 7200) return `${Math.floor(s / 60)} min`;
+  if (s < 172800) {
+    const minutes = Math.floor((s % 3600) / 60);
+    return `${Math.floor(s / 3600)} h${minutes ? ` ${minutes} min` : ""}`;
+  }
+  return `${Math.floor(s / 86400)} days`;
+}
+
+/** A size in bytes. */
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 1024) return `${value} B`;
+  return value < 1048576 ? `${(value / 1024).toFixed(1)} KiB` : `${(value / 1048576).toFixed(1)} MiB`;
+}
+
+function parts(moment, options) {
+  const format = { hourCycle: "h23", timeZone: timeZone(), ...options };
+  const made = new Intl.DateTimeFormat("en", format).formatToParts(new Date(moment));
+  return Object.fromEntries(made.map(({ type, value }) => [type, value]));
+}
+
+const DAY = { year: "numeric", month: "2-digit", day: "2-digit" };
+const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit" };
+
+/** A moment in the time zone that Airflow shows: 2026-11-21 10:02:24, as Airflow writes it. */
+export function moment(iso) {
+  if (!iso) return "–";
+  const p = parts(iso, { ...DAY, ...CLOCK });
+  return `${p.year}-${p.month}-${p.day} ${p.hour}:${p.minute}:${p.second}`;
+}
+
+/** The time of day of a moment. */
+export function clock(iso) {
+  if (!iso) return "–";
+  const p = parts(iso, CLOCK);
+  return `${p.hour}:${p.minute}:${p.second}`;
+}
+
+/** How long ago, or in how long, a moment is, seen from another. */
+export function distance(iso, from) {
+  const seconds = (new Date(iso) - new Date(from)) / 1000;
+  return seconds >= 0 ? `in ${duration(seconds)}` : `${duration(-seconds)} ago`;
+}
+
+/** A word or sentence with a capital letter and a full stop. */
+export function sentence(text) {
+  const whole = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(whole) ? whole : `${whole}.`;
+}

@@ -1,0 +1,97 @@
+"""A shop's queue as it may be on some morning, to be looked at in pictures: one thing in it is stuck."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    Json,
+    NewTask,
+    Result,
+    RetryPolicy,
+    Task,
+    TaskQueue,
+    TopicPolicy,
+    config_hash,
+    ticks_every,
+)
+
+HOUR = timedelta(hours=1)
+TRACE = (
+    "Traceback (most recent call last):\n"
+    '  File "/opt/shop/pay.py", line 17, in pay\n    gateway.charge(order, amount)\n'
+    "TimeoutError: the bank's gateway did not answer within 30 s"
+)
+STUCK = "invoice-2041"
+BLOCKER = "payment-2041"
+
+
+def fill(queue: TaskQueue) -> None:
+    """Topics orders, payments, invoices (its first task is stuck), reports (paused), nightly (ticks)."""
+    for topic in queue.topics():
+        queue.drop_topic(topic)
+    _orders(queue)
+    _payments(queue)
+    queue.create_topic("invoices")
+    queue.push("invoices", [NewTask(STUCK, {"order": 2041}, depends_on=[("payments", BLOCKER)])])
+    queue.create_topic("reports")
+    queue.push("reports", ["report-north", "report-south"])
+    queue.pause_topic("reports")
+    _nightly(queue)
+    queue.lock("nightly-maintenance", "host-3", HOUR)
+    queue.advance("warehouse", "orders", 0, queue.events("orders", None, 900).cursor)
+    _spread(queue)
+
+
+def _orders(queue: TaskQueue) -> None:
+    """Busy: a thousand have succeeded, some are retried, a task instance holds two."""
+    queue.create_topic("orders", TopicPolicy(RetryPolicy(max_attempts=3, base=HOUR)))
+    queue.push("orders", [NewTask(f"order-{n}", {"order": n}, reference=f"batch-{n % 9}") for n in range(1200, 2260)])
+    worker = queue.register("worker-7", 2 * HOUR)
+    polled = queue.poll("orders", worker, 1000)
+    failing = [task for task in polled if task.sequence % 70 == 0]
+    queue.complete(worker, _ends(polled, failing))
+    queue.poll("orders", queue.register("shop/manual__1/claim/-1", 6 * HOUR), 2)
+    queue.push("orders", [NewTask("order-2300", {"order": 2300}, delay=4 * HOUR)])
+
+
+def _payments(queue: TaskQueue) -> None:
+    """Troubled: one in ten failed, some wait for the bank, one's worker died."""
+    queue.create_topic("payments", TopicPolicy(on_expiry="expire"))
+    queue.push("payments", [NewTask(f"payment-{n}", {"order": n, "card": "5500"}) for n in range(1900, 2060)])
+    worker = queue.register("worker-8", HOUR)
+    polled = queue.poll("payments", worker, 150)
+    failing = [task for task in polled if task.identifier == BLOCKER or task.sequence % 10 == 0]
+    waiting = [task for task in polled if task.sequence % 31 == 0]
+    queue.complete(worker, _ends(polled, failing) | {task: Decision(Result.SUSPENSION) for task in waiting})
+    queue.acting("maria")
+    queue.revive("payments", sequences=[failing[0].sequence])
+    queue.poll("payments", queue.register("worker-that-died", HOUR))
+    queue.conn.execute(
+        "UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute' WHERE name = 'worker-that-died'"
+    )
+    queue.expire()
+
+
+def _ends(polled: Sequence[Task], failing: Sequence[Task]) -> dict[Task | int, Decision | Result]:
+    """All succeed, save those that fail."""
+    failure = Decision(Result.FAILURE, error=TRACE)
+    return {task: failure if task in failing else Result.SUCCESS for task in polled}
+
+
+def _nightly(queue: TaskQueue) -> None:
+    queue.create_topic("nightly")
+    ticks: list[tuple[datetime, NewTask | Json]] = [
+        (moment, None) for moment in ticks_every(HOUR, datetime.now(UTC), 12)
+    ]
+    queue.install_ticks("nightly", "reports/daily", config_hash("v1"), ticks)
+
+
+def _spread(queue: TaskQueue) -> None:
+    """What ended did so over the last day, most of it in the last hour."""
+    queue.conn.execute(
+        "UPDATE taskq.ended SET completed = completed - random() * interval '59 minutes'"
+        " - CASE WHEN sequence % 4 = 0 THEN (sequence % 23) * interval '1 hour' ELSE interval '0' END"
+        " WHERE completed IS NOT NULL"
+    )
+    queue.conn.execute("UPDATE taskq.task SET created = created - interval '25 hours'")

@@ -1,0 +1,12 @@
+"""A DAG whose task instances push, wait for and hold tasks of the queue; it is known to Airflow, and never runs."""
+
+from airflow.sdk import DAG
+
+from airflow_provider_taskq.operators import TaskQPushOperator
+from airflow_provider_taskq.sensors import TaskQSensor, TaskQStateSensor
+
+with DAG("shop", schedule=None):
+    push = TaskQPushOperator(task_id="push", topic="orders", tasks=["order-1", "order-2", "order-3"])
+    claim = TaskQSensor(task_id="claim", topic="orders", claim=2)
+    settled = TaskQStateSensor(task_id="settled", topic="orders", identifiers=["order-1", "order-2"])
+    push >> claim >> settled

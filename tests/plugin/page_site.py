@@ -1,0 +1,79 @@
+"""A real api-server, alone: the page needs no scheduler. Four users, one of each role, behind a base path."""
+
+import datetime as dt
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from airflow_provider_taskq.demo.airflow_site import AirflowError, AirflowSite
+from airflow_provider_taskq.demo.processes import free_port
+
+ROLES = ("viewer", "user", "op", "admin")
+DAGS = Path(__file__).parent / "dags"
+RUN = "manual__1"
+BASE_PATH = "/airflow"
+
+# Makes the metadata and adds the DAGs, in one process, as Airflow's imports take seconds.
+_PREPARE = """
+from airflow.dag_processing.bundles.manager import DagBundlesManager
+from airflow.utils.db import upgradedb
+upgradedb()
+from airflow.cli.commands.dag_command import dag_reserialize
+from airflow.cli.cli_parser import get_parser
+dag_reserialize(get_parser().parse_args(["dags", "reserialize"]))
+"""
+
+
+class PageSite(AirflowSite):
+    """An Airflow whose page can be looked at: `users` is everybody's password."""
+
+    def __init__(self, home: Path, env: Mapping[str, str]) -> None:
+        port = free_port()
+        self.base_url = f"http://127.0.0.1:{port}{BASE_PATH}"
+        users = {
+            "AIRFLOW__API__BASE_URL": self.base_url,
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
+        }
+        super().__init__(home, DAGS, port=port, env={**users, **env})
+        self._client.base_url = httpx.URL(self.base_url)  # beside it, mounted applications answer nothing
+        self.password = self._own_secrets["password"]
+        (home / "passwords.json").write_text(json.dumps(dict.fromkeys(ROLES, self.password)), encoding="utf-8")
+
+    def start(self) -> None:
+        """Makes the metadata with the DAGs, starts the api-server, and waits until it answers."""
+        self._prepare()
+        self._launch("api-server")
+        self._wait_until_answers()
+        self.trigger("shop", RUN)
+
+    def token(self, role: str) -> str:
+        """What a browser has in the cookie `_token` once the user of that role has logged in."""
+        answer = httpx.post(
+            f"{self.base_url}/auth/token", json={"username": role, "password": self.password}, trust_env=False
+        )
+        return str(answer.raise_for_status().json()["access_token"])
+
+    def _prepare(self) -> None:
+        log = self._log("prepare")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            command = [sys.executable, "-c", _PREPARE]
+            done = subprocess.run(
+                command, env=self._env, cwd=self.home, stdout=output, stderr=output, timeout=300, check=False
+            )
+        if done.returncode:
+            raise AirflowError(f"Airflow's metadata could not be made:\n{log.read_text(errors='replace')[-3000:]}")
+
+    def _wait_until_answers(self) -> None:
+        self._wait_until_healthy(dt.datetime.now(dt.UTC), [])
+
+
+def environment(connections: Mapping[str, str], listed: list[str], repository: Path) -> dict[str, str]:
+    """The connections, by id as Airflow reads them, and which of them the page may show."""
+    settings: dict[str, Any] = {f"AIRFLOW_CONN_{name.upper()}": text for name, text in connections.items()}
+    return {**settings, "AIRFLOW__TASKQ__CONN_IDS": ", ".join(listed), "PYTHONPATH": str(repository)}

@@ -1,0 +1,220 @@
+"""Actions by the API: previewed, confirmed, done in one transaction with their line in the trail."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from airflow_provider_taskq.plugins import targets
+from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue
+from tests.plugin.conftest import Client
+from tests.plugin.situations import SECRET
+
+pytestmark = pytest.mark.slow
+
+
+def post(client: Client, action: str, **body: Any) -> httpx.Response:
+    """An action as the op, with a topic unless told otherwise."""
+    sent = {"topic": "work", **body, "action": action}
+    return client("op").post("/api/taskq_acts/actions", json=sent)
+
+
+def preview(client: Client, action: str, **body: Any) -> dict[str, Any]:
+    """What an action would do; nothing is left behind."""
+    answer = post(client, action, **body)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    assert told["sentence"].endswith("?")
+    return told
+
+
+def done(client: Client, action: str, **body: Any) -> int:
+    """Confirms an action; how many it did."""
+    answer = post(client, action, confirm=True, **body)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["done"])
+
+
+def ended(queue: TaskQueue, result: Result, number: int, error: str | None = None) -> list[Task]:
+    """Tasks that ended so."""
+    owner = queue.register("worker")
+    queue.push("work", [NewTask(f"{result.name}-{n}", {"n": n}) for n in range(number)])
+    polled = queue.poll("work", owner, number)
+    queue.complete(owner, {task: Decision(result, error=error) for task in polled})
+    return polled
+
+
+def states(queue: TaskQueue) -> dict[State, int]:
+    """How many tasks of the topic are in each state."""
+    return {state: found.count for state, found in queue.count("work")["work"].items()}
+
+
+def test_a_preview_changes_nothing_and_leaves_no_trace(client: Client, acts: TaskQueue) -> None:
+    tasks = ended(acts, Result.FAILURE, 3)
+    before = states(acts)
+    sequences = [task.sequence for task in tasks]
+    assert preview(client, "retry", filter={"state": "FAILED"})["count"] == 3
+    assert preview(client, "retry", sequences=sequences, options={"revival": "REPLACE"})["count"] == 3
+    assert preview(client, "reassign", sequences=sequences[:1], options={"result": "SUCCESS"})["count"] == 1
+    assert preview(client, "purge", filter={})["count"] == 3
+    assert preview(client, "push", options={"identifier": "new", "payload": '{"a": 1}'})["count"] == 1
+    assert preview(client, "pause")["count"] == 1
+    assert (states(acts), acts.audit_trail()) == (before, [])
+    assert [each.paused for each in acts.browse_topics()] == [False]
+
+
+def test_all_that_match_are_retried_and_no_other(client: Client, acts: TaskQueue) -> None:
+    ended(acts, Result.FAILURE, 3, "a timeout")
+    ended(acts, Result.FAILURE, 2, "out of memory")
+    given = {"state": "FAILED", "error": "TimeOut"}
+    assert preview(client, "retry", filter=given) | {"as_of": ""} == {
+        "action": "retry",
+        "as_of": "",
+        "count": 3,
+        "capped": False,
+        "sentence": "3 tasks of work to be worked on again, in their old places?",
+    }
+    assert done(client, "retry", filter=given, expected=3) == 3
+    assert states(acts) == {State.READY: 3, State.FAILED: 2}
+    (line,) = acts.audit_trail()
+    assert (line.actor, line.action, line.topic, line.count) == ("op", "retry", "work", 3)
+    assert line.what == "RESET of state FAILED, error TimeOut"
+    (shown,) = client("viewer").get("/api/taskq_acts/audit", params={"topic": "work"}).json()["audit"]
+    assert (shown["actor"], shown["count"]) == ("op", 3)
+
+
+def test_a_selection_is_recreated_all_or_none(client: Client, acts: TaskQueue) -> None:
+    tasks = ended(acts, Result.FAILURE, 2)
+    (waiting,) = acts.push("work", ["waiting"])
+    sequences = [task.sequence for task in tasks]
+    refused = post(client, "retry", sequences=[*sequences, waiting.sequence], confirm=True)
+    assert refused.status_code == 409
+    assert f"{waiting.sequence} (READY)" in refused.json()["error"]
+    assert (states(acts), acts.audit_trail()) == ({State.FAILED: 2, State.READY: 1}, [])
+    assert done(client, "retry", sequences=sequences, options={"revival": "APPEND"}) == 2
+    assert states(acts) == {State.RECREATED: 2, State.READY: 3}
+    events = acts.timeline("work", sequences[0])
+    assert [event.actor for event in events if event.what == "recreated"] == ["op"]
+
+
+def test_ended_tasks_get_another_result(client: Client, acts: TaskQueue) -> None:
+    ended(acts, Result.FAILURE, 3)
+    options = {"result": "SUCCESS"}
+    assert done(client, "reassign", filter={"state": "FAILED"}, options=options, expected=3) == 3
+    assert states(acts) == {State.SUCCEEDED: 3}
+
+
+def test_more_than_was_previewed_is_not_done(client: Client, acts: TaskQueue) -> None:
+    ended(acts, Result.FAILURE, 3)
+    refused = post(client, "retry", filter={"state": "FAILED"}, confirm=True, expected=2)
+    assert (refused.status_code, "look again" in refused.json()["error"]) == (409, True)
+    assert post(client, "retry", filter={"state": "FAILED"}, confirm=True).status_code == 400
+    assert states(acts) == {State.FAILED: 3}
+
+
+def test_a_purge_spares_what_is_held_waits_or_expired_unless_named(client: Client, acts: TaskQueue) -> None:
+    ended(acts, Result.FAILURE, 2)
+    ended(acts, Result.SUCCESS, 2)
+    acts.push("work", ["held", "waiting"])
+    (held,) = acts.poll("work", acts.register("holder"))
+    assert done(client, "purge", filter={}, expected=4) == 4
+    assert states(acts) == {State.ACTIVE: 1, State.READY: 1}
+    assert done(client, "purge", sequences=[held.sequence]) == 0
+    assert post(client, "purge", filter={"state": "ACTIVE"}).status_code == 400
+    assert done(client, "purge", filter={"state": "READY"}, expected=1) == 1
+    assert states(acts) == {State.ACTIVE: 1}
+
+
+def test_an_owners_tasks_are_released(client: Client, acts: TaskQueue) -> None:
+    acts.push("work", ["a", "b"])
+    acts.poll("work", acts.register("holder"), 2)
+    assert preview(client, "release", topic=None, options={"owner": "holder"})["count"] == 2
+    assert states(acts) == {State.ACTIVE: 2}
+    assert done(client, "release", topic=None, options={"owner": "holder"}) == 2
+    assert states(acts) == {State.READY: 2}
+    assert post(client, "release", options={"owner": "holder"}).status_code == 409
+
+
+def test_lapsed_leases_are_taken(client: Client, acts: TaskQueue) -> None:
+    acts.push("work", ["a"])
+    acts.poll("work", acts.register("holder"))
+    acts.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    assert preview(client, "expire", topic=None, options={"grace_seconds": 3600})["count"] == 0
+    assert preview(client, "expire", topic=None)["count"] == 1
+    assert done(client, "expire", topic=None) == 1
+    assert states(acts) == {State.READY: 1}
+
+
+def test_a_task_is_pushed_with_everything_a_form_has(client: Client, acts: TaskQueue) -> None:
+    acts.create_topic("other")
+    acts.push("other", ["first"])
+    options = {
+        "identifier": "new",
+        "payload": f'{{"secret": "{SECRET}"}}',
+        "reference": "by hand",
+        "priority": 7,
+        "delay_seconds": 3600,
+        "ttl_seconds": 60,
+        "depends_on": [["other", "first"]],
+    }
+    assert done(client, "push", options=options) == 1
+    task = acts.latest("work", ["new"])["new"]
+    assert (task.payload, task.reference, task.priority) == ({"secret": SECRET}, "by hand", 7)
+    assert (task.available_at - task.created).total_seconds() == pytest.approx(3600, abs=1)
+    assert [each.identifier for each in acts.dependencies("work", task.sequence)] == ["first"]
+    (line,) = acts.audit_trail()
+    assert SECRET not in line.what
+    assert line.what == f"new by APPEND, sequence {task.sequence}"
+
+
+def test_a_topic_is_paused_and_resumed(client: Client, acts: TaskQueue) -> None:
+    assert [done(client, "pause"), done(client, "pause"), done(client, "resume")] == [1, 0, 1]
+    assert "already" in preview(client, "resume")["sentence"]
+    assert [(each.action, each.count) for each in acts.audit_trail()] == [("resume", 1), ("pause", 0), ("pause", 1)]
+
+
+def test_an_action_that_fails_leaves_no_trace(client: Client, acts: TaskQueue) -> None:
+    refused: list[tuple[str, dict[str, Any], int]] = [
+        ("pause", {"topic": "none"}, 404),
+        ("pause", {"topic": None}, 400),
+        ("pause", {"options": {"for": "ever"}}, 400),
+        ("retry", {}, 400),
+        ("retry", {"sequences": []}, 400),
+        ("retry", {"sequences": [1], "filter": {"state": "FAILED"}}, 400),
+        ("retry", {"filter": {"stat": "FAILED"}}, 400),
+        ("retry", {"filter": {}}, 400),
+        ("retry", {"filter": {"state": "READY"}}, 400),
+        ("retry", {"filter": {"status": "ready"}}, 400),
+        ("retry", {"filter": {"state": "FAILED"}, "options": {"revival": "EXHUME"}}, 400),
+        ("reassign", {"filter": {"state": "FAILED"}}, 400),
+        ("push", {"options": {"identifier": " "}}, 400),
+        ("push", {"options": {"identifier": "a", "payload": "NaN"}}, 400),
+        ("push", {"options": {"identifier": "a", "payload": "{"}}, 400),
+        ("push", {"options": {"identifier": "a", "payload": '"' + "x" * 300_000 + '"'}}, 400),
+        ("push", {"options": {"identifier": "a", "delay_seconds": 1, "available_at": "2030-01-01T00:00:00Z"}}, 400),
+        ("push", {"options": {"identifier": "a", "payload": "1" * 3_000_000}}, 400),
+        ("release", {"options": {}}, 400),
+        ("drop", {}, 400),
+    ]
+    for action, body, status in refused:
+        answer = post(client, action, confirm=True, expected=0, **body)
+        assert (answer.status_code, set(answer.json())) == (status, {"error"}), (action, answer.text)
+    assert (acts.audit_trail(), states(acts)) == ([], {})
+
+
+def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_taskq.plugins.asked import Asked, Filter
+    from airflow_provider_taskq.plugins.doing import retry
+
+    monkeypatch.setattr(targets, "MOST", 4)
+    monkeypatch.setattr(targets, "BUDGET", 3)
+    ended(acts, Result.FAILURE, 10)
+    rounds = []
+    for _ in range(3):
+        asked = Asked(
+            action="retry", topic="work", filter=Filter.model_validate({"state": "FAILED"}), confirm=True, expected=4
+        )
+        deed = retry(acts, asked, dry=False)
+        rounds.append((deed.count, deed.more))
+    assert rounds == [(4, True), (4, True), (2, False)]
+    assert states(acts) == {State.READY: 10}

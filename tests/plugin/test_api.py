@@ -1,0 +1,232 @@
+"""What the views tell, of the databases in situations.py."""
+
+import subprocess
+import sys
+from datetime import datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from airflow_provider_taskq.plugins.shapes import links
+from tests.plugin.conftest import Client
+from tests.plugin.page_site import PageSite
+from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT
+
+pytestmark = pytest.mark.slow
+
+API = "/api/taskq_default"
+
+
+def test_airflow_knows_the_page_and_the_panel_at_addresses_that_follow_its_base_path(page_site: PageSite) -> None:
+    (plugin,) = [each for each in page_site.get("plugins")["plugins"] if each["name"] == "taskq"]
+    apps = {app["url_route"]: app for app in plugin["react_apps"]}
+    assert {route: app["destination"] for route, app in apps.items()} == {
+        "taskq": "nav",
+        "taskq-tasks": "task_instance",
+    }
+    for app in apps.values():
+        for address in (app["bundle_url"], app["icon"], app["icon_dark_mode"]):
+            assert httpx.get(f"{page_site.base_url}/{address}", trust_env=False).status_code == 200, address
+    assert page_site.get("plugins/importErrors")["total_entries"] == 0
+
+
+def test_a_worker_that_loads_the_plugin_needs_no_fastapi_of_ours() -> None:
+    program = (
+        "import sys; from airflow_provider_taskq.plugins.taskq import TaskQPlugin; TaskQPlugin.react_apps;"
+        "print([name for name in sys.modules if name.startswith('airflow_provider_taskq.plugins.')])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "['airflow_provider_taskq.plugins.taskq']"
+
+
+def test_an_owner_that_is_a_task_instance_is_linked_to_and_no_other() -> None:
+    assert links("dag/scheduled__2026-01-01T00:00:00+00:00/task/-1") == {
+        "dag_run": "dags/dag/runs/scheduled__2026-01-01T00%3A00%3A00%2B00%3A00",
+        "task_instance": "dags/dag/runs/scheduled__2026-01-01T00%3A00%3A00%2B00%3A00/tasks/task",
+    }
+    mapped = links("dag/a/b/group.task/3")
+    assert mapped is not None
+    assert mapped["task_instance"] == "dags/dag/runs/a%2Fb/tasks/group.task/mapped/3"
+    for name in (None, "", "worker-7", "a/b/c/d", "a/b/-1", "//b/c/1", "a/b/c/--1", "a/b/c/-", "host/1/2/x"):
+        assert links(name) is None, name
+
+
+def told(client: Client, path: str, **params: Any) -> dict[str, Any]:
+    """The answer of a view to a viewer, which says when that was so."""
+    answer = client("viewer").get(f"{API}/{path}", params=params)
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    assert datetime.fromisoformat(body["as_of"]).tzinfo is not None
+    return body
+
+
+def names(client: Client, **params: Any) -> list[str]:
+    """The identifiers on a page of tasks."""
+    return [task["identifier"] for task in told(client, "tasks", **params)["tasks"]]
+
+
+def test_topics_come_with_counts_by_name_page_by_page(client: Client) -> None:
+    topics = {each["topic"]: each for each in told(client, "topics")["topics"]}
+    assert list(topics) == sorted(topics)
+    orders = topics["orders"]
+    assert orders["held"] == {"count": 2, "capped": False}
+    assert (orders["due"]["count"], orders["later"]["count"], orders["consumers"]) == (9, 4, 1)
+    assert topics["payments"]["failed"]["count"] == 5
+    assert topics["payments"]["expired"]["count"] == 1
+    assert topics["waiting"]["waiting"]["count"] == 1
+    assert [name for name, each in topics.items() if each["paused"]] == ["reports"]
+    assert topics["nobody"]["oldest_seconds"] >= 0
+    assert topics["empty"]["oldest_seconds"] is None
+    first = told(client, "topics", size=3)
+    assert [each["topic"] for each in first["topics"]] == list(topics)[:3]
+    rest = told(client, "topics", size=100, after=first["next"])
+    assert [each["topic"] for each in rest["topics"]] == list(topics)[3:]
+    assert rest["next"] is None
+    assert [each["topic"] for each in told(client, "topics", search="ORD")["topics"]] == ["orders"]
+
+
+def test_a_topic_has_policy_charts_and_owners(client: Client) -> None:
+    topic = told(client, "topic", topic="orders")["topic"]
+    assert topic["policy"]["max_attempts"] == 3
+    assert topic["policy"]["base"] == 3600
+    assert (len(topic["hour"]), len(topic["day"])) == (60, 24)
+    assert sum(span["succeeded"] for span in topic["day"]) > 0
+    assert topic["sampled"] == 1
+    assert [owner["owner"] for owner in topic["owners"]] == [HOLDER]
+    charts = told(client, "throughput", topic=["orders", "payments"])["topics"]
+    assert charts["orders"]["day"] == topic["day"]
+    assert sum(span["failed"] for span in charts["payments"]["day"]) > 0
+    assert client("viewer").get(f"{API}/topic", params={"topic": "none"}).status_code == 404
+
+
+def test_a_hostile_topic_is_a_topic(client: Client) -> None:
+    assert told(client, "topic", topic=HOSTILE)["topic"]["topic"] == HOSTILE
+    (failed,) = told(client, "tasks", topic=HOSTILE, error=HOSTILE_TEXT.upper(), identifier=HOSTILE_TEXT)["tasks"]
+    assert (failed["identifier"], failed["reference"], failed["error"]) == (HOSTILE_TEXT,) * 3
+    assert failed["links"] is None
+
+
+def test_tasks_are_found_by_what_is_known_of_them(client: Client) -> None:
+    assert names(client, topic="orders", state="ACTIVE") == ["order-51", "order-50"]
+    assert names(client, topic="orders", status="retrying") == ["order-2", "order-1", "order-0"]
+    assert names(client, topic="orders", status="scheduled") == ["later"]
+    assert names(client, topic="orders", identifier="order-50") == ["order-50", "order-50"]
+    assert names(client, topic="orders", reference="batch-1", state="READY", order="oldest") == [
+        "order-1",
+        "order-52",
+        "order-55",
+        "order-58",
+    ]
+    assert len(names(client, topic="payments", error="GATEWAY timed")) == 5
+    assert names(client, topic="payments", status="exhausted") == names(client, topic="payments", state="FAILED")
+    assert names(client, topic="payments", state="FAILED", status="ready") == []
+    assert names(client, topic="reports", status="paused") == ["report-2", "report-1"]
+    assert names(client, topic="waiting", status="waiting") == ["invoice-0"]
+    assert names(client, topic="orders", since="2100-01-01T00:00:00Z") == []
+    assert names(client, topic="orders", until="2001-01-01T00:00:00+02:00") == []
+    assert len(names(client, topic="nobody", since="2001-01-01T00:00:00Z", until="2100-01-01T00:00:00Z")) == 30
+
+
+def test_pages_go_both_ways_in_both_orders(client: Client) -> None:
+    for order in ("newest", "oldest"):
+        whole = names(client, topic="nobody", order=order, size=100)
+        first = told(client, "tasks", topic="nobody", order=order, size=12)
+        second = told(client, "tasks", topic="nobody", order=order, size=12, after=first["next"])
+        last = told(client, "tasks", topic="nobody", order=order, size=12, after=second["next"])
+        pages = [[task["identifier"] for task in page["tasks"]] for page in (first, second, last)]
+        assert [name for page in pages for name in page] == whole
+        assert (first["previous"], last["next"], last["looked_to"]) == (None, None, None)
+        back = told(client, "tasks", topic="nobody", order=order, size=12, before=last["previous"])
+        assert [task["identifier"] for task in back["tasks"]] == pages[1]
+        beginning = told(client, "tasks", topic="nobody", order=order, size=12, before=back["previous"])
+        assert [task["identifier"] for task in beginning["tasks"]] == pages[0]
+        assert (beginning["previous"], beginning["next"]) == (None, first["next"])
+
+
+def test_a_task_says_why_and_what_became_of_it_and_who_holds_it_in_airflow(client: Client) -> None:
+    (held, _) = told(client, "tasks", topic="orders", state="ACTIVE", order="oldest")["tasks"]
+    one = told(client, "task", topic="orders", sequence=held["sequence"])
+    assert "held by shop/manual__1/claim/-1" in one["why"]
+    assert one["task"]["links"] == {
+        "dag_run": "dags/shop/runs/manual__1",
+        "task_instance": "dags/shop/runs/manual__1/tasks/claim",
+    }
+    assert [event["what"] for event in one["timeline"]] == ["pushed", "held"]
+    assert (one["task"]["payload_bytes"], one["task"]["output_bytes"]) == (52, None)
+    (waiting,) = told(client, "tasks", topic="waiting", status="waiting")["tasks"]
+    blocked = told(client, "task", topic="waiting", sequence=waiting["sequence"])
+    assert "payment-0" in blocked["why"]
+    (dependency,) = blocked["depends_on"]
+    assert (dependency["topic"], dependency["identifier"], dependency["state"]) == ("payments", "payment-0", "FAILED")
+    (recreated,) = told(client, "tasks", topic="payments", state="RECREATED")["tasks"]
+    timeline = told(client, "task", topic="payments", sequence=recreated["sequence"])["timeline"]
+    assert [event["actor"] for event in timeline if event["what"] == "recreated"] == ["maria"]
+    assert client("viewer").get(f"{API}/task", params={"topic": "orders", "sequence": 10**12}).status_code == 404
+
+
+def test_a_task_instance_has_what_it_holds_pushed_and_waits_for(client: Client) -> None:
+    found = told(
+        client, "instance", owner=HOLDER, topic="orders", first=1, last=62, identifier=["order-0", "no-such", "later"]
+    )
+    assert [task["identifier"] for task in found["holds"]] == ["order-50", "order-51"]
+    assert len(found["pushed"]) == 50  # of the sixty of one push, and none of the two that were pushed later
+    assert [task["identifier"] for task in found["pushed"]][:2] == ["order-0", "order-1"]
+    assert [(each["identifier"], each["task"] and each["task"]["status"]) for each in found["waits_for"]] == [
+        ("order-0", "retrying"),
+        ("no-such", None),
+        ("later", "scheduled"),
+    ]
+    assert found["topic"]["topic"] == "orders"
+    nothing = told(client, "instance", owner="shop/other/claim/-1")
+    assert (nothing["owner"], nothing["holds"], nothing["pushed"], nothing["waits_for"]) == (None, [], [], [])
+
+
+def test_owners_come_with_leases_and_what_they_hold(client: Client) -> None:
+    owners = {each["owner"]: each for each in told(client, "owners")["owners"]}
+    assert owners[HOLDER]["held"]["count"] == 2
+    assert owners[HOLDER]["topics"] == ["orders"]
+    assert owners["worker-that-sleeps"]["lapsed"]
+    assert "worker-that-died" not in owners  # its lease is gone
+    first = told(client, "owners", size=2)
+    rest = told(client, "owners", size=100, after=first["next"])
+    assert [each["owner"] for each in (*first["owners"], *rest["owners"])] == list(owners)
+    assert {each["owner"] for each in told(client, "owners", search="SHOP/")["owners"]} == {HOLDER}
+    one = told(client, "owner", owner=HOLDER, size=1)
+    assert [task["identifier"] for task in one["tasks"]] == ["order-50"]
+    following = told(client, "owner", owner=HOLDER, after=one["next"])
+    assert [task["identifier"] for task in following["tasks"]] == ["order-51"]
+    assert told(client, "owner", owner="worker-that-died")["owner"]["gone"]
+    assert told(client, "owner", owner="never seen")["owner"] is None
+
+
+def test_locks_readers_ticks_and_health_are_told(client: Client) -> None:
+    (lock,) = told(client, "locks")["locks"]
+    assert (lock["name"], lock["held_by"]) == ("nightly-maintenance", "host-3")
+    (reader,) = told(client, "readers")["readers"]
+    assert (reader["group"], reader["topic"], reader["behind"]["count"]) == ("warehouse", "orders", 52)
+    for params in ({}, {"topic": "nightly"}):
+        (tick,) = told(client, "ticks", **params)["ticks"]
+        assert (tick["topic"], tick["prefix"], tick["waiting"]) == ("nightly", "reports/daily", 12)
+        assert tick["next"] < tick["last"]
+    findings = told(client, "health")["findings"]
+    assert {"lapsed leases", "dead rows"} <= {each["subject"] for each in findings}
+    assert {each["severity"] for each in findings} <= {"critical", "warning", "notice", "fine"}
+
+
+def test_what_makes_no_sense_is_refused_in_a_sentence(client: Client) -> None:
+    refused: list[tuple[str, dict[str, Any], int]] = [
+        ("tasks", {}, 400),
+        ("tasks", {"topic": "none"}, 404),
+        ("tasks", {"topic": "orders", "state": "LOST"}, 400),
+        ("tasks", {"topic": "orders", "since": "2026-01-01T00:00:00"}, 400),
+        ("tasks", {"topic": "orders", "since": "yesterday"}, 400),
+        ("tasks", {"topic": "orders", "size": 1000}, 400),
+        ("tasks", {"topic": "orders", "after": 1, "before": 9}, 400),
+        ("tasks", {"topic": "orders", "after": 2**70}, 400),
+        ("tasks", {"topic": "a\x00b"}, 400),
+        ("task", {"topic": "orders", "sequence": "first"}, 400),
+    ]
+    for path, params, status in refused:
+        answer = client("viewer").get(f"{API}/{path}", params=params)
+        assert (answer.status_code, set(answer.json())) == (status, {"error"}), (path, params, answer.text)

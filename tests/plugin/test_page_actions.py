@@ -1,0 +1,168 @@
+"""Each action of the page, in a real browser: looked at, confirmed, done, and written to the audit."""
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from airflow_provider_taskq.queue import Decision, NewTask, Result, State, TaskQueue
+from tests.plugin.browser import OpenTab
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def failed(acts: TaskQueue) -> list[int]:
+    """Five tasks that failed, before three that are ready."""
+    acts.push("work", [NewTask(f"task-{n}", {"n": n}) for n in range(8)])
+    owner = acts.register("worker")
+    polled = acts.poll("work", owner, 5)
+    acts.complete(owner, {task: Decision(Result.FAILURE, error="the printer is on fire") for task in polled})
+    return [task.sequence for task in polled]
+
+
+def states(queue: TaskQueue, sequences: list[int]) -> list[State]:
+    """The states of tasks."""
+    return [found.state for found in (queue.task("work", sequence) for sequence in sequences) if found]
+
+
+def confirm(page: Page, said: str | re.Pattern[str]) -> str:
+    """Confirms what the dialog says, and returns what it says of it once it is done."""
+    dialog = page.get_by_test_id("dialog")
+    expect(dialog).to_contain_text(said)
+    expect(dialog.get_by_test_id("confirm")).to_be_enabled()
+    dialog.get_by_test_id("confirm").click()
+    done = dialog.get_by_test_id("said-success").inner_text()
+    expect(page.get_by_test_id("told")).to_have_text(done)
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+    return done
+
+
+def tick(main: Locator, *sequences: int) -> None:
+    """Ticks tasks of the list."""
+    for sequence in sequences:
+        main.get_by_test_id("tasks").get_by_role("row").filter(has_text=f"#{sequence}").locator("label").click()
+
+
+def test_a_task_is_reset_and_the_audit_says_who_did_it(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+    visit = tab()
+    main = visit.view(conn_id="taskq_acts", topic="work", sequence=failed[0])
+    expect(main.get_by_test_id("error")).to_contain_text("on fire")
+    main.get_by_role("button", name="Retry").click()
+    confirm(visit.page, "1")
+    assert states(acts, failed) == [State.READY] + [State.FAILED] * 4
+    expect(main.get_by_test_id("why")).to_contain_text("ready")
+    expect(main.get_by_test_id("timeline")).to_contain_text("asked for by admin")
+    main.get_by_role("link", name="Audit", exact=True).click()
+    expect(main.get_by_test_id("audit").get_by_role("row").nth(1)).to_contain_text(
+        re.compile("admin.*retry.*work", re.DOTALL)
+    )
+
+
+def test_a_selection_is_recreated(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+    visit = tab()
+    main = visit.view("tasks", conn_id="taskq_acts", topic="work", state="FAILED")
+    tick(main, failed[1], failed[3])
+    main.get_by_test_id("bulk").get_by_role("button", name="Retry").click()
+    visit.page.get_by_test_id("dialog").get_by_label("How").select_option("APPEND")
+    confirm(visit.page, "2")
+    assert states(acts, failed) == [State.FAILED, State.RECREATED, State.FAILED, State.RECREATED, State.FAILED]
+    assert acts.latest("work", ["task-1"])["task-1"].sequence > max(failed)
+
+
+def test_all_that_match_are_reassigned(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+    visit = tab()
+    main = visit.view("tasks", conn_id="taskq_acts", topic="work", error="printer")
+    main.get_by_test_id("bulk").get_by_role("button", name="Reassign").click()
+    visit.page.get_by_test_id("dialog").get_by_label("New result").select_option("FILTER")
+    confirm(visit.page, "5")
+    assert states(acts, failed) == [State.FILTERED] * 5
+
+
+def test_what_is_purged_is_confirmed_with_a_warning(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+    visit = tab()
+    main = visit.view("tasks", conn_id="taskq_acts", topic="work", state="FAILED")
+    tick(main, failed[0])
+    main.get_by_test_id("bulk").get_by_role("button", name="Purge").click()
+    dialog = visit.page.get_by_test_id("dialog")
+    expect(dialog.get_by_test_id("said-warning")).to_contain_text("can't be taken back")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert len(states(acts, failed)) == 5
+    main.get_by_test_id("bulk").get_by_role("button", name="Purge").click()
+    confirm(visit.page, "can't be taken back")
+    assert acts.task("work", failed[0]) is None
+    expect(main.get_by_test_id("tasks").get_by_role("row")).to_have_count(5)
+
+
+def test_a_payload_is_checked_before_it_is_pushed(tab: OpenTab, acts: TaskQueue) -> None:
+    visit = tab()
+    main = visit.view(conn_id="taskq_acts", topic="work")
+    main.get_by_role("button", name="Push a task").click()
+    dialog = visit.page.get_by_test_id("dialog")
+    dialog.get_by_label("Identifier", exact=True).fill("by-hand")
+    dialog.get_by_label("Payload, JSON").fill('{"n": 1,}')
+    expect(dialog.get_by_test_id("json")).to_contain_text("JSON at position")
+    expect(dialog.get_by_test_id("preview")).to_be_disabled()
+    exact = '{"n": 12345678901234567890, "half": 0.5}'
+    dialog.get_by_label("Payload, JSON").fill(exact)
+    dialog.get_by_label("Priority").fill("101")
+    dialog.get_by_test_id("preview").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("100")
+    dialog.get_by_label("Priority").fill("7")
+    dialog.get_by_label("Due").fill("2030-01-02T03:04:05")
+    dialog.get_by_test_id("preview").click()
+    confirm(visit.page, "by-hand")
+    pushed = acts.latest("work", ["by-hand"])["by-hand"]
+    assert pushed.payload == json.loads(exact)
+    assert (pushed.priority, pushed.available_at.isoformat()) == (7, "2030-01-02T03:04:05+00:00")
+
+
+def test_a_topic_is_paused_and_resumed(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+    visit = tab()
+    main = visit.view(conn_id="taskq_acts", topic="work")
+    main.get_by_role("button", name="Pause").click()
+    confirm(visit.page, "work")
+    expect(main.get_by_role("button", name="Resume")).to_be_visible()
+    assert acts.poll("work", acts.register("other")) == []
+    main.get_by_role("button", name="Resume").click()
+    confirm(visit.page, "work")
+    expect(main.get_by_role("button", name="Pause")).to_be_visible()
+    assert [task.identifier for task in acts.poll("work", acts.register("other"))] == ["task-5"]
+    assert failed
+
+
+def test_an_owner_is_released_and_lapsed_leases_expire(tab: OpenTab, acts: TaskQueue) -> None:
+    acts.push("work", ["a", "b", "c"])
+    acts.poll("work", acts.register("sleeper"), 2)
+    dead = acts.register("dead")
+    (task,) = acts.poll("work", dead)
+    acts.conn.execute("UPDATE taskq.owner SET lease_until = now() - interval '1 hour' WHERE name = 'dead'")
+    visit = tab("op")
+    main = visit.view("owners", conn_id="taskq_acts")
+    expect(main.get_by_test_id("owners").get_by_role("row").filter(has_text="dead")).to_contain_text("lapsed")
+    main.get_by_role("button", name="Expire lapsed leases").click()
+    confirm(visit.page, "1")
+    expired = acts.task("work", task.sequence)
+    assert expired is not None
+    assert expired.redelivered
+    main.get_by_role("link", name="sleeper").click()
+    expect(main.get_by_test_id("tasks").get_by_role("row")).to_have_count(3)
+    main.get_by_role("button", name="Release").click()
+    confirm(visit.page, "2")
+    assert acts.ready("work", 10) == 3
+    assert acts.owner("sleeper") is None
+
+
+def test_what_can_not_be_done_is_told_and_not_done(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+    visit = tab()
+    main = visit.view("tasks", conn_id="taskq_acts", topic="work")
+    ready = acts.latest("work", ["task-7"])["task-7"].sequence
+    tick(main, ready, failed[0])
+    main.get_by_test_id("bulk").get_by_role("button", name="Retry").click()
+    dialog = visit.page.get_by_test_id("dialog")
+    expect(dialog.get_by_test_id("said-error")).to_contain_text(str(ready))
+    expect(dialog.get_by_test_id("confirm")).to_be_disabled()
+    dialog.get_by_role("button", name="Cancel").click()
+    assert states(acts, failed) == [State.FAILED] * 5

@@ -1,0 +1,85 @@
+"""Why a task is stuck, found in three clicks, and a look at every view: the pictures of docs/page.md.
+
+`TASKQ_PICTURES=docs/pictures` keeps the pictures.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from airflow_provider_taskq.queue import TaskQueue
+from tests.plugin import browser_story
+from tests.plugin.browser import OpenTab
+
+pytestmark = pytest.mark.slow
+
+MOST_BYTES = 150_000
+CONN = "taskq_acts"
+Take = Callable[[Page, str], None]
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Take:
+    """Takes a picture of what a tab shows, once nothing in it is on its way any more."""
+    folder = Path(os.environ.get("TASKQ_PICTURES") or tmp_path)
+
+    def taken(page: Page, name: str) -> None:
+        expect(page.get_by_test_id("loading")).to_have_count(0)
+        page.mouse.move(1, 1)
+        path = folder / f"{name}.png"
+        page.screenshot(path=path, animations="disabled", scale="css")
+        assert 5_000 < path.stat().st_size < MOST_BYTES
+
+    return taken
+
+
+def test_why_a_task_is_stuck_is_found_in_three_clicks(tab: OpenTab, acts: TaskQueue, take: Take) -> None:
+    browser_story.fill(acts)
+    visit = tab(height=700)
+    main = visit.view(conn_id=CONN)
+    expect(main.get_by_test_id("topics").get_by_role("img")).not_to_have_count(0)
+    take(visit.page, "walk-0-topics")
+    main.get_by_role("link", name="invoices", exact=True).click()
+    expect(main.get_by_test_id("tasks")).to_contain_text(browser_story.STUCK)
+    take(visit.page, "walk-1-topic")
+    main.get_by_role("link", name=browser_story.STUCK).click()
+    why = main.get_by_test_id("why")
+    expect(why).to_contain_text(browser_story.BLOCKER)
+    take(visit.page, "walk-2-why")
+    main.get_by_role("link", name=re.compile(f"{browser_story.BLOCKER}$")).click()
+    expect(main.get_by_test_id("error")).to_contain_text("the bank's gateway did not answer")
+    take(visit.page, "walk-3-cause")
+
+
+def test_every_view_is_drawn_dark_and_light_narrow_and_wide(tab: OpenTab, acts: TaskQueue, take: Take) -> None:
+    browser_story.fill(acts)
+    wide, narrow = tab(dark=True, height=1000), tab(width=390, height=844)
+    main = wide.view(conn_id=CONN, topic="payments")
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    take(wide.page, "topic-dark")
+    wide.page.set_viewport_size({"width": 1440, "height": 520})
+    main = wide.view("tasks", conn_id=CONN, topic="payments", state="FAILED", error="gateway")
+    main.get_by_test_id("bulk").get_by_role("button", name="Retry").click()
+    expect(wide.page.get_by_test_id("confirm")).to_be_enabled()
+    take(wide.page, "retry-dark")
+    main = narrow.view(conn_id=CONN)
+    expect(main.get_by_test_id("topics").get_by_role("img")).not_to_have_count(0)
+    take(narrow.page, "topics-narrow")
+    main = narrow.view("tasks", conn_id=CONN, topic="payments", state="FAILED")
+    main.get_by_test_id("tasks").get_by_role("link", name=re.compile("^#")).first.click()
+    expect(main.get_by_test_id("why")).to_be_visible()
+    take(narrow.page, "task-narrow")
+    light = tab(height=560)
+    expect(light.view("health", conn_id=CONN).get_by_test_id("health")).to_be_visible()
+    take(light.page, "health")
+    panel = light.go("dags/shop/runs/manual__1/tasks/claim/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    expect(panel.get_by_test_id("holds")).to_be_visible()
+    take(light.page, "panel")
+    huge = tab(width=3840, height=2160, dark=True)
+    main = huge.view("tasks", conn_id=CONN, topic="payments", state="SUSPENDED")
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    take(huge.page, "tasks-4k")

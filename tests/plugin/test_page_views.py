@@ -1,0 +1,315 @@
+"""Each view of the page, in a real browser and a real Airflow."""
+
+import json
+import re
+import sqlite3
+from http import HTTPStatus
+
+import httpx
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from airflow_provider_taskq.queue import TaskQueue, connect
+from tests.plugin.browser import OpenTab, is_api, sentence
+from tests.plugin.page_site import PageSite
+from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT, SECRET
+
+pytestmark = pytest.mark.slow
+
+VIEWS = {
+    "Topics": ("topics", "orders"),
+    "Owners": ("owners", HOLDER),
+    "Locks": ("locks", "nightly-maintenance"),
+    "Readers": ("readers", "warehouse"),
+    "Ticks": ("ticks", "reports/daily"),
+    "Health": ("health", "waiting tasks"),
+}
+
+
+def test_every_tab_leads_to_its_view(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view()
+    for title, (testid, text) in VIEWS.items():
+        main.get_by_role("link", name=title, exact=True).click()
+        expect(main.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        expect(main.get_by_test_id(testid)).to_contain_text(text)
+        expect(main.get_by_test_id("as-of")).to_have_text(re.compile(r"as of \d\d:\d\d:\d\d"))
+
+
+def test_a_link_of_an_operator_shows_its_topic(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.go("plugin/taskq", topic="orders", conn_id="taskq_default").get_by_test_id("taskq")
+    expect(main.get_by_role("heading", name="orders", exact=True)).to_be_visible()
+    expect(main.get_by_role("img", name=re.compile("Last hour: .* succeeded"))).to_be_visible()
+    expect(main.get_by_role("img", name=re.compile("Last day: .* succeeded"))).to_be_visible()
+    expect(main.get_by_test_id("consumers")).to_contain_text(HOLDER)
+    expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
+
+
+def test_the_page_says_why_tasks_are_not_running(tab: OpenTab, page_dsns: dict[str, str]) -> None:
+    expected = {
+        ("reports", "report-1"): "paused",
+        ("waiting", "invoice-0"): "FAILED",
+        ("nobody", "lonely-29"): "seems to poll",
+        ("lapsed", "stuck"): "lease lapsed",
+        ("orders", "later"): "due in",
+    }
+    visit = tab()
+    with connect(page_dsns["situations"], autocommit=True) as conn:
+        found = {at: TaskQueue(conn).latest(at[0], [at[1]])[at[1]].sequence for at in expected}
+    for (topic, identifier), words in expected.items():
+        main = visit.view(topic=topic, sequence=found[topic, identifier])
+        expect(main.get_by_test_id("why")).to_contain_text(words)
+
+
+def test_the_filter_lives_in_the_address(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("tasks", topic="payments")
+    main.get_by_label("State", exact=True).select_option("state:FAILED")
+    expect(visit.page).to_have_url(re.compile("state=FAILED"))
+    rows = main.get_by_test_id("tasks").get_by_role("row")
+    expect(rows).to_have_count(6)
+    main.get_by_label("Order").select_option("oldest")
+    expect(visit.page).to_have_url(re.compile("order=oldest"))
+    main.get_by_role("button", name="More filters").click()
+    main.get_by_label("Error contains").fill("gateway")
+    expect(visit.page).to_have_url(re.compile("error=gateway"))
+    visit.page.reload()
+    expect(main.get_by_label("Error contains")).to_have_value("gateway")
+    expect(main.get_by_label("Order")).to_have_value("oldest")
+    expect(rows).to_have_count(6)
+    sequences = [int(text.removeprefix("#")) for text in rows.locator("td >> text=/^#\\d+$/").all_inner_texts()]
+    assert sequences == sorted(sequences)
+    main.get_by_role("button", name="Clear").click()
+    expect(visit.page).not_to_have_url(re.compile("state="))
+
+
+def test_pages_go_on_and_come_back(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("tasks", topic="orders")
+    rows = main.get_by_test_id("tasks").get_by_role("row")
+    expect(rows).to_have_count(51)
+    first = rows.nth(1).inner_text()
+    main.get_by_role("button", name="Next").click()
+    expect(rows).to_have_count(13)
+    main.get_by_role("button", name="First page").click()
+    expect(rows).to_have_count(51)
+    assert rows.nth(1).inner_text().split()[:2] == first.split()[:2]
+
+
+def test_what_is_empty_or_out_of_reach_says_so(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view(topic="empty")
+    expect(main.get_by_test_id("empty")).to_contain_text("No task yet")
+    expect(visit.view("tasks").get_by_test_id("empty")).to_contain_text("Choose a topic")
+    expect(visit.view(conn_id="taskq_down").get_by_test_id("failure")).to_be_visible()
+    expect(visit.view(conn_id="taskq_bare").get_by_test_id("failure")).to_be_visible()
+    expect(visit.view(conn_id="taskq_hidden").get_by_test_id("empty")).to_contain_text("taskq_hidden")
+    expect(visit.view(topic="orders", sequence=10**9).get_by_test_id("failure")).to_be_visible()
+    assert "marked-password" not in visit.page.content()
+
+
+def test_a_viewer_sees_no_way_to_act_or_to_reveal(tab: OpenTab, page_dsns: dict[str, str]) -> None:
+    with connect(page_dsns["situations"], autocommit=True) as conn:
+        sequence = TaskQueue(conn).latest("payments", ["payment-0"])["payment-0"].sequence
+    buttons = re.compile("^(Retry|Reassign|Purge|Reveal|Push|Pause|Release|Expire)")
+    visit = tab("viewer")
+    main = visit.view(topic="payments", sequence=sequence)
+    expect(main.get_by_test_id("masked")).to_contain_text("right to edit")
+    expect(main.get_by_role("button", name=buttons)).to_have_count(0)
+    main = visit.view(topic="payments")
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    expect(main.get_by_role("button", name=buttons)).to_have_count(0)
+    expect(main.get_by_text("view only")).to_be_visible()
+
+
+def test_a_payload_is_masked_until_it_is_revealed(tab: OpenTab, page_dsns: dict[str, str]) -> None:
+    with connect(page_dsns["situations"], autocommit=True) as conn:
+        sequence = TaskQueue(conn).latest("orders", ["order-10"])["order-10"].sequence
+    visit = tab()
+    main = visit.view(topic="orders", sequence=sequence)
+    expect(main.get_by_test_id("masked")).to_contain_text("Hidden: payload")
+    assert SECRET not in visit.page.content()
+    main.get_by_role("button", name="Reveal").click()
+    expect(main.get_by_test_id("payload")).to_contain_text(SECRET)
+    main.get_by_role("button", name="Hide").click()
+    expect(main.get_by_test_id("masked")).to_be_visible()
+    assert SECRET not in visit.page.content()
+
+
+def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> None:
+    policy = (
+        "default-src 'self' data: blob:; script-src-attr 'none'; script-src-elem 'self' 'unsafe-inline';"
+        " style-src 'self' 'unsafe-inline'; img-src 'self' data:; object-src 'none'; form-action 'none'"
+    )
+    with connect(page_dsns["situations"], autocommit=True) as conn:
+        sequence = TaskQueue(conn).latest(HOSTILE, [HOSTILE_TEXT])[HOSTILE_TEXT].sequence
+    visit = tab()
+
+    def strict(route: Route) -> None:
+        """Airflow's own document sends no policy: ours are the pages that have to bear one."""
+        response = route.fetch()
+        headers = {**response.headers, "content-security-policy": policy}
+        route.fulfill(response=response, headers=headers)
+
+    visit.page.route(re.compile(r"/plugin/taskq"), strict)
+    main = visit.view()
+    main.get_by_role("link", name=HOSTILE).click()
+    expect(main.get_by_role("heading", name=HOSTILE)).to_be_visible()
+    main.get_by_test_id("tasks").get_by_role("link", name=f"#{sequence}").click()
+    expect(main.get_by_test_id("error")).to_contain_text(HOSTILE_TEXT)
+    main.get_by_role("button", name="Reveal").click()
+    expect(main.get_by_test_id("payload")).to_contain_text("onerror")
+    main.get_by_role("button", name="Retry").click()
+    expect(visit.page.get_by_test_id("dialog")).to_contain_text(HOSTILE)
+    visit.page.keyboard.press("Escape")
+    main.get_by_role("link", name="Owners", exact=True).click()
+    expect(main.get_by_test_id("owners")).to_contain_text(HOSTILE_TEXT)
+    visit.check()
+    filtered = dict.fromkeys(("identifier", "reference", "error", "state", "since", "search"), HOSTILE_TEXT)
+    main = visit.view(HOSTILE_TEXT, topic=HOSTILE, **filtered)
+    expect(main.get_by_role("heading", name="Topics")).to_be_visible()
+    main = visit.view("tasks", topic=HOSTILE, error=HOSTILE_TEXT, identifier=HOSTILE_TEXT)
+    expect(main.get_by_label("Error contains")).to_have_value(HOSTILE_TEXT)
+    expect(main.get_by_test_id("tasks")).to_contain_text(HOSTILE_TEXT)
+
+
+def test_a_hidden_tab_asks_nothing_and_a_shown_one_at_once(tab: OpenTab) -> None:
+    visit = tab()
+    page = visit.page
+    page.clock.install()
+    main = visit.view("owners")
+    expect(main.get_by_test_id("owners")).to_be_visible()
+    asks = is_api("owners")
+    with page.expect_request(asks):
+        page.clock.fast_forward(30_000)
+    _show(visit.page, hidden=True)
+    page.clock.fast_forward(600_000)
+    seen = len(list(filter(asks, visit.asked)))
+    page.clock.fast_forward(600_000)
+    with page.expect_request(asks):
+        _show(visit.page, hidden=False)
+    assert len(list(filter(asks, visit.asked))) == seen + 1
+    main.get_by_text("Live", exact=True).click()
+    page.clock.fast_forward(600_000)
+    assert len(list(filter(asks, visit.asked))) == seen + 1
+    with page.expect_request(asks):
+        main.get_by_text("Live", exact=True).click()
+
+
+def _show(page: Page, *, hidden: bool) -> None:
+    """Tells a page that its tab was hidden or shown, as the browser does."""
+    page.evaluate(
+        "(hidden) => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )
+
+
+def test_no_view_is_wider_than_the_screen(tab: OpenTab) -> None:
+    visit = tab()
+    for view, topic in (("topics", None), ("tasks", "payments"), (None, "orders"), ("owners", None), ("health", None)):
+        main = visit.view(view, topic=topic)
+        expect(main.get_by_role("table").first).to_be_visible()
+        for width in (320, 390, 1440, 3840):
+            visit.page.set_viewport_size({"width": width, "height": 900})
+            room: list[int] = main.evaluate("(main) => [main.scrollWidth, main.clientWidth, document.body.scrollWidth]")
+            assert room[0] <= room[1], (view, width)
+            assert room[2] <= width, (view, width)
+
+
+def test_the_keyboard_is_enough(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view()
+    expect(main.get_by_test_id("topics")).to_be_visible()
+    _tab_to(visit.page, "reports")
+    visit.page.keyboard.press("Enter")
+    heading = main.get_by_role("heading", name="reports", exact=True)
+    expect(heading).to_be_focused()
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    _tab_to(visit.page, "report-1")
+    visit.page.keyboard.press("Enter")
+    expect(main.get_by_test_id("why")).to_contain_text("paused")
+    _tab_to(visit.page, "Purge")
+    visit.page.keyboard.press("Enter")
+    dialog = visit.page.get_by_test_id("dialog")
+    expect(dialog.get_by_test_id("confirm")).to_be_enabled()
+    for _ in range(4):
+        visit.page.keyboard.press("Tab")
+        assert dialog.evaluate("(dialog) => dialog.contains(document.activeElement)")
+    visit.page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(main.get_by_role("button", name="Purge")).to_be_focused()
+
+
+def _tab_to(page: Page, text: str) -> None:
+    """Presses the tabulator until what has that text has the focus."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.trim()") == text:
+            return
+    raise AssertionError(f"no tabulator leads to {text}")
+
+
+def test_the_page_has_landmarks_and_names_for_everything(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("tasks", topic="payments")
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    expect(visit.page.get_by_role("main")).to_have_count(1)
+    expect(visit.page.get_by_role("navigation", name="TaskQ")).to_have_count(1)
+    expect(visit.page.get_by_role("search", name="Filter tasks")).to_have_count(1)
+    expect(main.get_by_role("link", name="Tasks", exact=True)).to_have_attribute("aria-current", "page")
+    nameless = main.evaluate(
+        """(main) => [...main.querySelectorAll("button, a, input, select, textarea, svg[role=img]")].filter((one) =>
+            one.getAttribute("aria-hidden") !== "true" && !one.getAttribute("aria-label") && !one.textContent.trim()
+            && !(one.labels && one.labels.length)).map((one) => one.outerHTML)"""
+    )
+    assert nameless == []
+
+
+def test_the_panel_of_a_task_instance_shows_what_it_pushed(
+    tab: OpenTab, page_site: PageSite, page_dsns: dict[str, str]
+) -> None:
+    with connect(page_dsns["situations"], autocommit=True) as conn:
+        found = TaskQueue(conn).latest("orders", ["order-0", "order-59"])
+    # What the push operator returns, stored as Airflow stores it.
+    returned = {"topic": "orders", "pushed": 60, "first": found["order-0"].sequence, "last": found["order-59"].sequence}
+    instance = "/dags/shop/dagRuns/manual__1/taskInstances/push"
+    answer = httpx.post(
+        f"{page_site.base_url}/api/v2{instance}/xcomEntries",
+        headers={"Authorization": f"Bearer {page_site.token('admin')}"},
+        json={"key": "return_value", "value": returned, "map_index": -1},
+        trust_env=False,
+    )
+    assert answer.status_code == HTTPStatus.CREATED, answer.text
+    panel = tab().go("dags/shop/runs/manual__1/tasks/push/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    expect(panel.get_by_test_id("pushed").get_by_role("row")).to_have_count(51)
+    expect(panel.get_by_test_id("pushed")).to_contain_text("order-0")
+
+
+def test_the_panel_of_a_task_instance_shows_what_it_waits_for(tab: OpenTab, page_site: PageSite) -> None:
+    # As a worker stores them before it runs the operator; there is none here.
+    fields = {"topic": "orders", "identifiers": ["order-10", "never-pushed"], "taskq_conn_id": "taskq_default"}
+    with sqlite3.connect(page_site.home / "airflow.db") as metadata:
+        metadata.execute(
+            "INSERT INTO rendered_task_instance_fields (dag_id, run_id, task_id, map_index, rendered_fields)"
+            " VALUES ('shop', 'manual__1', 'settled', -1, ?)",
+            (json.dumps(fields),),
+        )
+    metadata.close()
+    panel = tab().go("dags/shop/runs/manual__1/tasks/settled/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    waits = panel.get_by_test_id("waits-for").get_by_role("row")
+    expect(waits.nth(1)).to_contain_text(re.compile("order-10.*succeeded", re.DOTALL))
+    expect(waits.nth(2)).to_contain_text(re.compile("never-pushed.*none yet", re.DOTALL))
+
+
+def test_the_panel_of_a_task_instance_shows_what_it_holds(tab: OpenTab) -> None:
+    visit = tab()
+    panel = visit.go("dags/shop/runs/manual__1/tasks/claim/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    expect(panel.get_by_test_id("holds").get_by_role("row")).to_have_count(3)
+    panel.get_by_test_id("holds").get_by_role("link", name=re.compile("^#")).first.click()
+    why = sentence(visit.page.get_by_test_id("taskq"))
+    assert HOLDER in why
+    links = visit.page.get_by_test_id("taskq").get_by_role("link", name="Task instance")
+    links.first.click()
+    expect(visit.page).to_have_url(re.compile("/dags/shop/runs/manual__1/tasks/claim"))

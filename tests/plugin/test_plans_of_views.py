@@ -1,0 +1,100 @@
+"""What each view costs where there are a million tasks: bounded, by an index, and soon."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import State, TaskQueue, connect
+from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue.verbs.browse import BUDGET
+from tests.plugin.conftest import Client
+from tests.queue.explained import explain
+
+NOW = datetime.now(UTC)
+SINCE, UNTIL = NOW - timedelta(hours=20), NOW - timedelta(hours=19)
+FILTERS = [
+    TaskFilter(),
+    *(TaskFilter(state=state) for state in State),
+    *(TaskFilter(status=status) for status in ("retrying", "scheduled", "ready", "waiting", "exhausted", "failed")),
+    TaskFilter(identifier="task-7"),
+    TaskFilter(reference="batch-500"),
+    TaskFilter(reference="batch-500", state=State.FAILED),
+    TaskFilter(error="no task has this"),
+    TaskFilter(error="no task has this", state=State.SUCCEEDED),
+    TaskFilter(error="no task has this", state=State.READY),
+    TaskFilter(since=SINCE, until=UNTIL),
+    TaskFilter(since=SINCE, until=UNTIL, state=State.FAILED),
+]
+VIEWS: dict[str, Callable[[TaskQueue], object]] = {
+    "topics": lambda queue: queue.browse_topics(),
+    "topic": lambda queue: queue.browse_topic("work"),
+    "hour": lambda queue: queue.throughput(timedelta(minutes=1), 60),
+    "day": lambda queue: queue.throughput(timedelta(hours=1), 24),
+    "lines": lambda queue: queue.browse_tasks("work", list(range(1, 1_000_000, 20_000))),
+    "why": lambda queue: queue.why("work", 999_999),
+    "timeline": lambda queue: queue.timeline("work", 999_999),
+    "owners": lambda queue: queue.browse_owners(),
+    "held": lambda queue: queue.browse_held("worker-3"),
+    "holders": lambda queue: queue.browse_holders("work"),
+    "instance": lambda queue: queue.pushed_between("work", 1, 1_000_000),
+    "locks": lambda queue: queue.browse_locks(),
+    "readers": lambda queue: queue.browse_readers(),
+    "ticks": lambda queue: queue.browse_ticks("work"),
+    "health": lambda queue: queue.health(),
+    "audit": lambda queue: queue.audit_trail(),
+}
+# A sample of pages rather than rows; its budget is 2,000 of them.
+SAMPLED = {"hour", "day"}
+MOST_ROWS = 7 * BUDGET
+TASKS = {"task", "live", "ended", "history", "owner", "task_default", "live_default", "ended_default"}
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """The shortest of five runs: what it costs, whatever else the machine does."""
+    taken = []
+    for _ in range(5):
+        began = time.perf_counter()
+        call()
+        taken.append(1000 * (time.perf_counter() - began))
+    return min(taken)
+
+
+@pytest.mark.slow
+def test_every_view_looks_at_a_bounded_number_of_rows_and_takes_less_than_100_ms(large_dsn: str) -> None:
+    views = dict(VIEWS)
+    for number, given in enumerate(FILTERS):
+        for newest in (True, False):
+            views[f"{number} {given} {newest}"] = lambda queue, given=given, newest=newest: queue.find_tasks(  # type: ignore[misc]
+                "work", given, newest=newest, size=51
+            )
+    slow, wide = {}, {}
+    with connect(large_dsn, autocommit=True) as conn, connect(large_dsn, autocommit=True) as explained:
+        timed, told = TaskQueue(conn), TaskQueue(explained)
+        for name, view in views.items():
+            taken = milliseconds(lambda view=view: view(timed))  # type: ignore[misc]
+            if taken >= 100:
+                slow[name] = taken
+            seen = explain(explained, lambda view=view: view(told))  # type: ignore[misc]
+            pages = {"pages": seen.pages} if name in SAMPLED and seen.pages > 3000 else {}
+            rows = sum(seen.rows.values())
+            if seen.whole & TASKS or pages or (name not in SAMPLED and rows > MOST_ROWS):
+                wide[name] = (rows, seen.pages, seen.whole)
+    assert wide == {}
+    assert slow == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large_dsn")
+def test_a_first_paint_of_a_million_tasks_takes_less_than_a_second(client: Client) -> None:
+    for path in (
+        "topics",
+        "topic?topic=work",
+        "tasks?topic=work",
+        "owners",
+        "health",
+        "task?topic=work&sequence=999999",
+    ):
+        ask = lambda path=path: client("viewer").get(f"/api/taskq_large/{path}").raise_for_status()  # noqa: E731
+        assert milliseconds(ask) < 1000, path

@@ -1,0 +1,73 @@
+"""What each role of Airflow's simple auth manager may do, by route and action: the table of docs/page.md."""
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.queue import Decision, NewTask, Result, TaskQueue
+from tests.plugin.conftest import Client
+from tests.plugin.page_site import ROLES
+
+pytestmark = pytest.mark.slow
+
+LOOKS, REFUSED = 200, 403
+# Viewer, user, op, admin.
+VIEWING = (LOOKS, LOOKS, LOOKS, LOOKS)
+ACTING = (REFUSED, REFUSED, LOOKS, LOOKS)
+ACTIONS: dict[str, dict[str, Any]] = {
+    "retry": {"topic": "work", "filter": {"state": "FAILED"}},
+    "reassign": {"topic": "work", "filter": {"state": "FAILED"}, "options": {"result": "SUCCESS"}},
+    "purge": {"topic": "work", "filter": {}},
+    "release": {"options": {"owner": "holder"}},
+    "push": {"topic": "work", "options": {"identifier": "new"}},
+    "pause": {"topic": "work"},
+    "resume": {"topic": "work"},
+    "expire": {},
+}
+
+
+def test_every_role_may_view_and_only_op_and_admin_may_act(
+    client: Client, acts: TaskQueue, routes: list[tuple[str, str]]
+) -> None:
+    (task,) = acts.push("work", [NewTask("a", {"secret": 1})])
+    owner = acts.register("holder")
+    acts.poll("work", owner)
+    asked: dict[str, Any] = {"topic": "work", "sequence": task.sequence, "owner": "holder"}
+    views = [path for method, path in routes if method == "GET" and path.startswith("/api/")]
+    table = {f"GET {path}": [client(role).get(path, params=asked).status_code for role in ROLES] for path in views}
+    reveal = {"topic": "work", "sequence": task.sequence}
+    table["reveal"] = [client(role).post("/api/taskq_acts/reveal", json=reveal).status_code for role in ROLES]
+    for action, body in ACTIONS.items():
+        for confirm in (False, True):
+            sent = {"action": action, "confirm": confirm, "expected": 0, **body}
+            table[f"{action}, {confirm}"] = [answer(client, acts, role, sent) for role in ROLES]
+    expected = {name: list(VIEWING if name.startswith("GET") else ACTING) for name in table}
+    assert table == expected
+    assert len(table) == len(views) + 1 + 2 * len(ACTIONS)
+    posts = {path for method, path in routes if method == "POST" and path.startswith("/api/")}
+    assert posts == {"/api/taskq_acts/reveal", "/api/taskq_acts/actions"}
+
+
+def answer(client: Client, acts: TaskQueue, role: str, body: dict[str, Any]) -> int:
+    """The status of an action, whose owner has a lease before."""
+    acts.register("holder")
+    return client(role).post("/api/taskq_acts/actions", json=body).status_code
+
+
+def test_who_may_not_act_is_told_so_and_changes_nothing(client: Client, acts: TaskQueue) -> None:
+    for role in ("viewer", "user"):
+        connections = {
+            each["conn_id"]: each["may_act"] for each in client(role).get("/api/connections").json()["connections"]
+        }
+        assert connections["taskq_acts"] is False
+        refused = client(role).post(
+            "/api/taskq_acts/actions", json={"action": "pause", "topic": "work", "confirm": True}
+        )
+        assert "edit" in refused.json()["error"]
+    assert [topic.paused for topic in acts.browse_topics()] == [False]
+    assert acts.audit_trail() == []
+    owner = acts.register("holder")
+    acts.push("work", ["a"])
+    acts.complete(owner, {each: Decision(Result.SUCCESS) for each in acts.poll("work", owner)})
+    assert client("user").post("/api/taskq_acts/reveal", json={"topic": "work", "sequence": 1}).status_code == REFUSED
+    assert all(each["may_act"] for each in client("op").get("/api/connections").json()["connections"])

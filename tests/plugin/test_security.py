@@ -1,0 +1,181 @@
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from airflow_provider_taskq.queue import NewTask, TaskQueue
+from tests.plugin.conftest import HIDDEN, Client
+from tests.plugin.situations import SECRET
+
+pytestmark = pytest.mark.slow
+
+ACT = "/api/taskq_acts/actions"
+PAUSE = {"action": "pause", "topic": "work", "confirm": True}
+# What FastAPI offers unless it is told not to, and what nobody ever made.
+NOTHING = (
+    "/",
+    "/docs",
+    "/redoc",
+    "/openapi.json",
+    "/docs/oauth2-redirect",
+    "/api",
+    "/api/",
+    "/static",
+    "/nothing/at/all",
+)
+
+
+def test_every_route_but_static_refuses_the_anonymous(client: Client, routes: list[tuple[str, str]]) -> None:
+    asked = [*routes, *(("GET", path) for path in NOTHING), ("POST", "/api/taskq_acts/topics"), ("PUT", ACT)]
+    answers = {one: client(None).request(*one, content=b"{not json") for one in asked}
+    assert len(answers) > 25
+    assert {one: answer.status_code for one, answer in answers.items()} == dict.fromkeys(answers, 401)
+
+
+def test_a_token_that_airflow_did_not_make_is_nobodys(client: Client, base_url: str) -> None:
+    answer = client(None).get("/api/connections", headers={"Authorization": "Bearer made-up"})
+    assert answer.status_code in {401, 403}  # Airflow's own answer
+    forged = httpx.get(f"{base_url}/taskq/api/connections", cookies={"_token": "made-up"}, trust_env=False)
+    assert forged.status_code in {401, 403}
+
+
+def test_it_describes_itself_to_nobody(client: Client) -> None:
+    for path in NOTHING:
+        assert client("admin").get(path).status_code == 404, path
+
+
+def test_static_files_are_for_everybody_and_nothing_else_is_among_them(client: Client) -> None:
+    answer = client(None).get("/static/taskq.js")
+    assert answer.status_code == 200
+    assert "javascript" in answer.headers["content-type"]
+    again = client(None).get("/static/taskq.js", headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+    for path in ("/static/", "/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static/none.js"):
+        assert client(None).get(path).status_code in {401, 404}, path
+
+
+def test_every_answer_tells_the_browser_to_be_careful(client: Client) -> None:
+    for role, path in ((None, "/static/taskq.js"), (None, "/docs"), ("admin", "/api/connections"), ("admin", "/none")):
+        headers = client(role).get(path).headers
+        policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == "'self'"
+        assert policy["frame-ancestors"] == "'none'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == ("no-cache" if "static" in path else "no-store")
+
+
+def test_connections_that_are_not_listed_do_not_exist(client: Client, routes: list[tuple[str, str]]) -> None:
+    listed = client("admin").get("/api/connections").json()["connections"]
+    assert HIDDEN not in [each["conn_id"] for each in listed]
+    views = [path for method, path in routes if method == "GET" and "taskq_acts" in path]
+    assert len(views) > 10
+    for path in views:
+        answer = client("admin").get(path.replace("taskq_acts", HIDDEN), params={"topic": "orders", "sequence": 1})
+        assert answer.status_code == 404, path
+        unknown = client("admin").get(path.replace("taskq_acts", "no_such"), params={"topic": "orders", "sequence": 1})
+        assert answer.json() == unknown.json()
+    assert client("admin").post(f"/api/{HIDDEN}/actions", json=PAUSE).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "https://evil.example"},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+    ],
+)
+def test_what_another_sites_page_sends_is_not_done(client: Client, acts: TaskQueue, headers: dict[str, str]) -> None:
+    content = json.dumps(PAUSE).encode()
+    sent = {"Content-Type": "application/json", **headers}
+    answer = client("admin").post(ACT, content=content, headers=sent)
+    assert answer.status_code in {400, 403}
+    assert not any(each.paused for each in acts.browse_topics())
+
+
+def test_what_airflows_own_page_sends_is_done(client: Client, acts: TaskQueue, base_url: str) -> None:
+    origin = base_url.removesuffix("/airflow")
+    answer = client("admin").post(ACT, json=PAUSE, headers={"Sec-Fetch-Site": "same-origin", "Origin": origin})
+    assert answer.status_code == 200
+    assert [each.paused for each in acts.browse_topics()] == [True]
+
+
+def test_no_view_tells_a_payload(client: Client, routes: list[tuple[str, str]]) -> None:
+    asked: dict[str, Any] = {
+        "topic": "orders",
+        "sequence": 1,
+        "owner": "shop/manual__1/claim/-1",
+        "first": 1,
+        "last": 9,
+    }
+    told = ""
+    for method, path in routes:
+        if method == "GET" and "taskq_acts" in path:
+            answer = client("admin").get(path.replace("taskq_acts", "taskq_default"), params=asked)
+            assert answer.status_code == 200, answer.text
+            told += answer.text
+    assert "order-1" in told
+    assert SECRET not in told
+
+
+def test_a_payload_is_revealed_to_who_may_act_cut_and_with_a_trace(client: Client, acts: TaskQueue) -> None:
+    (task,) = acts.push("work", [NewTask("large", {"text": "ä" * 100_000})])
+    asked = {"topic": "work", "sequence": task.sequence}
+    assert client("viewer").post("/api/taskq_acts/reveal", json=asked).status_code == 403
+    told = client("op").post("/api/taskq_acts/reveal", json=asked).json()
+    assert told["payload"].startswith('{"text":"ää')
+    assert 64 * 1024 - 4 < len(told["payload"].encode()) <= 64 * 1024
+    assert (told["payload_bytes"], told["output"], told["cut"]) == (200_011, None, True)
+    (line,) = acts.audit_trail()
+    assert (line.actor, line.action, line.what) == ("op", "reveal", f"sequence {task.sequence}")
+    assert client("op").post("/api/taskq_acts/reveal", json={**asked, "sequence": 10**9}).status_code == 404
+
+
+def test_errors_are_sentences_without_the_server_the_user_or_a_payload(client: Client) -> None:
+    down = client("admin").get("/api/taskq_down/topics")
+    assert (down.status_code, down.json()) == (
+        503,
+        {"error": "The database of taskq_down can't be reached; the log of Airflow's API server says why."},
+    )
+    bare = client("admin").get("/api/taskq_bare/topics")
+    assert bare.status_code == 503
+    assert "install" in bare.json()["error"]
+    pushed = {"action": "push", "topic": "work", "options": {"identifier": "a", "payload": f'{{"{SECRET}'}}
+    refused = client("admin").post(ACT, json=pushed)
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("The payload is not JSON")
+    for body in ({"topic": SECRET, "sequence": SECRET}, {"topic": [SECRET]}, SECRET):
+        invalid = client("admin").post("/api/taskq_acts/reveal", json=body)
+        assert invalid.status_code == 400
+        assert SECRET not in invalid.text
+
+
+def test_views_can_change_nothing_and_end_in_time(page_dsns: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_taskq.plugins import session
+    from tests.airflow.conftest import connection_json
+
+    monkeypatch.setenv("AIRFLOW_CONN_TASKQ_DEFAULT", connection_json(page_dsns["acts"]))
+    monkeypatch.setattr(session, "VIEW_SECONDS", 0.1)
+    with pytest.raises(session.Refusal) as refused, session.looking("taskq_default") as queue:
+        queue.create_topic("made by a view")
+    assert refused.value.status == 503
+    with pytest.raises(session.Refusal, match="took too long"), session.looking("taskq_default") as queue:
+        queue.conn.execute("SELECT pg_sleep(5)")
+
+
+def test_too_many_at_once_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    from airflow_provider_taskq.plugins import session
+
+    monkeypatch.setattr(session, "_free", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.01)
+    with session._free, pytest.raises(session.Refusal, match="too much at once"), session.looking("taskq_default"):
+        pass
