@@ -56,7 +56,7 @@ format: setup  ## put the sources into ruff's format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-bench: setup  ## measure push, claim and drain beside the limits of raw SQL; ARGS=peers: beside other queues
+bench: setup-spark  ## measure push, claim and drain beside the limits of raw SQL; ARGS=peers: beside other queues
 	@$(RUN) -m bench $(ARGS)
 
 constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml and what .ci pins

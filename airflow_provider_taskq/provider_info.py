@@ -51,8 +51,8 @@ def _options() -> dict[str, Any]:
         "description": "TaskQ, the work queue in PostgreSQL.",
         "options": {
             "conn_ids": {
-                "description": "Airflow connections whose queues the TaskQ page shows, with commas between them; others "
-                "do not exist for it.",
+                "description": "Airflow connections whose queues the TaskQ page shows, with commas between them; "
+                "others do not exist for it.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "taskq_default,warehouse",

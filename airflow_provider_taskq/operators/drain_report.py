@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_CLAIMED = re.compile(r"claimed ([\d,]+) tasks of topic .*, ([\d,]+) more were held already$")
+_CLAIMED = re.compile(r"claimed (\d[\d,]*) tasks of topic .*, (\d[\d,]*) more were held already$")
 _DECIDED = re.compile(
     r"decided (?P<decided>[\d,]+) tasks in \S+ s, \S+ a second, in (?P<rounds>[\d,]+) rounds \((?P<ended>\w+)\): "
     r"(?P<completed>.*); pushed (?P<pushed>[\d,]+); gave back (?P<undecided>[\d,]+) undecided$"
 )
-_COUNT = re.compile(r"([\d,]+) (\w+)")
+_COUNT = re.compile(r"(\d[\d,]*) ([A-Z]+)")
 
 
 class DrainReport:

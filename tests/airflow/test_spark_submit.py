@@ -21,6 +21,7 @@ from airflow.providers.common.compat.sdk import AirflowException, Stats
 from airflow.sdk import DAG
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_provider_taskq.operators.drain_report import DrainReport
 from airflow_provider_taskq.operators.spark_submit import WORK, TaskQSparkSubmitOperator
 from airflow_provider_taskq.queue import Condition, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.spark import application_path
@@ -270,3 +271,22 @@ def wait_until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)  # between two looks
+
+
+def test_the_last_line_of_a_drain_is_read_with_all_its_results() -> None:
+    report = DrainReport()
+    said = [
+        "11:10:58 claimed 20,000 tasks of topic flights, 0 more were held already",
+        "11:11:52 decided 20,000 tasks in 54.3 s, 368 a second, in 1 rounds (ROUNDS): 3,261 FAILURE, 42 SUSPENSION,"
+        " 16,697 SUCCESS; pushed 0; gave back 0 undecided",
+    ]
+    assert list(report.read(said)) == said
+    assert report.claimed == 20_000
+    assert report.summary() == {
+        "decided": 20_000,
+        "pushed": 0,
+        "undecided": 0,
+        "rounds": 1,
+        "ended": "ROUNDS",
+        "completed": {"FAILURE": 3261, "SUSPENSION": 42, "SUCCESS": 16697},
+    }
