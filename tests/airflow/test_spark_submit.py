@@ -277,8 +277,10 @@ def test_the_last_line_of_a_drain_is_read_with_all_its_results() -> None:
     report = DrainReport()
     said = [
         "11:10:58 claimed 20,000 tasks of topic flights, 0 more were held already",
-        "11:11:52 decided 20,000 tasks in 54.3 s, 368 a second, in 1 rounds (ROUNDS): 3,261 FAILURE, 42 SUSPENSION,"
-        " 16,697 SUCCESS; pushed 0; gave back 0 undecided",
+        (
+            "11:11:52 decided 20,000 tasks in 54.3 s, 368 a second, in 1 rounds (ROUNDS): 3,261 FAILURE, 42 SUSPENSION,"
+            " 16,697 SUCCESS; pushed 0; gave back 0 undecided"
+        ),
     ]
     assert list(report.read(said)) == said
     assert report.claimed == 20_000

@@ -63,8 +63,12 @@ class PartitionVerbs(Caller):
         """Moves a topic that stands still, in three transactions."""
         bounded = (topic, interval_text(patience))
         self._rows("SELECT taskq.make_tables(%s::text)", (topic,))
-        if not self._value("SELECT taskq.close_shared(%s::text, %s::text::interval)", bounded):
-            raise TaskQueueError(f"tasks of topic {topic!r} are held again: try again")
+        deadline = time.monotonic() + patience.total_seconds()
+        while not self._value("SELECT taskq.close_shared(%s::text, %s::text::interval)", bounded):
+            # A poll that had begun before the pause took some after all were given back.
+            if time.monotonic() > deadline:
+                raise TaskQueueError(f"tasks of topic {topic!r} are held again and again: try again")
+            self._await_nothing_held(topic, patience)
         self._rows("SELECT taskq.move_rows(%s::text, %s::text::interval)", bounded)
 
     def _undo(self, topic: str, patience: timedelta, error: BaseException) -> None:
