@@ -29,6 +29,7 @@ def run(rig: Rig, scale: Scale) -> None:
         works: dict[str, Work] = {"drain": partial(drained, decide)}
         if DRIVER.exists():
             works["by hand: JDBC, executemany"] = by_hand.drained
+            works["by hand, no index on state"] = by_hand.drained_without_index
             works["by hand, and claimed before"] = by_hand.claimed_and_drained
         for name, work in works.items():
             timed(site, spark, work, scale.flights, f"{name}, to warm up")

@@ -30,7 +30,7 @@ DRIVER = Path("/usr/share/java/postgresql.jar")
 STATUS = """
 CREATE TABLE status (id bigint PRIMARY KEY, identifier text NOT NULL, payload json, state text NOT NULL DEFAULT 'new',
                      message text, started timestamptz, finished timestamptz);
-CREATE INDEX ON status (id) WHERE state = 'new';
+CREATE INDEX status_new ON status (id) WHERE state = 'new';
 INSERT INTO status (id, identifier, payload) SELECT sequence, identifier, payload FROM taskq.task ORDER BY sequence;
 """
 
