@@ -4,8 +4,8 @@ It is as fast as its kind gets: slices by the primary key, rows fetched by the t
 updates (psycopg's `executemany`), one transaction a partition, one index beside the key, on what is new.
 `drained_without_index` has not even that: the updates cost least so, and whoever asks for what is new reads the whole
 table, each time. What all of it lacks: nobody else may work on the table meanwhile, a partition that Spark tries again
-updates again, and a driver that dies leaves half. `claimed_and_drained` marks the rows as its own first, so that two may work at a time; still a
-partition counts twice where it runs twice, and the rows of a driver that died stay with it.
+updates again, and a driver that dies leaves half. `claimed_and_drained` marks the rows as its own first, so that two
+may work at a time; still a partition counts twice where it runs twice, and the rows of a driver that died stay with it.
 """
 
 from collections.abc import Iterable
