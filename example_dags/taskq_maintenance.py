@@ -1,4 +1,4 @@
-"""Keeps a queue in order: copy it as it is, and change the numbers and the example's ticks.
+"""Keeps a queue in order: copy it, replace or remove the example's ticks (DAG taskq_ticks), and change the numbers.
 
 It needs the Airflow connection `taskq_default`. Every minute it takes leases that have lapsed, so that what a dead
 worker held goes out again, and looks at the queue's health; every hour it makes ticks ahead; every night it removes
