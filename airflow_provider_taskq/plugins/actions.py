@@ -50,7 +50,10 @@ def act(conn_id: str, text: Text, user: Actor) -> Shape:
         stamp = {"action": asked.action, "as_of": shapes.moment(queue.now())}
         if not asked.confirm:
             queue.conn.rollback()
-            return {**stamp, "count": deed.count, "capped": deed.more, "sentence": f"{deed.sentence}?"}
+            told = {"count": deed.count, "capped": deed.more, "sentence": f"{deed.sentence}?", "token": deed.token}
+            return {**stamp, **told}
+        if asked.expected is not None and deed.count > asked.expected:
+            raise Refusal(409, f"{deed.count} tasks match now, and {asked.expected} did when you looked: look again.")
         queue.note_action(asked.action, asked.topic, deed.what, deed.count)
         return {**stamp, "done": deed.count, "more": deed.more, "sentence": f"{deed.sentence}: done."}
 

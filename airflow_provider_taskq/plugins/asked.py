@@ -79,6 +79,7 @@ class Asked(Body):
     options: dict[str, Any] = Field(default_factory=dict)
     confirm: bool = False
     expected: int | None = None
+    token: int | None = None
 
 
 def sentence_of(error: ValidationError, of: str = "") -> str:

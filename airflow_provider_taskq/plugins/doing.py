@@ -4,27 +4,34 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, ValidationError
 
-from airflow_provider_taskq.plugins.asked import Asked, Body, sentence_of
+from airflow_provider_taskq.plugins.asked import MOST, Asked, Body, sentence_of
 from airflow_provider_taskq.plugins.session import Refusal
 from airflow_provider_taskq.plugins.targets import ENDED, PURGED, Target, target, topic_of
 from airflow_provider_taskq.queue import Insertion, NewTask, Result, Revival, State, TaskQueue
+from airflow_provider_taskq.queue.browse import TaskFilter
 
 NAMED = 20  # sequences that the trail names
+LEASES = 1000  # to which lapsed leases are counted
 PURGEABLE = (State.READY, State.EXPIRED, *PURGED)
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What was done, or would be: to how many, a sentence, words for the trail, and whether more match."""
+    """What was done, or would be: to how many, a sentence, words for the trail, and whether more match.
+
+    `token` tells a preview's subject from another of the same name: it comes back with the confirmation.
+    """
 
     count: int
     sentence: str
     what: str
     more: bool = False
+    token: int | None = None
 
 
 class _Retry(Body):
@@ -113,16 +120,19 @@ def release(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:  # noqa: ARG0
     owner = queue.owner(name)
     if owner is None:
         raise Refusal(409, f"{name} has no lease to end: it is gone already, or was never registered.")
+    if asked.confirm and asked.token not in (None, owner.fence):
+        raise Refusal(409, f"{name} has registered anew since you looked: look again.")
     number = queue.release(owner)
-    return Deed(number, f"{_tasks(number)} of {name} to be handed out to others, and its lease to end", f"owner {name}")
+    sentence = f"{_tasks(number)} of {name} to be handed out to others, and its lease to end"
+    return Deed(number, sentence, f"owner {name}", token=owner.fence)
 
 
-def expire(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:
+def expire(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:  # noqa: ARG001  the caller rolls back
     """Takes lapsed leases with what is held under them."""
     grace = timedelta(seconds=_options(_Expire, asked).grace_seconds)
-    owners, held = queue.count_lapsed(grace)
-    number = held if dry else queue.expire(grace)
-    leases = f"{owners} lapsed lease{'s' if owners != 1 else ''}"
+    owners, _ = queue.count_lapsed(grace)
+    number = queue.expire(grace)
+    leases = f"{owners:,}{'+' if owners >= LEASES else ''} lapsed lease{'s' if owners != 1 else ''}"
     return Deed(number, f"{leases} to be taken, with {_tasks(number)}", f"{leases}, grace {grace}")
 
 
@@ -140,9 +150,10 @@ def push(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:  # noqa: ARG001 
         priority=given.priority,
         depends_on=[(one, other) for one, other in given.depends_on],
     )
+    also = _displaced(queue, topic, given)
     pushed = queue.push(topic, [task], Insertion[given.insertion])
     what = f"{given.identifier} by {given.insertion}" + (f", sequence {pushed[0].sequence}" if pushed else "")
-    return Deed(len(pushed), f"{given.identifier} to be pushed to {topic}", what)
+    return Deed(len(pushed), f"{given.identifier} to be pushed to {topic}{also}", what + also)
 
 
 def pause(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:  # noqa: ARG001  the caller rolls back
@@ -165,6 +176,16 @@ Doing = Callable[..., Deed]
 DOINGS: dict[str, Doing] = {
     each.__name__: each for each in (retry, reassign, purge, release, expire, push, pause, resume)
 }
+
+
+def _displaced(queue: TaskQueue, topic: str, given: _Push) -> str:
+    """What a push does to older tasks of its identifier, in words; counted to what one action may change."""
+    if given.insertion == "APPEND":
+        return ""
+    older = len(queue.find_tasks(topic, TaskFilter(identifier=given.identifier), newest=False, size=MOST).sequences)
+    which = "wait" if given.insertion == "SUPERSEDE" else "wait or have ended"
+    fate = "deleted for good" if given.insertion == "DELETE" else "made REDUNDANT"
+    return f"; of {older:,} older tasks of this identifier those that {which} are {fate}" if older else ""
 
 
 def _on(queue: TaskQueue, tasks: Target, dry: bool, change: Callable[[list[int]], int]) -> int:
@@ -202,7 +223,15 @@ def _payload(text: str | None) -> Any:
     if text is None or not text.strip():
         return None
     try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json.loads(text, parse_float=_exact)
+    except (ValueError, RecursionError) as error:
         where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise Refusal(400, f"The payload is not JSON: {getattr(error, 'msg', 'nested too deeply')}{where}.") from None
+        raise Refusal(400, f"The payload is not JSON: {getattr(error, 'msg', 'it cannot be read')}{where}.") from None
+
+
+def _exact(text: str) -> float:
+    """A number as it was typed; one that would be stored as another is refused."""
+    value = float(text)
+    if Decimal(repr(value)) != Decimal(text):
+        raise Refusal(400, "The payload has a number that would be rounded: write it as a text.")
+    return value

@@ -83,5 +83,8 @@ def same_origin(request: Request) -> None:
 def _own_origins(request: Request) -> set[str]:
     """Where this Airflow is: as the browser addressed it, and as `[api] base_url` says."""
     base = urlsplit(conf.get("api", "base_url", fallback=""))
-    seen = f"{request.url.scheme}://{request.headers.get('host', '')}"
-    return {seen, f"{base.scheme}://{base.netloc}"}
+    host = request.headers.get("host", "")
+    own = {f"{request.url.scheme}://{host}", f"{base.scheme}://{base.netloc}"}
+    if request.headers.get("sec-fetch-site") == "same-origin":  # which no page's script can set
+        own.add(f"https://{host}")  # TLS has ended at a proxy
+    return own

@@ -45,12 +45,16 @@ class Refusal(Exception):
         self.sentence = sentence
 
 
+# A server that is gone without a word frees its place among the page's few connections within seconds.
+_ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+
+
 class _PageHook(TaskQHook):
     """The hook, with less patience than a task's."""
 
     def _create_connection(self, conn_args: dict[str, Any]) -> Any:
         return super()._create_connection(
-            {"connect_timeout": PATIENCE_SECONDS, "application_name": "airflow-taskq-page", **conn_args}
+            {"connect_timeout": PATIENCE_SECONDS, "application_name": "airflow-taskq-page", **_ALIVE, **conn_args}
         )
 
 

@@ -1,17 +1,19 @@
 """Which tasks an action is about: those that it names, or those that a filter finds now."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_taskq.plugins.asked import MOST, Asked
-from airflow_provider_taskq.plugins.session import Refusal
+from airflow_provider_taskq.plugins.session import ACTION_SECONDS, Refusal
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.queue.browse import TaskFilter
 
 BUDGET = 200_000  # rows that are looked at for one action
 ENDED = (State.EXPIRED, State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED)
 TROUBLED = (State.EXPIRED, State.FAILED, State.SUSPENDED)
-PURGED = (State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED, State.RECREATED, State.REDUNDANT)
+# What there is most of comes first: with enough of it found, the others are not looked through.
+PURGED = (State.SUCCEEDED, State.FAILED, State.SUSPENDED, State.FILTERED, State.RECREATED, State.REDUNDANT)
 _OF_STATUS = {"exhausted": State.FAILED} | {state.name.lower(): state for state in State if state is not State.READY}
 
 
@@ -73,13 +75,18 @@ def _state_of(status: str | None) -> State | None:
 
 
 def _find(queue: TaskQueue, topic: str, given: TaskFilter, states: Sequence[State]) -> list[int]:
-    """The lowest sequences, one more than an action takes, state by state; budget and all."""
+    """The lowest sequences, one more than an action takes, state by state; refused where that looks at too much."""
     found: list[int] = []
+    deadline = time.monotonic() + ACTION_SECONDS
     for state in states:
+        if len(found) > MOST:
+            break
         one = replace(given, state=state)
         page = queue.find_tasks(topic, one, newest=False, size=MOST + 1 - len(found), budget=BUDGET)
         found += page.sequences
         while page.looked_to is not None and len(found) <= MOST:
+            if time.monotonic() > deadline:
+                raise Refusal(503, "That looks at too much: narrow it by state, since or until.")
             page = queue.find_tasks(
                 topic, one, newest=False, after=page.looked_to, size=MOST + 1 - len(found), budget=BUDGET
             )

@@ -39,7 +39,7 @@ def test_every_role_may_view_and_only_op_and_admin_may_act(
     table["reveal"] = [client(role).post("/api/taskq_acts/reveal", json=reveal).status_code for role in ROLES]
     for action, body in ACTIONS.items():
         for confirm in (False, True):
-            sent = {"action": action, "confirm": confirm, "expected": 0, **body}
+            sent = {"action": action, "confirm": confirm, "expected": 10_000, **body}
             table[f"{action}, {confirm}"] = [answer(client, acts, role, sent) for role in ROLES]
     expected = {name: list(VIEWING if name.startswith("GET") else ACTING) for name in table}
     assert table == expected

@@ -92,7 +92,7 @@ function Body({ place, connections, asOf, live, setLive }) {
       : "The deployment lists the connections to show in the setting conn_ids of the section [taskq]; it lists none that you may see.";
     return h(Empty, { title: "No connection to look at" }, none);
   }
-  const View = VIEWS[place.view] ?? Topics;
+  const View = Object.hasOwn(VIEWS, place.view) ? VIEWS[place.view] : Topics;
   const bar = { align: "center", justify: "space-between", gap: 3, wrap: "wrap" };
   return h(
     Fragment,
@@ -109,7 +109,7 @@ function Body({ place, connections, asOf, live, setLive }) {
       ),
       h(Stamp, { asOf, live, onLive: setLive }),
     ),
-    h(Acting, { conn }, h(View, { key: here, conn, place, focus: came.current === null })),
+    h(Acting, { key: conn.conn_id, conn }, h(View, { key: here, conn, place, focus: came.current === null })),
   );
 }
 

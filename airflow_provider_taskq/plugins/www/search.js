@@ -5,11 +5,13 @@ const PATIENCE = 400;
 
 export function Search({ label, value, onValue, onSearch }) {
   const timer = useRef(null);
+  const latest = useRef(onSearch);
+  latest.current = onSearch;
   useEffect(() => () => clearTimeout(timer.current), []);
   const soon = (text) => {
     onValue(text);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => onSearch(text), PATIENCE);
+    timer.current = setTimeout(() => latest.current(text), PATIENCE);
   };
   const now = (event) => {
     event.preventDefault();

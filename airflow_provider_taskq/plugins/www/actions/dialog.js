@@ -7,9 +7,9 @@ import { Frame, Said } from "./frame.js";
 import { KINDS, Options } from "./options.js";
 
 /** Sends the action: looked at only, or done. */
-function send(conn, request, options, confirm, expected) {
+function send(conn, request, options, confirm, expected, token) {
   const { action, topic = null, sequences = null, filter = null } = request;
-  const body = { action, topic, sequences, filter, options, confirm, expected };
+  const body = { action, topic, sequences, filter, options, confirm, expected, token };
   return post(`${encodeURIComponent(conn.conn_id)}/actions`, body);
 }
 
@@ -60,7 +60,7 @@ export function ActionDialog({ conn, request, close, done }) {
   async function confirm() {
     setBusy(true);
     try {
-      const result = await send(conn, request, options, true, request.filter ? preview.count : null);
+      const result = await send(conn, request, options, true, preview.count, preview.token);
       setOutcome({ result });
       done(result.sentence);
     } catch (failure) {

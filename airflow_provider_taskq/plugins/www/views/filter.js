@@ -40,6 +40,8 @@ function Typed({ label, value = "", onChange, wide, ...props }) {
   const [text, setText] = useState(value);
   const timer = useRef(null);
   const told = useRef(value);
+  const latest = useRef(onChange); // by when the timer rings, the address may say more than when the letter was typed
+  latest.current = onChange;
   useEffect(() => {
     if (value !== told.current) setText(value);
     told.current = value;
@@ -47,7 +49,7 @@ function Typed({ label, value = "", onChange, wide, ...props }) {
   useEffect(() => () => clearTimeout(timer.current), []);
   const tell = (now) => {
     told.current = now;
-    onChange(now);
+    latest.current(now);
   };
   const typed = ({ target }) => {
     setText(target.value);

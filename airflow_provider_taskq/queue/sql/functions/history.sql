@@ -23,7 +23,7 @@ CREATE FUNCTION taskq.is_noted(p_attempt int) RETURNS boolean LANGUAGE sql IMMUT
     SELECT p_attempt <= 100 OR p_attempt % 100 = 0
 $$;
 
--- The history of a task, the oldest first, with its push and its end. what: pushed, failed, lapsed, started anew, recreated,
+-- The history of a task, the last 200 happenings and of errors their ends, the oldest first, with its push and its end. what: pushed, failed, lapsed, started anew, recreated,
 -- reassigned, paused, resumed, due set, attempts set, held, ended; state: the state that it had before, or has now (held, ended).
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, other bigint, error text)
@@ -40,8 +40,9 @@ BEGIN
         FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
         SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned', 'paused', 'resumed', 'due set', 'attempts set'])[h.kind], h.state, h.attempt, h.holder,
-               h.actor, h.other, h.error, 1
-        FROM taskq.history h WHERE h.sequence = p_sequence AND h.topic_id = v_topic_id
+               h.actor, h.other, right(h.error, 2000), 1
+        FROM (SELECT * FROM taskq.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
+              ORDER BY m.happened DESC LIMIT 200) h
         UNION ALL
         SELECT NULL, 'held', 0, l.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, 2
         FROM taskq.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
