@@ -68,7 +68,7 @@ class _WhenEmpty(WorkerListener):
 
     def on_empty(self) -> None:
         """Ends it, unless a batch is still in hand, whose thread polls again after it."""
-        if self.worker is None or self.worker.statistics().in_flight or self._over.is_set():
+        if self.worker is None or not self.worker.is_idle or self._over.is_set():
             return
         self._over.set()
         threading.Thread(target=self.worker.stop, args=(self._grace,)).start()  # a stop waits for who calls this

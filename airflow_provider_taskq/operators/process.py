@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.common.compat.sdk import AirflowException
+
 from airflow_provider_taskq.operators.base import TaskQOperator
 from airflow_provider_taskq.operators.holding import logical_task
 from airflow_provider_taskq.queue import Condition, Order
@@ -73,6 +75,7 @@ class TaskQProcessOperator(TaskQOperator):
         self.lease = _span(lease)
         self.limit = None if limit is None else _span(limit)
         self._worker: Worker | None = None
+        self._killed = False
         if not callable(python_callable) and not hasattr(python_callable, "handle"):
             raise TypeError("python_callable is a function of a task, or a handler of batches")
 
@@ -101,6 +104,10 @@ class TaskQProcessOperator(TaskQOperator):
             done = worker.drain()
         finally:
             worker.stop(timedelta(0))  # where Airflow has interrupted it
+        if self._killed:
+            raise AirflowException(
+                f"killed before topic {self.topic!r} was drained; what was not decided is given back"
+            )
         if done.handled:
             self.hook.report_lineage(inputs=[self.topic])
         counted = ("handled", "succeeded", "filtered", "suspended", "failed")
@@ -108,6 +115,7 @@ class TaskQProcessOperator(TaskQOperator):
 
     def on_kill(self) -> None:
         """Gives back what is not decided; what is, is committed."""
+        self._killed = True  # Airflow 3 lets execute() go on
         if self._worker is not None:
             self._worker.stop(timedelta(0))
 
@@ -154,6 +162,7 @@ def _take_back(queue: "TaskQueue", name: str) -> None:
     for owner in queue.owners():
         if owner.name.startswith(f"{name}/"):
             queue.release(owner)
+    queue.expire()  # and what those hold whose lease has lapsed by now
 
 
 def _span(length: timedelta | float) -> timedelta:

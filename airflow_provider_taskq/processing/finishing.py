@@ -121,8 +121,12 @@ class Finisher:
         Of the others some were purged or dropped meanwhile, or all were completed by a call whose answer was lost.
         """
         queue.heartbeat(run.tenure.owner)
-        held = frozenset(queue.held(run.tenure.owner))
-        return {task: decision for task, decision in decisions.items() if task in held}
+        held = {task: task.attempt for task in queue.held(run.tenure.owner)}
+        for other in run.tenure.runs():
+            if other is not run:
+                for task in other.work.tasks:
+                    held.pop(task, None)  # put back by the lost call, and taken again
+        return {task: decision for task, decision in decisions.items() if held.get(task) == task.attempt}
 
     def _wait(self, run: Run, back_off: BackOff) -> None:
         """Waits before the next try, unless there is none: the worker is over, or the lease lost."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from airflow_provider_taskq.processing.work import Work
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
+from airflow_provider_taskq.queue.wire import json_text
 
 Outcome: TypeAlias = Decision | Result | None
 TaskFunction: TypeAlias = (
@@ -106,6 +107,7 @@ def decision_of(outcome: object) -> Decision:
     if outcome is None:
         return _SUCCESS
     if isinstance(outcome, Decision):
+        json_text(outcome.message)  # ValueError for what cannot be stored
         return outcome
     if isinstance(outcome, Result):
         return Decision(outcome)

@@ -44,6 +44,9 @@ class Lane(Rounds):
     def _room(self) -> int:
         return self._shift.settings.size
 
+    def _own(self) -> int:
+        return len(self._decided[0].work.tasks) if self._decided is not None else 0
+
     def _next(self, size: int) -> Sequence[Task]:
         """The next tasks: polled along with the completion of the last batch, where it waits for that."""
         if self._decided is None:

@@ -5,12 +5,10 @@ import threading
 import time
 from collections.abc import Callable
 
-import psycopg
-
 from airflow_provider_taskq.processing.patience import BackOff
-from airflow_provider_taskq.processing.session import Connect, Disconnected, Session
+from airflow_provider_taskq.processing.session import Connect, Session
 from airflow_provider_taskq.processing.tenure import Tenure
-from airflow_provider_taskq.queue import LeaseLost, TaskQueueError
+from airflow_provider_taskq.queue import LeaseLost
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +27,14 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="taskq lease", daemon=True)
+        self._expiring = threading.Thread(
+            target=self._expire, args=(Session(connect),), name="taskq expiry", daemon=True
+        )
 
     def start(self) -> None:
         """Begins."""
         self._thread.start()
+        self._expiring.start()
 
     def stop(self) -> None:
         """Ends; a heartbeat that is stuck is left behind, and does no harm."""
@@ -83,16 +85,19 @@ class LeaseKeeper:
         self._session.close()
 
     def _round(self) -> None:
-        """One heartbeat for each lease, then one look at those of others."""
+        """One heartbeat for each lease."""
         for tenure in self.tenures():
             self._beat(tenure)
-        try:
-            with self._session.queue() as queue:
-                queue.expire()
-        except Disconnected:
-            raise
-        except (TaskQueueError, psycopg.Error) as error:
-            log.warning("A worker could not let lapsed leases of others expire: %s", error)
+
+    def _expire(self, session: Session) -> None:
+        """Lets lapsed leases of others expire: by itself, as that takes long for many tasks, and waits for a purge."""
+        while not self._stopped.wait(self._pause):
+            try:
+                with session.queue() as queue:
+                    queue.expire()
+            except Exception as error:  # noqa: BLE001 -- the next time it may go well
+                log.warning("A worker could not let lapsed leases of others expire: %s", error)
+        session.close()
 
     def _beat(self, tenure: Tenure) -> None:
         """One heartbeat."""

@@ -4,6 +4,7 @@ A process that dies at a task is that task's FAILURE, which says how it died; a 
 redelivery: by an attempt used, a task that kills whoever takes it comes to an end by the retry policy of its topic.
 """
 
+import atexit
 import multiprocessing
 import queue
 import signal
@@ -91,6 +92,7 @@ class _Process:
         self._questions, asked = _SPAWN.Pipe()
         self._process = _SPAWN.Process(target=_serve, args=(theirs, asked, function, takes_work), daemon=True)
         self._process.start()
+        atexit.register(self._process.kill)  # before multiprocessing waits for it
         theirs.close()
         asked.close()
         self._asking = threading.Lock()
@@ -133,6 +135,7 @@ class _Process:
 
     def end(self) -> None:
         """Lets the process end, and waits for that."""
+        atexit.unregister(self._process.kill)
         self._tasks.close()
         self._process.join(timeout=_ANSWER)
         if self._process.is_alive():
@@ -148,7 +151,8 @@ def _died(code: int | None) -> str:
 
 def _serve(tasks: Connection, questions: Connection, function: Callable[..., Any], takes_work: bool) -> None:
     """The main function of a process: handles tasks until its parent hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent decides when this ends
+    for each in (signal.SIGINT, signal.SIGTERM):  # of the terminal, or of all in a control group
+        signal.signal(each, signal.SIG_IGN)  # the parent decides when this ends
     threading.Thread(target=_tell, args=(questions, threading.get_ident()), daemon=True).start()
     while True:
         try:

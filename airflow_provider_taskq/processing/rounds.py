@@ -40,6 +40,10 @@ class Rounds(ABC):
         """The next tasks."""
         return self._poller.poll(size)
 
+    def _own(self) -> int:
+        """How many tasks the next poll completes along."""
+        return 0
+
     def _begin(self) -> None:  # noqa: B027 -- nothing, for most
         """What comes first."""
 
@@ -71,15 +75,22 @@ class Rounds(ABC):
         token = shift.token() if size else None
         if token is None:
             return -1
+        quiet = shift.counters.poll_begins(self._own())
         try:
-            tasks = self._next(size)
-            if tasks:
-                self._take(shift.begin(tasks, self._poller.tenure(), token))
+            try:
+                tasks = self._next(size)
+                run = shift.begin(tasks, self._poller.tenure(), token) if tasks else None
+            finally:
+                idle = shift.counters.poll_ended(quiet)
+            if run is not None:
+                self._take(run)
         except BaseException:
             token.release()
             raise
         if not tasks:
             token.release()
+            if idle:
+                shift.idle.set()
         self._back_off.reset()
         return len(tasks)
 

@@ -13,7 +13,13 @@ from airflow_provider_taskq.queue.connection import dsn_from_environment
 Connect: TypeAlias = Callable[[], psycopg.Connection[Any]]
 
 # A peer that is gone without a word is noticed within a minute. Where the DSN says otherwise, it is followed.
-_PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+_PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,  # for what was sent, which Linux else repeats for a quarter of an hour
+}
 
 
 class Disconnected(TaskQueueError):

@@ -19,7 +19,7 @@ from airflow_provider_taskq.processing.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.processing.listener import Telling
 from airflow_provider_taskq.processing.notices import Notices
 from airflow_provider_taskq.processing.patience import Pause, left
-from airflow_provider_taskq.processing.session import Connect, Session
+from airflow_provider_taskq.processing.session import Connect, Disconnected, Session
 from airflow_provider_taskq.processing.settings import Settings
 from airflow_provider_taskq.processing.statistics import Counters
 from airflow_provider_taskq.processing.stuck import HandlerStuck, Watch, batch_in_words
@@ -152,8 +152,6 @@ class Shift:
 
     def found_nothing(self) -> None:
         """A poll found nothing."""
-        if self.counters.are_idle():
-            self.idle.set()
         self.telling.on_empty()
 
     def given_up(self, run: Run) -> None:
@@ -164,14 +162,16 @@ class Shift:
         if run.reason is not None:
             self.telling.on_error(run.trace, run.reason)
 
-    def dismiss(self, session: Session, tenure: Tenure) -> None:
-        """Ends a lease, whose tasks are given back."""
+    def dismiss(self, session: Session, tenure: Tenure) -> bool:
+        """Ends a lease, whose tasks are given back; False where the database cannot be reached."""
         self.keeper.remove(tenure)
         try:
             with session.queue() as queue:
                 queue.release(tenure.owner)
         except (TaskQueueError, psycopg.Error) as error:
             log.warning("The lease of %r was not given back, and will lapse: %s", tenure.owner.name, error)
+            return not isinstance(error, Disconnected)
+        return True
 
     def _try(self) -> None:
         """Refuses to begin what can't work: no server, no schema, no topic, no such condition."""
@@ -190,10 +190,12 @@ class Shift:
         """Gives up what is in flight still, and gives back all that is held."""
         reason = WorkerStopped(f"worker {self.settings.name!r} stopped")
         session = Session(self.connect)
-        for tenure in self.keeper.tenures():
-            for run in tenure.runs():
-                tenure.give_up(run, reason)
-            self.dismiss(session, tenure)
+        tenures, reachable = self.keeper.tenures(), True
+        for run in [run for tenure in tenures for run in tenure.runs()]:
+            run.tenure.give_up(run, reason)
+        for tenure in tenures:
+            reachable = reachable and self.dismiss(session, tenure)
+            self.keeper.remove(tenure)
         session.close()
 
     def _over_limit(self, run: Run) -> None:

@@ -41,13 +41,14 @@ class Counters:
     def __init__(self) -> None:
         self._results: Counter[Result] = Counter()
         self._times: deque[float] = deque(maxlen=KEPT)
-        self._batches = self._in_flight = self._given_up = 0
+        self._batches = self._in_flight = self._given_up = self._begun = self._polling = 0
         self._lock = threading.Lock()
 
     def taken(self, tasks: int) -> None:
         """So many tasks were polled."""
         with self._lock:
             self._in_flight += tasks
+            self._begun += 1
 
     def decided(self, seconds: float) -> None:
         """A handler took so long."""
@@ -63,9 +64,17 @@ class Counters:
             self._results.update(counted)
             self._given_up += tasks - counted.total()
 
-    def are_idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return self._in_flight == 0
+    def poll_begins(self, own: int) -> int | None:
+        """A poll begins, along with which `own` tasks are completed; None where others are in flight."""
+        with self._lock:
+            self._polling += 1
+            return self._begun if self._in_flight == own else None
+
+    def poll_ended(self, quiet: int | None) -> bool:
+        """That poll has ended: whether nothing was in flight, or being polled, as long as it took."""
+        with self._lock:
+            self._polling -= 1
+            return quiet == self._begun and not self._polling and not self._in_flight
 
     def snapshot(self) -> WorkerStatistics:
         """The counters as they are now."""

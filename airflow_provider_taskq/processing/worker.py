@@ -103,6 +103,12 @@ class Worker:
         shift = self._shift
         return shift is not None and not shift.stopping.is_set()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether, since it was started, a poll has found nothing while nothing was in flight."""
+        shift = self._shift
+        return shift is not None and shift.idle.is_set()
+
     def start(self, timeout: timedelta | None = GRACE) -> bool:
         """Begins to work; False where it does already.
 

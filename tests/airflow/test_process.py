@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowException
 from airflow.sdk import DAG, task
 
 from airflow_provider_taskq.operators import TaskQProcessOperator
@@ -141,6 +142,13 @@ def test_a_retry_takes_back_at_once_what_an_earlier_try_holds(queue: TaskQueue) 
     assert queue.held(died) == []
 
 
+def test_a_retry_finds_again_what_a_lapsed_lease_of_an_earlier_try_holds(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    queue.poll("work", queue.register("dag/run/process/-1/a host/1"))
+    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    assert process(print)["succeeded"] == 1
+
+
 def test_a_kill_gives_back_what_is_not_decided(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     begun, let_go = threading.Event(), threading.Event()
@@ -150,7 +158,15 @@ def test_a_kill_gives_back_what_is_not_decided(queue: TaskQueue) -> None:
         assert let_go.wait(30)
 
     operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=hang)
-    running = threading.Thread(target=operator.execute, args=(context_of("process"),))
+    errors: list[BaseException] = []
+
+    def execute() -> None:
+        try:
+            operator.execute(context_of("process"))
+        except AirflowException as error:
+            errors.append(error)
+
+    running = threading.Thread(target=execute)
     running.start()
     try:
         assert begun.wait(30)
@@ -160,6 +176,7 @@ def test_a_kill_gives_back_what_is_not_decided(queue: TaskQueue) -> None:
         let_go.set()
         running.join()
     assert states(queue) == [("a", State.READY)]
+    assert "was not decided is given back" in str(errors[0])
 
 
 def test_an_unknown_topic_fails_the_task() -> None:

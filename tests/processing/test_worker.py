@@ -214,10 +214,10 @@ def test_a_failure_is_retried_by_the_policy_of_its_topic(queue: TaskQueue, make_
     assert attempts == [1, 2, 3]
 
 
-def test_a_message_that_is_no_json_fails_its_batch_and_the_worker_goes_on(
+def test_a_message_that_is_no_json_fails_its_task_and_no_other_of_its_batch(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
-    worker = make_worker(lambda task: Decision(Result.SUCCESS, {1, 2} if task.identifier == "a" else None))  # type: ignore[arg-type]
+    worker = make_worker(lambda task: Decision(Result.SUCCESS, {1, 2} if task.identifier == "a" else None), size=2)  # type: ignore[arg-type]
     queue.push("work", ["a", "b"])
     worker.start()
     until(lambda: states(queue) == [("a", State.FAILED), ("b", State.SUCCEEDED)])
@@ -290,3 +290,23 @@ def test_a_drain_ends_when_nothing_is_left_not_even_what_was_pushed_meanwhile(
     done = make_worker(handle, workers=2, size=4, ready=ready, pause=pause).drain()
     assert (done.succeeded, done.in_flight) == (60, 0)
     assert queue.owners() == []
+
+
+def test_a_drain_of_several_workers_ends_no_sooner_than_what_is_in_anybodys_hand(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    def count_down(task: Task, work: Work) -> None:
+        if left := int(task.identifier):
+            work.push(task, "work", [str(left - 1)])
+
+    for _ in range(5):
+        queue.push("work", ["20"])
+        assert make_worker(count_down, workers=4, pause=timedelta(milliseconds=20)).drain().handled == 21
+
+
+def test_a_drain_under_a_condition_leaves_no_task_of_an_identifier(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    for _ in range(5):
+        queue.push("work", ["a"] * 20)
+        pause = timedelta(milliseconds=20)
+        worker = make_worker(lambda _task: None, workers=4, pause=pause, condition=Condition.SINGULAR_BY_IDENTIFIER)
+        assert worker.drain().handled == 20

@@ -125,7 +125,10 @@ async def _each_awaited(step: Step, tasks: Sequence[Task], work: Work) -> dict[T
     async def decided(task: Task) -> Decision:
         try:
             return _storable(await step.call(task, work))
-        except Exception as error:  # noqa: BLE001 -- whatever it is, it is this task's failure and no other's
+        except BaseException as error:  # also an exit: it would end the event loop
+            running = asyncio.current_task()
+            if running is not None and running.cancelling():
+                raise  # the batch was given up
             return decision_on(error)
 
     if step.mode is Mode.SEQUENTIAL:

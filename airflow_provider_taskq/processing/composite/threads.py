@@ -149,7 +149,10 @@ async def _within(context: Context, awaitable: Awaitable[T]) -> T:
     """Awaits it with these context variables."""
 
     async def waiting() -> T:
-        return await awaitable
+        try:
+            return await awaitable
+        except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, which others wait for
+            raise RuntimeError(f"what was awaited ended by {error!r}") from error
 
     return await asyncio.get_running_loop().create_task(waiting(), context=context)
 

@@ -50,11 +50,14 @@ class DatabaseProgress:
             work(None)
             self.skip(after, cursor)
             return
-        with self.conn.transaction():
-            work(self.queue)
-            if self.conn.info.transaction_status == TransactionStatus.INERROR:
-                raise HandlerFailed("a handler went on after a statement had failed, which undid its transaction")
-            self.skip(after, cursor)
+        try:
+            with self.conn.transaction():
+                work(self.queue)
+                if self.conn.info.transaction_status == TransactionStatus.INERROR:
+                    raise HandlerFailed("a handler went on after a statement had failed, which undid its transaction")
+                self.skip(after, cursor)
+        except psycopg.IntegrityError as error:  # of a deferred constraint, at the commit
+            raise HandlerFailed from error
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:
         """Stores progress; Moved where it is not at `after` any more."""
