@@ -73,6 +73,7 @@ def test_all_that_match_are_retried_and_no_other(client: Client, acts: TaskQueue
         "count": 3,
         "capped": False,
         "sentence": "3 tasks of work to be worked on again, in their old places?",
+        "token": None,
     }
     assert done(client, "retry", filter=given, expected=3) == 3
     assert states(acts) == {State.READY: 3, State.FAILED: 2}
@@ -133,6 +134,42 @@ def test_an_owners_tasks_are_released(client: Client, acts: TaskQueue) -> None:
     assert done(client, "release", topic=None, options={"owner": "holder"}) == 2
     assert states(acts) == {State.READY: 2}
     assert post(client, "release", options={"owner": "holder"}).status_code == 409
+
+
+def test_a_release_is_of_the_owner_that_was_looked_at(client: Client, acts: TaskQueue) -> None:
+    acts.push("work", ["a"])
+    acts.poll("work", acts.register("holder"))
+    seen = preview(client, "release", topic=None, options={"owner": "holder"})
+    acts.register("holder")  # its retry
+    again = {"options": {"owner": "holder"}, "confirm": True, "token": seen["token"]}
+    assert post(client, "release", topic=None, **again).status_code == 409
+    assert states(acts) == {State.ACTIVE: 1}
+
+
+def test_an_expiry_takes_no_more_than_was_previewed(client: Client, acts: TaskQueue) -> None:
+    acts.push("work", ["a", "b"])
+    for name in ("one", "two"):
+        acts.poll("work", acts.register(name))
+    acts.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    assert preview(client, "expire", topic=None)["count"] == 2
+    assert post(client, "expire", topic=None, confirm=True, expected=1).status_code == 409
+    assert states(acts) == {State.ACTIVE: 2}
+    assert done(client, "expire", topic=None, expected=2) == 2
+
+
+def test_a_push_says_what_it_does_to_older_tasks(client: Client, acts: TaskQueue) -> None:
+    acts.push("work", ["a", "a"])
+    told = preview(client, "push", options={"identifier": "a", "insertion": "DELETE"})["sentence"]
+    assert (
+        told
+        == "a to be pushed to work; of 2 older tasks of this identifier those that wait or have ended are deleted for good?"
+    )
+    assert preview(client, "push", options={"identifier": "a"})["sentence"] == "a to be pushed to work?"
+
+
+def test_a_number_that_would_be_rounded_is_refused(client: Client) -> None:
+    for payload, status in (("0.12345678901234567890123", 400), ("1" * 5000, 400), ("0.5", 200)):
+        assert post(client, "push", options={"identifier": "a", "payload": payload}).status_code == status
 
 
 def test_lapsed_leases_are_taken(client: Client, acts: TaskQueue) -> None:
