@@ -49,8 +49,11 @@ class Cluster:
 
 
 def is_executor(process: psutil.Process) -> bool:
-    """Whether this is the JVM of an executor."""
-    return "org.apache.spark.executor.CoarseGrainedExecutorBackend" in process.cmdline()
+    """Whether this is the JVM of an executor, and still one."""
+    try:
+        return "org.apache.spark.executor.CoarseGrainedExecutorBackend" in process.cmdline()
+    except psutil.NoSuchProcess:  # ended between two looks, or a zombie that its parent has not noticed yet
+        return False
 
 
 @contextmanager
