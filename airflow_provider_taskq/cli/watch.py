@@ -95,7 +95,7 @@ def watch(session: Session, search: str | None, interval: timedelta, looks: int 
             showing(seen)
             if number == looks:
                 return
-            time.sleep(max(0.1, interval.total_seconds()))
+            time.sleep(max(0.1, interval.total_seconds()))  # between two looks, as long as was asked for
 
 
 def _looks(session: Session, search: str | None) -> Iterator[Look | Trouble]:

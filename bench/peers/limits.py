@@ -84,7 +84,7 @@ class Limits(Peer):
 
     async def work(self, meter: Meter) -> None:
         """Bare statements have no idle worker: the measure of delays leaves the limits out."""
-        raise NotImplementedError
+        raise NotImplementedError  # each limit is a kind of its own
 
     async def claim(self, size: int) -> int:
         """One claim."""
