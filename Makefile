@@ -32,15 +32,7 @@ demo: setup-spark  ## real flights from push to Spark to done; FLIGHTS=20000 tak
 	@$(RUN) -m airflow_provider_taskq.demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
 
 test: setup-test check  ## check, then every test, on a second server the queue's; ARGS='-k lease' goes to pytest
-	@$(RUN) -m pytest $(ARGS)
-ifeq ($(strip $(ARGS)),)
-	@if [ -z "$(SYSTEM_POSTGRES)" ]; then \
-		echo 'test: below /usr/lib/postgresql is no server of PostgreSQL 14 or newer: the queue was tested on the embedded one only'; \
-	else \
-		echo 'test: the queue once more, on $(SYSTEM_POSTGRES)'; \
-		TASKQ_TEST_PROGRAMS="$(SYSTEM_POSTGRES)" $(RUN) -m pytest -q -m 'not slow' tests/queue; \
-	fi
-endif
+	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py "$(SYSTEM_POSTGRES)")
 
 test-matrix: setup  ## Airflow's tests up to dag.test() on Airflow 3.1, 3.2 and .venv's own; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)

@@ -1,0 +1,151 @@
+"""Run all tests in two lanes beside each other: Airflow's, which mostly wait for its processes, and all others.
+
+Each lane has servers of its own. What the long lane prints is shown as it comes, what the other one printed when both
+are done, and what failed once more at the end. The arguments: a folder of PostgreSQL's programs, to run the queue's
+tests on that server, too. Whoever ends this ends the tests as Ctrl-C does, so that they take their servers down.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+OF_AIRFLOW = ("tests/airflow", "tests/plugin")
+PATIENCE = 120  # seconds that tests which were told to end may take to end their servers
+SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
+
+
+class Run(NamedTuple):
+    """One pytest: its arguments, and the folder of the server that it starts, unless that is the embedded one."""
+
+    options: tuple[str, ...]
+    programs: str = ""
+
+
+class Lane(threading.Thread):
+    """One pytest after the other, also after one that failed; `passed` tells whether all passed."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        """Take what is to be run, in this order."""
+        super().__init__()
+        self.passed = True
+        self._runs = runs
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- goes with the process
+        self._child: subprocess.Popen[bytes] | None = None
+        self._told_to_end = False
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """What the thread does."""
+        for run in self._runs:
+            child = self._begin(run)
+            self.passed = child is not None and child.wait() == 0 and self.passed
+
+    def end(self) -> None:
+        """Have the pytest that runs end as at Ctrl-C, and begin no other."""
+        with self._lock:
+            self._told_to_end = True
+            if self._child is not None and self._child.poll() is None:
+                self._child.send_signal(signal.SIGINT)
+
+    def printed(self, start: int = 0) -> bytes:
+        """What its tests have printed from a place on."""
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size - start, start)  # they write at the file's own place: leave it
+
+    def _begin(self, run: Run) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._told_to_end:
+                return None
+            env = {**os.environ, **({"TASKQ_TEST_PROGRAMS": run.programs} if run.programs else {})}
+            command = [sys.executable, "-m", "pytest", *run.options]
+            # Of a session of its own: a terminal's Ctrl-C would tell it a second time, in the midst of its cleaning up.
+            self._child = subprocess.Popen(
+                command, cwd=ROOT, env=env, stdout=self._output, stderr=self._output, start_new_session=True
+            )
+            return self._child
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal, at once even when piped."""
+    print("test: " + text, flush=True)
+
+
+def second_server(programs: str) -> list[Run]:
+    """The queue's tests on the server whose programs lie there, if any do."""
+    if not programs:
+        say("there is no PostgreSQL of the system, 14 or newer: the queue is tested on the embedded one only")
+        return []
+    say("the queue once more on the server in " + programs)
+    return [Run(("-q", "-m", "not slow", "tests/queue"), programs)]
+
+
+def show(lane: Lane) -> None:
+    """Show what a lane prints, until it has ended."""
+    shown = 0
+    alive = True
+    while alive:
+        lane.join(0.5)
+        alive = lane.is_alive()
+        new = lane.printed(shown)
+        shown += len(new)
+        sys.stdout.buffer.write(new)
+        sys.stdout.flush()
+
+
+def finish(long: Lane, other: Lane) -> None:
+    """Wait for both; at Ctrl-C, or when told to end, end them and wait for what they clean up."""
+
+    def told(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    # A shell has what it starts in the background ignore SIGINT, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, told)
+    long.start()
+    other.start()
+    try:
+        show(long)
+        show(other)
+    except KeyboardInterrupt:
+        for lane in (long, other):
+            lane.end()
+        for lane in (long, other):
+            lane.join(PATIENCE)
+        raise
+
+
+def main() -> int:
+    """Run all; 0 if all passed."""
+    began = time.monotonic()
+    of_airflow = Run(OF_AIRFLOW)
+    others = Run(tuple("--ignore=" + folder for folder in OF_AIRFLOW))
+    if os.environ.get("TASKQ_TEST_DSN"):  # one server for all: tests of the one would meet transactions of the other
+        long, other = Lane([others, of_airflow]), Lane([])
+    else:
+        long, other = Lane([others]), Lane([of_airflow, *second_server(sys.argv[1] if len(sys.argv) > 1 else "")])
+        say("%s beside all the others; what they print follows at the end" % " and ".join(OF_AIRFLOW))
+    try:
+        finish(long, other)
+    except KeyboardInterrupt:
+        return 130
+    for lane in (long, other):
+        for line in SUMMARY.findall(lane.printed().decode(errors="replace")):
+            say(line.strip("= "))
+    passed = long.passed and other.passed
+    say("%s after %d s" % ("passed" if passed else "FAILED", time.monotonic() - began))
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
