@@ -1,12 +1,25 @@
 """What executors staged is carried out whole, once, by the living owner (sql/functions/spark.sql)."""
 
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import LeaseLost, NotHeld, Owner, State, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import (
+    Decision,
+    LeaseLost,
+    NewTask,
+    NotHeld,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+)
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, open_stage
 
@@ -164,15 +177,70 @@ def test_a_stage_tells_its_fence(conn: Connection, owner: Owner, fence: int) -> 
     assert conn.execute("SELECT taskq.stage_fence(%s)", (stage,)).fetchall() == [(fence,)]
 
 
-def test_many_decisions_are_carried_out_in_chunks(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
+@pytest.mark.parametrize(("result", "state"), [(3, State.SUCCEEDED), (0, State.FAILED)])
+def test_many_decisions_are_carried_out_together(
+    conn: Connection, queue: TaskQueue, owner: Owner, result: int, state: State
+) -> None:
     count = 120_001
     pushed = queue.push_stream("work", (f"item-{number}" for number in range(count)))
     assert queue.claim("work", owner, count) == count
     stage = open_stage(conn, "owner", owner.fence)
     conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
-        " SELECT %s, 0, 1, g, 3 FROM generate_series(%s::bigint, %s::bigint) g",
-        (stage, pushed.first, pushed.last),
+        " SELECT %s, 0, 1, g, %s FROM generate_series(%s::bigint, %s::bigint) g",
+        (stage, result, pushed.first, pushed.last),
     )
     assert carry_out(conn, owner, stage, {(0, 1): count}) == count
-    assert states(queue) == {State.SUCCEEDED: count}
+    assert states(queue) == {state: count}
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_a_stage_of_all_kinds_of_decisions_does_what_a_completion_of_them_does(
+    conn: Connection, queue: TaskQueue, owner: Owner, others_wait: bool
+) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(hours=1), jitter=0)))
+    kinds = {"failure": 0, "snooze": 1, "suspension": 1, "filter": 2, "success": 3}
+    pushed = {kind: queue.push("work", [f"{way} {kind}" for way in ("staged", "twin")]) for kind in kinds}
+    if others_wait:
+        queue.push("work", [NewTask("dependent", depends_on=[("work", "staged success")])])
+    assert queue.claim("work", owner, 100) == 10
+    stage = open_stage(conn, "owner", owner.fence)
+    for kind, (one, twin) in pushed.items():
+        delay = timedelta(hours=2) if kind == "snooze" else None
+        reason = "why" if kind == "failure" else None
+        conn.execute(
+            "INSERT INTO taskq.staged VALUES (%s, 0, 1, %s, %s, '{\"a\": 1}', %s, %s)",
+            (stage, one.sequence, kinds[kind], reason, delay),
+        )
+        queue.complete(owner, {twin.sequence: Decision(Result(kinds[kind]), {"a": 1}, reason, delay=delay)})
+    assert carry_out(conn, owner, stage, {(0, 1): 5}) == 5
+    for kind, (one, twin) in pushed.items():
+        mine, theirs = queue.task("work", one.sequence), queue.task("work", twin.sequence)
+        assert mine
+        assert theirs
+        same = ("state", "attempt", "output", "error", "crashes", "owner")
+        assert [getattr(mine, name) for name in same] == [getattr(theirs, name) for name in same], kind
+        assert abs(mine.available_at - theirs.available_at) < timedelta(minutes=10), kind
+    assert queue.ready("work") == (1 if others_wait else 0)
+
+
+def test_a_message_that_cannot_be_read_back_refuses_all_of_a_stage(
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
+) -> None:
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 0, 1, dict.fromkeys(sequences[1:], 3), r"\u00e9 can")
+    put(conn, stage, 0, 1, {sequences[0]: 3}, r"a NUL \u0000 cannot")
+    with pytest.raises(TaskQueueError, match=f"the decision on sequence {sequences[0]} holds a NUL"):
+        carry_out(conn, owner, stage, {(0, 1): 4})
+    assert states(queue) == {State.ACTIVE: 4}
+
+
+@pytest.mark.parametrize("twice", [1, 3])
+def test_a_task_that_was_decided_before_refuses_all_of_a_stage(
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int], twice: int
+) -> None:
+    queue.complete(owner, {sequences[2]: Result(twice)})
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
+    with pytest.raises(NotHeld, match=rf"does not hold 1 of 4 tasks: sequence {sequences[2]}$"):
+        carry_out(conn, owner, stage, {(0, 1): 4})

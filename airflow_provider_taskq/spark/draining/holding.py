@@ -15,6 +15,7 @@ from pyspark.sql.readwriter import DataFrameReader
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.draining.by_composite import ByComposite
+from airflow_provider_taskq.spark.draining.claiming import Claiming
 from airflow_provider_taskq.spark.draining.drain_source import registered_name
 from airflow_provider_taskq.spark.draining.failure import own_error
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 SLICE = 50_000  # tasks a partition at most: what a failed Spark task has to do again
 FEW = 10_000  # the same where a function is called for each: it is called again as well
-CLAIM = 200_000  # tasks a transaction, so that none is long
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -69,9 +69,10 @@ class Holding:
 
     def claim(self, size: int, order: Order) -> int:
         """Claims up to so many tasks, and returns how many: under a condition whole identifiers, in their order."""
+        if self.condition is Condition.NONE:
+            claiming = Claiming(self.route, self.topic, self.lease, order, size)
+            return claiming.claim(self.spark.sparkContext.defaultParallelism)
         with self.route.connect(autocommit=True) as conn:
-            if self.condition is Condition.NONE:
-                return self._claim_in_chunks(TaskQueue(conn), size, order)
             if order is not Order.FIRST_IN_FIRST_OUT:  # the last of an identifier alone, as its others come before
                 return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
             with translated():
@@ -80,17 +81,6 @@ class Holding:
                     (self.topic, self.lease.name, self.lease.fence, size, self.condition),
                 ).fetchone()
             return row[0] if row else 0
-
-    def _claim_in_chunks(self, queue: TaskQueue, size: int, order: Order) -> int:
-        """Claims chunk by chunk, each its own transaction; what was claimed is held if the next one fails."""
-        claimed = 0
-        while claimed < size:
-            chunk = min(CLAIM, size - claimed)
-            got = queue.claim(self.topic, self.lease, chunk, order)
-            claimed += got
-            if got < chunk:
-                break
-        return claimed
 
     def open_stage(self) -> str:
         """The number of a new stage, which keeps the turns of identifiers under a condition."""

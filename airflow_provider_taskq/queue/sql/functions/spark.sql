@@ -165,8 +165,19 @@ BEGIN
     WHERE d.place > 1 AND s.ctid = d.ctid;
 END $$;
 
--- Completes what is staged, in chunks that bound the server's memory, and returns how many tasks that was.
+-- Completes what is staged, and returns how many tasks that was. What can be put back, and all where anybody waits for what others
+-- decide, goes the way of every completion; the rest in one statement. Refuses as taskq.complete does.
 CREATE FUNCTION taskq.carry_out(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    IF taskq.anyone_waits() THEN
+        RETURN taskq.complete_in_chunks(p_owner, p_fence, p_stage, true);
+    END IF;
+    RETURN taskq.complete_in_chunks(p_owner, p_fence, p_stage, false) + taskq.end_staged(p_owner, p_fence, p_stage);
+END $$;
+
+-- Completes decisions of a stage, all or those that may put their task back, in chunks that bound the server's memory, and returns
+-- how many those were.
+CREATE FUNCTION taskq.complete_in_chunks(p_owner text, p_fence bigint, p_stage uuid, p_all boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_done   bigint := 0;
     v_chunk  record;
@@ -175,7 +186,7 @@ DECLARE
                array_agg(n.error) AS errors, CASE WHEN bool_or(n.delay IS NOT NULL) THEN array_agg(n.delay) END AS delays
         FROM (SELECT s.*, (row_number() OVER w - 1) / 50000 AS nth,
                      sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432 AS bulk
-              FROM taskq.staged s WHERE s.stage = p_stage
+              FROM taskq.staged s WHERE s.stage = p_stage AND (p_all OR taskq.may_put_back(s.result, s.delay))
               WINDOW w AS (ORDER BY s.sequence ROWS UNBOUNDED PRECEDING)) n
         GROUP BY n.nth, n.bulk ORDER BY n.nth, n.bulk;
 BEGIN
@@ -188,6 +199,43 @@ BEGIN
     END LOOP;
     CLOSE v_chunks;
     RETURN v_done;
+END $$;
+
+-- Whether a decision may put its task back, rather than end it; what is no decision counts as one that may, and is refused there.
+CREATE FUNCTION taskq.may_put_back(p_result smallint, p_delay interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_result NOT BETWEEN 1 AND 3 OR p_delay IS NOT NULL
+$$;
+
+-- Ends the tasks of a stage whose decisions cannot put them back, and returns how many. This is taskq.end_tasks for millions: both
+-- tables are walked in the order of their sequences and merged, and nothing is gathered into arrays. Refuses as taskq.complete does.
+CREATE FUNCTION taskq.end_staged(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
+DECLARE
+    v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
+    v_began    timestamptz := clock_timestamp();
+    v_ended    bigint;
+BEGIN
+    PERFORM taskq.check_outputs(ARRAY[s.sequence], ARRAY[s.output])
+    FROM taskq.staged s WHERE s.stage = p_stage AND strpos(s.output, '\u') > 0;
+    WITH gone AS (
+        DELETE FROM taskq.live l USING taskq.staged s
+        WHERE s.stage = p_stage AND NOT taskq.may_put_back(s.result, s.delay) AND l.holder = v_owner_id AND l.sequence = s.sequence
+        RETURNING l.*, s.result, s.output, s.error AS reason
+    ), moved AS (
+        INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
+                                 identifier, output, error)
+        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.topic_id, g.attempt, g.result + 3, g.crashes,
+               g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error)
+        FROM gone g
+        RETURNING 1)
+    SELECT count(*) INTO v_ended FROM moved;
+    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq.may_put_back(s.result, s.delay)) THEN
+        PERFORM taskq.refuse_not_held(p_owner, p_fence,
+            ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq.may_put_back(s.result, s.delay)),
+            ARRAY(SELECT e.sequence FROM taskq.ended e JOIN taskq.staged s USING (sequence)
+                  WHERE s.stage = p_stage AND e.holder = v_owner_id AND e.completed >= v_began));
+    END IF;
+    RETURN v_ended;
 END $$;
 
 -- What a committed stage carried out: how many tasks a result, until the stage is abandoned.

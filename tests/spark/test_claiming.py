@@ -1,0 +1,68 @@
+"""A large claim, shared out among connections (spark/draining/claiming.py)."""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import LeaseLost, Order, Owner, TaskQueue
+from airflow_provider_taskq.spark.draining import claiming
+from airflow_provider_taskq.spark.draining.claiming import Claiming
+from airflow_provider_taskq.spark.route import Route
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def route(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Route:
+    """The way to the test's database; chunks are of ten."""
+    monkeypatch.setattr(claiming, "CHUNK", 10)
+    return Route.found(dsn, executors_choose=False)
+
+
+@pytest.fixture
+def pushed(queue: TaskQueue) -> list[int]:
+    """A hundred tasks."""
+    return [task.sequence for task in queue.push("work", [f"item-{number}" for number in range(100)])]
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+@pytest.mark.parametrize(("size", "expected"), [(1, 1), (10, 10), (11, 11), (73, 73), (100, 100), (2**31 - 1, 100)])
+def test_a_claim_shared_by_connections_takes_the_first_tasks_and_never_more_than_asked(
+    route: Route, queue: TaskQueue, owner: Owner, pushed: list[int], connections: int, size: int, expected: int
+) -> None:
+    claim = Claiming(route, "work", owner, Order.FIRST_IN_FIRST_OUT, size)
+    assert claim.claim(connections) == expected
+    assert sorted(task.sequence for task in queue.held(owner)) == pushed[:expected]
+
+
+def test_the_last_come_first_where_that_is_asked(
+    route: Route, queue: TaskQueue, owner: Owner, pushed: list[int]
+) -> None:
+    assert Claiming(route, "work", owner, Order.LAST_IN_FIRST_OUT, 35).claim(2) == 35
+    assert sorted(task.sequence for task in queue.held(owner)) == pushed[-35:]
+
+
+@pytest.mark.usefixtures("pushed")
+def test_what_was_claimed_stays_held_where_a_later_chunk_fails(
+    route: Route, conn: Connection, queue: TaskQueue, owner: Owner
+) -> None:
+    conn.execute(
+        """CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF NEW.identifier = 'item-47' THEN RAISE division_by_zero; END IF; RETURN NEW; END $$"""
+    )
+    conn.execute("CREATE TRIGGER trip BEFORE UPDATE ON taskq.live_default FOR EACH ROW EXECUTE FUNCTION trip()")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        Claiming(route, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
+    held = [task.identifier for task in queue.held(owner)]
+    assert "item-0" in held
+    assert "item-47" not in held
+    assert len(held) % 10 == 0
+
+
+@pytest.mark.usefixtures("pushed")
+def test_a_lease_that_is_gone_claims_nothing(route: Route, queue: TaskQueue, owner: Owner) -> None:
+    queue.release(owner)
+    with pytest.raises(LeaseLost):
+        Claiming(route, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
+    assert queue.ready("work", 1000) == 100
