@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 from airflow_provider_taskq.processing.handling import decision_of, decision_on, takes_work
-from airflow_provider_taskq.processing.periodic import Periodic
-from airflow_provider_taskq.processing.session import Connect, Session, connects_to
+from airflow_provider_taskq.processing.periodic import Routine
+from airflow_provider_taskq.processing.session import Connect, connects_to
 from airflow_provider_taskq.queue import Decision, InvalidArgument, LeaseLost, Owner, Result, Task, TaskQueue
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ def by_sequence(task: Task) -> int:
     return task.sequence
 
 
-class Batches:
+class Batches(Routine):
     """Handles a topic's tasks by groups of one identifier, every so often.
 
     The handler takes a task, or a task and the queue of the transaction that ends it, and decides as a worker's does.
@@ -82,46 +81,13 @@ class Batches:
         self._cleanup, self._cleaned = cleanup, 0.0
         self._owner: Owner | None = None
         self._connect = connects_to(dsn)
-        self._session = Session(self._connect)
         self._seconds: list[float] = []
-        self._periodic = Periodic(f"batches {topic}", self._poll, self._pause)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was started and not stopped."""
-        return self._periodic.is_running
-
-    def start(self) -> None:
-        """Begins, in a thread of its own; TaskQueueError where it runs already."""
-        self._periodic.start()
-
-    def stop(self, timeout: float | None = None) -> bool:
-        """Ends after the task at hand, and gives the rest back; whether that was in time."""
-        ended = self._periodic.stop(timeout)
-        if ended:
-            self._session.close()
-        return ended
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+        super().__init__(f"batches {topic}", self._connect, self._poll, self._pause)
 
     def run_once(self) -> Tally:
         """One run: takes groups that may go out, handles them, and says what came of it."""
-        try:
-            return self._run()
-        finally:
-            if not self.is_running:
-                self._session.close()
-
-    def _run(self) -> Tally:
         tally = Tally()
-        with self._session.queue() as queue:
+        with self._queue_for_once() as queue:
             self._owner = queue.register(self.name, self._lease)
             keeper = Keeper(self._connect, self._owner)
             keeper.start()
@@ -130,7 +96,7 @@ class Batches:
                     tally.groups += 1
                     self._handle(queue, self._owner, group, tally)
             finally:
-                keeper.stop()
+                keeper.stop(5)
                 if not queue.conn.closed:
                     queue.release(self._owner)
             self._note(queue)
@@ -205,7 +171,7 @@ class Batches:
 
     def _poll(self) -> float:
         """One run, and the seconds until the next: none where there was more than one run takes."""
-        tally = self._run()
+        tally = self.run_once()
         if self._cleanup is not None and time.monotonic() - self._cleaned >= self._cleanup.total_seconds():
             self._cleaned = time.monotonic()
             with self._session.queue() as queue:
@@ -213,28 +179,18 @@ class Batches:
         return 0.0 if tally.groups == self._groups and tally.succeeded else self._pause
 
 
-class Keeper:
-    """Extends a lease every third of its length while a run takes."""
+class Keeper(Routine):
+    """Extends a lease every third of its length while a run takes; the first time after a while, as it is fresh."""
 
     def __init__(self, connect: Connect, owner: Owner) -> None:
         self._owner = owner
-        self._session = Session(connect)
-        self._pause = owner.lease.total_seconds() / 3
+        self._third = owner.lease.total_seconds() / 3
         self._first = True
-        self._periodic = Periodic(f"lease of {owner.name}", self._keep, self._pause)
-
-    def start(self) -> None:
-        """Begins; the lease is fresh, and the first heartbeat is due in a while."""
-        self._periodic.start()
-
-    def stop(self) -> None:
-        """Ends."""
-        self._periodic.stop(5)
-        self._session.close()
+        super().__init__(f"lease of {owner.name}", connect, self._keep, self._third)
 
     def _keep(self) -> float:
         if not self._first:
             with self._session.queue() as queue:
                 queue.heartbeat(self._owner)
         self._first = False
-        return self._pause
+        return self._third

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from airflow_provider_taskq.processing.periodic import Periodic
-from airflow_provider_taskq.processing.session import Connect, Session, connects_to
+from airflow_provider_taskq.processing.periodic import Routine
+from airflow_provider_taskq.processing.session import Connect, connects_to
 from airflow_provider_taskq.queue import Errors, ReaderState, StuckOwner, TaskQueue
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Signal:
             self._on_recovery()
 
 
-class Health:
+class Health(Routine):
     """Looks every so often, and keeps the last report; tells a signal, if there is one.
 
     In the first ten minutes, `grace`, a program is healthy whatever it finds: it may be what it was started to mend.
@@ -118,8 +118,7 @@ class Health:
         self._bounds = (error_age, patience)
         self._grace = grace.total_seconds()
         self._begun = time.monotonic()
-        self._session = Session(connects_to(dsn))
-        self._periodic = Periodic("health", self._poll, self._every)
+        super().__init__("health", connects_to(dsn), self._poll, self._every)
 
     @property
     def is_healthy(self) -> bool:
@@ -129,26 +128,11 @@ class Health:
 
     def look(self) -> Report:
         """Looks now."""
-        try:
-            with self._session.queue() as queue:
-                self.report = look(queue, *self._bounds)
-        finally:
-            if not self._periodic.is_running:
-                self._session.close()
+        with self._queue_for_once() as queue:
+            self.report = look(queue, *self._bounds)
         if self._signal is not None:
             self._signal.observe(sum(each.failed + each.retrying for each in self.report.errors))
         return self.report
-
-    def start(self) -> None:
-        """Begins to look, in a thread of its own; TaskQueueError where it does already."""
-        self._periodic.start()
-
-    def stop(self, timeout: float | None = None) -> bool:
-        """Ends; whether that was in time."""
-        ended = self._periodic.stop(timeout)
-        if ended:
-            self._session.close()
-        return ended
 
     def _poll(self) -> float:
         self.look()

@@ -1,10 +1,14 @@
-"""Something done again and again, in a thread of its own."""
+"""Something done again and again, in a thread of its own, mostly on a session of its own."""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
-from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.processing.session import Connect, Session
+from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 
 log = logging.getLogger(__name__)
 
@@ -55,3 +59,49 @@ class Periodic:
                 log.warning("%s: %s", self.name, type(error).__name__, exc_info=error)
                 seconds = self._pause
             self._stopped.wait(seconds)
+
+
+class Routine:
+    """The base of what works on the queue every so often, or once when it is called: a session, and when it goes.
+
+    Started and stopped, or used as a context.
+    """
+
+    def __init__(self, name: str, connect: Connect, act: Callable[[], float], pause: float) -> None:
+        self._session = Session(connect)
+        self._periodic = Periodic(name, act, pause)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._periodic.is_running
+
+    def start(self) -> None:
+        """Begins at once, in a thread of its own; TaskQueueError where it runs already."""
+        self._periodic.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Ends after what is at hand, and tells whether that was in time. What it did stays."""
+        ended = self._periodic.stop(timeout)
+        if ended:
+            self._session.close()
+        return ended
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @contextmanager
+    def _queue_for_once(self) -> Iterator[TaskQueue]:
+        """The queue, and no connection left behind where nothing runs that would close it."""
+        try:
+            with self._session.queue() as queue:
+                yield queue
+        finally:
+            if not self.is_running:
+                self._session.close()

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
-from types import TracebackType
-from typing import Self
 
-from airflow_provider_taskq.processing.periodic import Periodic
-from airflow_provider_taskq.processing.session import Connect, Session, connects_to
+from airflow_provider_taskq.processing.periodic import Routine
+from airflow_provider_taskq.processing.session import Connect, connects_to
 from airflow_provider_taskq.queue import (
     InvalidArgument,
     Json,
@@ -52,8 +50,8 @@ class Configuration:
             return queue.install_ticks(self.topic, self.prefix, self.hash, ticks)
 
 
-class Ticker:
-    """Installs the next ticks of each configuration at once, and then every so often until it is closed.
+class Ticker(Routine):
+    """Installs the next ticks of each configuration at once, and then every so often until it is stopped.
 
         with Ticker(dsn) as ticker:
             ticker.every("reports", "hourly", timedelta(hours=1))
@@ -64,8 +62,7 @@ class Ticker:
 
     def __init__(self, dsn: str | Connect | None = None) -> None:
         self.configurations: list[Configuration] = []
-        self._session = Session(connects_to(dsn))
-        self._periodic = Periodic("ticker", self._install_due, 1.0)
+        super().__init__("ticker", connects_to(dsn), self._install_due, 1.0)
 
     def add(self, topic: str, prefix: str, hash_: str, interval: timedelta, make: Make) -> None:
         """Adds a configuration; InvalidArgument for a blank prefix or an interval of nothing."""
@@ -113,41 +110,16 @@ class Ticker:
         hash_ = config_hash("cron", zone, expression)
         self.add(topic, prefix, hash_, interval, lambda now: _paid(ticks_cron(expression, zone, now, ahead), payload))
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it keeps ticks installed."""
-        return self._periodic.is_running
-
     def start(self) -> None:
         """Installs at once, in a thread of its own, and goes on; TaskQueueError where it runs already."""
         for configuration in self.configurations:
             configuration.due = 0.0
-        self._periodic.start()
-
-    def close(self, timeout: float | None = None) -> bool:
-        """Ends; whether that was in time. What was installed stays."""
-        ended = self._periodic.stop(timeout)
-        if ended:
-            self._session.close()
-        return ended
+        super().start()
 
     def install(self) -> int:
         """Installs the next ticks of every configuration now, and returns how many were added."""
-        try:
-            with self._session.queue() as queue:
-                return sum(configuration.install(queue) for configuration in self.configurations)
-        finally:
-            if not self.is_running:
-                self._session.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        with self._queue_for_once() as queue:
+            return sum(configuration.install(queue) for configuration in self.configurations)
 
     def _install_due(self) -> float:
         """Installs what is due, each for itself, and returns the seconds until something is."""

@@ -43,7 +43,7 @@ def test_several_configurations_are_installed_at_once_and_kept(dsn: str, queue: 
     assert len(installed(queue)) >= 5
     assert runs[0].tzinfo is not None
     assert not ticker.is_running
-    assert ticker.close()
+    assert ticker.stop()
 
 
 def test_several_programs_with_the_same_ticks_are_harmless(dsn: str, queue: TaskQueue) -> None:
@@ -58,7 +58,7 @@ def test_several_programs_with_the_same_ticks_are_harmless(dsn: str, queue: Task
         ticker.add("work", "p", "h", timedelta(milliseconds=5), make)
         ticker.start()
     until(lambda: min(runs) > 3)
-    assert [ticker.close(20) for ticker in tickers] == [True] * 4
+    assert [ticker.stop(20) for ticker in tickers] == [True] * 4
     assert len(installed(queue)) == len(set(installed(queue))) == 20
 
 
@@ -157,5 +157,5 @@ def test_a_ticker_that_runs_cannot_be_started_and_can_be_closed_any_number_of_ti
     ticker = Ticker(dsn)
     with ticker, pytest.raises(TaskQueueError, match="runs already"):
         ticker.start()
-    assert ticker.close()
-    assert ticker.close()
+    assert ticker.stop()
+    assert ticker.stop()
