@@ -13,8 +13,8 @@ from airflow_provider_taskq.plugins.session import Refusal, acting
 from airflow_provider_taskq.plugins.shapes import Shape
 
 SHOWN = 64 * 1024  # bytes of a payload
-
 BODY = 2 * 1024 * 1024  # bytes of a request
+WAKING = ("push", "resume", "retry")  # after which there may be something to poll
 
 router = APIRouter(prefix="/api", dependencies=[Depends(viewer), Depends(listed), Depends(actor), Depends(same_origin)])
 Given = TypeVar("Given", bound=Body)
@@ -55,6 +55,9 @@ def act(conn_id: str, text: Text, user: Actor) -> Shape:
         if asked.expected is not None and deed.count > asked.expected:
             raise Refusal(409, f"{deed.count} tasks match now, and {asked.expected} did when you looked: look again.")
         queue.note_action(asked.action, asked.topic, deed.what, deed.count)
+        queue.conn.commit()
+        if asked.topic is not None and asked.action in WAKING and deed.count:
+            queue.wake(asked.topic)  # after the commit: who waits for it has to see it
         return {**stamp, "done": deed.count, "more": deed.more, "sentence": f"{deed.sentence}: done."}
 
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from airflow_provider_taskq.plugins import targets
-from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue
+from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue, connect
 from tests.plugin.conftest import Client
 from tests.plugin.situations import SECRET
 
@@ -96,6 +96,21 @@ def test_a_selection_is_recreated_all_or_none(client: Client, acts: TaskQueue) -
     assert states(acts) == {State.RECREATED: 2, State.READY: 3}
     events = acts.timeline("work", sequences[0])
     assert [event.actor for event in events if event.what == "recreated"] == ["op"]
+
+
+def test_who_waits_for_a_topic_is_told_of_what_there_is_to_poll_now(
+    client: Client, acts: TaskQueue, page_dsns: dict[str, str]
+) -> None:
+    ended(acts, Result.FAILURE, 1)
+    with connect(page_dsns["acts"], autocommit=True) as waiting:
+        waiting.execute("LISTEN taskq")
+        assert done(client, "pause") == 1
+        assert done(client, "resume") == 1
+        assert done(client, "push", options={"identifier": "new"}) == 1
+        preview(client, "retry", filter={"state": "FAILED"})
+        assert done(client, "retry", filter={"state": "FAILED"}) == 1
+        assert [told.payload for told in waiting.notifies(timeout=10, stop_after=3)] == ["work"] * 3
+        assert list(waiting.notifies(timeout=0)) == []
 
 
 def test_ended_tasks_get_another_result(client: Client, acts: TaskQueue) -> None:

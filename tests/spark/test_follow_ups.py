@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
     UnknownTopic,
+    connect,
 )
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
@@ -140,7 +141,10 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
             return Decided(Result(number), push=follow, junctions=groups)
         return Decided(Decision(Result.FILTER, continued=number == 4), push=follow)
 
-    result = drain(spark, "work", "me", by_task(work), dsn=dsn)
+    with connect(dsn, autocommit=True) as waiting:
+        waiting.execute("LISTEN taskq")
+        result = drain(spark, "work", "me", by_task(work), dsn=dsn)
+        assert [told.payload for told in waiting.notifies(timeout=10, stop_after=1)] == ["next"]
     assert (result.done, result.pushed) == (6, 4)
     following = queue.latest("next", ["3-0", "3-1", "4-0", "4-1", "wait-0", "wait-1", "wait-2"])
     assert {name: (task.state, task.priority) for name, task in following.items()} == {

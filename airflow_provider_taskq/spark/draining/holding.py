@@ -137,7 +137,7 @@ class Holding:
         return max(cores, math.ceil(count / SLICE))
 
     def landed(self, stage: str, tally: Tally) -> None:
-        """Adds to the tally what a committed stage ended and pushed, and forgets the stage."""
+        """Adds to the tally what a committed stage ended and pushed, wakes who waits for it, and forgets the stage."""
         with self.route.connect() as conn, translated():
             done = conn.execute(
                 "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, '{}', '{}', '{}'),"
@@ -145,6 +145,7 @@ class Holding:
                 (self.lease.name, self.lease.fence, stage, stage),  # committed already: it only tells
             ).fetchone()
             by_result = conn.execute("SELECT result, count FROM taskq.stage_results(%s::uuid)", (stage,)).fetchall()
+            conn.execute("SELECT taskq.wake_staged(%s::uuid)", (stage,))
             abandon_stage(conn, stage)
         assert done is not None  # noqa: S101
         tally.add(done[0], done[1], {Result(result): count for result, count in by_result})

@@ -251,6 +251,15 @@ CREATE FUNCTION taskq.stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STA
     WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq.stage c WHERE c.stage = p_stage)
 $$;
 
+-- Tells who waits on the topics to which a committed stage pushed, or in which it released groups, until the stage is abandoned (see
+-- taskq.wake).
+CREATE FUNCTION taskq.wake_staged(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq.wake(f.topic)
+    FROM (SELECT topic FROM taskq.staged_task WHERE stage = p_stage AND topic IS NOT NULL
+          UNION SELECT topic FROM taskq.staged_junction WHERE stage = p_stage) f;
+END $$;
+
 -- Forgets what was staged, and returns how many decisions that was. A committed stage stays committed.
 CREATE FUNCTION taskq.abandon_stage(p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
