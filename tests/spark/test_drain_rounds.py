@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 
-from airflow_provider_taskq.queue import Result, RetryPolicy, TaskQueue, TaskQueueError, TopicPolicy
+from airflow_provider_taskq.queue import (
+    Condition,
+    NewTask,
+    Result,
+    RetryPolicy,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+)
 from airflow_provider_taskq.spark import Ended, Progress, drain
 from airflow_provider_taskq.spark.draining import progress
 from airflow_provider_taskq.spark.draining.limits import Limits, Tally
@@ -70,6 +79,32 @@ def test_rounds_go_on_until_nothing_is_ready(
     assert at_the_end == {1: (10, 8), 2: (20, 18), 3: (26, 24), 4: (27, 25)}
     assert "topic work, round 2: 18 of 20 tasks done" in caplog.text
     assert queue.conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
+
+
+@slow
+@PANDAS
+@pytest.mark.parametrize("condition", [Condition.NONE, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE])
+def test_a_failure_within_its_ttl_is_tried_once_in_a_drain_of_rounds_and_holds_up_no_other(
+    spark: SparkSession, dsn: str, queue: TaskQueue, condition: Condition
+) -> None:
+    queue.push("work", [NewTask(f"young-{number}", {"number": number}, ttl=timedelta(hours=1)) for number in range(4)])
+    queue.push("work", [NewTask(f"other-{number}", {"number": number}) for number in range(8)])
+
+    def decide(tasks: DataFrame) -> DataFrame:
+        failing = "identifier LIKE 'young%' OR number = 7"
+        tasks = tasks.withColumn("number", expr(NUMBER))
+        return tasks.selectExpr("sequence", f"if({failing}, 'FAILURE', 'SUCCESS') AS result")
+
+    result = drain(spark, "work", "me", decide, dsn=dsn, size=4, rounds=None, condition=condition)
+    assert (result.claimed, result.done, result.undecided) == (12, 8, 4)
+    assert result.completed == {Result.FAILURE: 1, Result.SUCCESS: 7}
+    assert result.ended is Ended.EMPTY
+    assert states(queue) == {"READY": 4, "FAILED": 1, "SUCCEEDED": 7}
+    young = queue.latest("work", ["young-0"])["young-0"]
+    assert (young.attempt, young.error) == (0, None)
+    result = drain(spark, "work", "me", decide, dsn=dsn, size=4, condition=condition)
+    assert (result.done, result.completed, result.rounds) == (4, {Result.FAILURE: 4}, 1)
+    assert states(queue)["READY"] == 4
 
 
 @slow

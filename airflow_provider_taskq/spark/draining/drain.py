@@ -82,9 +82,10 @@ def drain(
 
     Rounds of claim, work and commit follow each other under one lease until nothing is ready: at most `rounds` (None:
     as many as it takes), with `budget` tasks in all, and none begins after the `deadline`. A task without a decision
-    comes once in a drain; one that is put back, to be retried or snoozed, comes again when it is due. Under a
-    condition a round has whole identifiers: the tasks of each are in one partition, in their order, and behind the
-    first that does not end well none is decided.
+    comes once in a drain; one that is put back, to be retried or snoozed, comes again when it is due. A failure within
+    its task's ttl, which is not noted, counts as no decision where there may be more than one round: else the next
+    one would take the task again at once. Under a condition a round has whole identifiers: the tasks of each are in
+    one partition, in their order, and behind the first that does not end well none is decided.
 
     Tasks that got no decision are given back at the end, READY in their old place and the attempt not counted. So
     are all tasks after an error, before it is raised: a try that ends in good order leaves nothing behind that others
@@ -103,6 +104,7 @@ def drain(
     local = (spark.sparkContext.master or "").split("[")[0] == "local"
     route = Route.found(dsn, executors_choose=not local)
     holding = Holding.registered(spark, route, topic, owner, lease, condition)
+    holding.in_rounds = rounds != 1
     tally = Tally()
     with LeaseKeeper(holding.lease, route, holding.cancel) as keeper, holding.given_back_on_error(keeper):
         while (ended := limits.reached(tally)) is None:

@@ -35,6 +35,8 @@ Transform = Callable[[DataFrame], DataFrame]
 class Holding:
     """The tasks that one drain holds under its lease."""
 
+    in_rounds = False  # whether there may be more than one
+
     def __init__(self, spark: SparkSession, route: Route, topic: str, lease: Owner, condition: Condition) -> None:
         self.spark = spark
         self.route = route
@@ -83,11 +85,14 @@ class Holding:
             return row[0] if row else 0
 
     def open_stage(self) -> str:
-        """The number of a new stage, which keeps the turns of identifiers under a condition."""
+        """The number of a new stage, which keeps the turns of identifiers under a condition.
+
+        In rounds it leaves failures that are not noted, those within a time to live, for another drain.
+        """
         with self.route.connect() as conn, translated():
             row = conn.execute(
-                "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text)::text",
-                (self.lease.name, self.lease.fence, self.condition),
+                "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text",
+                (self.lease.name, self.lease.fence, self.condition, self.in_rounds),
             ).fetchone()
         assert row is not None  # noqa: S101
         return str(row[0])

@@ -109,20 +109,46 @@ BEGIN
         WHERE n.whole);
 END $$;
 
+-- Drops from a stage of rounds the failures within a time to live, which are not noted: their tasks would be ready again at once, and
+-- the next round would take them again, before all that was pushed later. They stay held, and are given back with the lease.
+CREATE FUNCTION taskq.keep_young(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_failed bigint[];
+    v_topics int[];
+    v_count  bigint;
+BEGIN
+    IF taskq.stage_kind(p_stage) < 4 THEN
+        RETURN 0;
+    END IF;
+    v_failed := ARRAY(SELECT sequence FROM taskq.staged WHERE stage = p_stage AND result = 0);
+    v_topics := taskq.topics_held(p_owner_id, v_failed);
+    DELETE FROM taskq.staged s USING (
+        SELECT t.sequence
+        FROM (SELECT * FROM taskq.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_failed)) t
+        JOIN (SELECT * FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (v_failed)) l USING (topic_id, sequence)
+        JOIN taskq.topic p ON p.topic_id = t.topic_id
+        WHERE t.created + coalesce(t.ttl, p.ttl) > v_now) y
+    WHERE s.stage = p_stage AND s.sequence = y.sequence;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
 -- Drops from a stage that was opened under a condition the decisions that overtake: of each identifier those behind its first task
 -- that has not ended well, as it failed, is to be snoozed, has no decision, or was suspended where that blocks. They are given back.
 CREATE FUNCTION taskq.keep_turns(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_kind  text := CASE WHEN taskq.stage_fence(p_stage) IS NOT NULL THEN substr(p_stage::text, 16, 1) END;
+    v_kind  int := taskq.stage_kind(p_stage) & 3;
     v_count bigint;
 BEGIN
-    IF v_kind IS NULL OR v_kind NOT IN ('1', '2') THEN
+    IF v_kind = 0 THEN
         RETURN 0;
     END IF;
     DELETE FROM taskq.staged s USING (
         SELECT l.sequence,
-               bool_or(d.result IS NULL OR d.result = 0 OR d.result = 1 AND (d.delay IS NOT NULL OR v_kind = '2')) OVER (
+               bool_or(d.result IS NULL OR d.result = 0 OR d.result = 1 AND (d.delay IS NOT NULL OR v_kind = 2)) OVER (
                    PARTITION BY l.topic_id, l.identifier
                    ORDER BY (l.attempt > 1) DESC, CASE WHEN l.attempt > 1 THEN l.sequence END,
                             l.priority DESC, l.available_at, l.sequence

@@ -61,23 +61,29 @@ END $$;
 
 -- The number of a new stage. It is a UUID of version 8 that begins with the fence of the owner it serves, so that
 -- what is left of a job that was killed can be told from what a living one stages. After the version it says how the stage is
--- carried out: under a condition, none of the decisions overtakes a task of its identifier (see taskq.keep_turns). Refuses a lease
--- that is gone (TQ005).
-CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE') RETURNS uuid LANGUAGE plpgsql AS $$
+-- carried out: under a condition, none of the decisions overtakes a task of its identifier (see taskq.keep_turns); with p_rounds, what
+-- would be ready again at once stays held (see taskq.keep_young). Refuses a lease that is gone (TQ005).
+CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false)
+RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
     v_random text := replace(gen_random_uuid()::text, '-', '');
+    v_turns  int := CASE p_condition WHEN 'NONE' THEN 0 WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS' THEN 2 ELSE 1 END;
 BEGIN
     PERFORM taskq.check_order('FIRST_IN_FIRST_OUT', p_condition);
     PERFORM taskq.hold_lease(p_owner, p_fence);
-    RETURN (lpad(to_hex(p_fence), 12, '0') || '8'
-            || CASE p_condition WHEN 'NONE' THEN '0' WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS' THEN '2' ELSE '1' END
-            || substr(v_random, 15))::uuid;
+    RETURN (lpad(to_hex(p_fence), 12, '0') || '8' || v_turns + CASE WHEN p_rounds THEN 4 ELSE 0 END || substr(v_random, 15))::uuid;
 END $$;
 
 -- The fence of the owner that a stage of taskq.open_stage serves; NULL for a number that was made elsewhere.
 CREATE FUNCTION taskq.stage_fence(p_stage uuid) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN substr(p_stage::text, 15, 1) = '8'
                 THEN ('x0000' || substr(replace(p_stage::text, '-', ''), 1, 12))::bit(64)::bigint END
+$$;
+
+-- How a stage of taskq.open_stage is carried out: 1 or 2 under a condition, and 4 more in rounds; 0 for any other number.
+CREATE FUNCTION taskq.stage_kind(p_stage uuid) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN taskq.stage_fence(p_stage) IS NOT NULL AND substr(p_stage::text, 16, 1) ~ '[0-7]'
+                THEN substr(p_stage::text, 16, 1)::int ELSE 0 END
 $$;
 
 -- Refuses to stage more where nobody will come for it: the stage was committed (TQ007) or its owner's lease is gone
@@ -118,6 +124,7 @@ BEGIN
         PERFORM taskq.drop_not_continued(p_stage);
     END IF;
     PERFORM taskq.merge_staged(p_stage);
+    PERFORM taskq.keep_young(v_owner_id, p_stage);
     PERFORM taskq.keep_turns(v_owner_id, p_stage);
     v_done := taskq.carry_out(p_owner, p_fence, p_stage);
     IF v_followed THEN
