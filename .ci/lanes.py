@@ -7,6 +7,7 @@ tests on that server, too. Whoever ends this ends the tests as Ctrl-C does, so t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -33,12 +34,13 @@ class Run(NamedTuple):
 
 
 class Lane(threading.Thread):
-    """One pytest after the other, also after one that failed; `passed` tells whether all passed."""
+    """One pytest after the other, also after one that failed; `passed` tells whether all ran and passed."""
 
     def __init__(self, runs: list[Run]) -> None:
         """Take what is to be run, in this order."""
-        super().__init__()
-        self.passed = True
+        super().__init__(daemon=True)
+        self.passed = False
+        self.shown = 0  # bytes of what was printed
         self._runs = runs
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- goes with the process
         self._child: subprocess.Popen[bytes] | None = None
@@ -47,9 +49,11 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         """What the thread does."""
+        codes = []
         for run in self._runs:
             child = self._begin(run)
-            self.passed = child is not None and child.wait() == 0 and self.passed
+            codes.append(-1 if child is None else child.wait())
+        self.passed = not any(codes)
 
     def end(self) -> None:
         """Have the pytest that runs end as at Ctrl-C, and begin no other."""
@@ -58,10 +62,23 @@ class Lane(threading.Thread):
             if self._child is not None and self._child.poll() is None:
                 self._child.send_signal(signal.SIGINT)
 
+    def kill(self) -> None:
+        """End what did not end when told, with all that it started in its session."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._child is not None and self._child.poll() is None:
+                os.killpg(self._child.pid, signal.SIGKILL)
+
     def printed(self, start: int = 0) -> bytes:
         """What its tests have printed from a place on."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), size - start, start)  # they write at the file's own place: leave it
+
+    def show(self) -> None:
+        """Show what is new."""
+        new = self.printed(self.shown)
+        self.shown += len(new)
+        sys.stdout.buffer.write(new)
+        sys.stdout.flush()
 
     def _begin(self, run: Run) -> subprocess.Popen[bytes] | None:
         with self._lock:
@@ -90,21 +107,15 @@ def second_server(programs: str) -> list[Run]:
     return [Run(("-q", "-m", "not slow", "tests/queue"), programs)]
 
 
-def show(lane: Lane) -> None:
+def follow(lane: Lane) -> None:
     """Show what a lane prints, until it has ended."""
-    shown = 0
-    alive = True
-    while alive:
+    while lane.is_alive():
         lane.join(0.5)
-        alive = lane.is_alive()
-        new = lane.printed(shown)
-        shown += len(new)
-        sys.stdout.buffer.write(new)
-        sys.stdout.flush()
+        lane.show()
 
 
-def finish(long: Lane, other: Lane) -> None:
-    """Wait for both; at Ctrl-C, or when told to end, end them and wait for what they clean up."""
+def finish(lanes: tuple[Lane, Lane]) -> None:
+    """Wait for both; when told to end, or after any error, end them and wait for what they clean up."""
 
     def told(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -112,17 +123,22 @@ def finish(long: Lane, other: Lane) -> None:
     # A shell has what it starts in the background ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, told)
-    long.start()
-    other.start()
+    signal.signal(signal.SIGHUP, told)
     try:
-        show(long)
-        show(other)
-    except KeyboardInterrupt:
-        for lane in (long, other):
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            follow(lane)
+    finally:
+        for lane in lanes:
             lane.end()
-        for lane in (long, other):
-            lane.join(PATIENCE)
-        raise
+        try:
+            for lane in lanes:
+                if lane.ident is not None:
+                    lane.join(PATIENCE)
+        finally:
+            for lane in lanes:
+                lane.kill()
 
 
 def main() -> int:
@@ -136,8 +152,10 @@ def main() -> int:
         long, other = Lane([others]), Lane([of_airflow, *second_server(sys.argv[1] if len(sys.argv) > 1 else "")])
         say("%s beside all the others; what they print follows at the end" % " and ".join(OF_AIRFLOW))
     try:
-        finish(long, other)
+        finish((long, other))
     except KeyboardInterrupt:
+        say("told to end; what the other tests had printed:")
+        other.show()
         return 130
     for lane in (long, other):
         for line in SUMMARY.findall(lane.printed().decode(errors="replace")):

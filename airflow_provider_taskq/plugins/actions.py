@@ -1,5 +1,6 @@
 """What can be done, previewed and then confirmed, each in one transaction with its line in the trail."""
 
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request
@@ -55,10 +56,15 @@ def act(conn_id: str, text: Text, user: Actor) -> Shape:
         if asked.expected is not None and deed.count > asked.expected:
             raise Refusal(409, f"{deed.count} tasks match now, and {asked.expected} did when you looked: look again.")
         queue.note_action(asked.action, asked.topic, deed.what, deed.count)
-        queue.conn.commit()
-        if asked.topic is not None and asked.action in WAKING and deed.count:
-            queue.wake(asked.topic)  # after the commit: who waits for it has to see it
-        return {**stamp, "done": deed.count, "more": deed.more, "sentence": f"{deed.sentence}: done."}
+    if asked.topic is not None and asked.action in WAKING and deed.count:
+        _wake(conn_id, user.get_name(), asked.topic)
+    return {**stamp, "done": deed.count, "more": deed.more, "sentence": f"{deed.sentence}: done."}
+
+
+def _wake(conn_id: str, user: str, topic: str) -> None:
+    """Tells who waits for a topic, after the commit, as they have to see it. What is done is done where that fails."""
+    with suppress(Refusal), acting(conn_id, user) as queue:
+        queue.wake(topic)
 
 
 @router.post("/{conn_id}/reveal")

@@ -108,7 +108,7 @@ def test_who_waits_for_a_topic_is_told_of_what_there_is_to_poll_now(
         assert done(client, "resume") == 1
         assert done(client, "push", options={"identifier": "new"}) == 1
         preview(client, "retry", filter={"state": "FAILED"})
-        assert done(client, "retry", filter={"state": "FAILED"}) == 1
+        assert done(client, "retry", filter={"state": "FAILED"}, expected=1) == 1
         assert [told.payload for told in waiting.notifies(timeout=10, stop_after=3)] == ["work"] * 3
         assert list(waiting.notifies(timeout=0)) == []
 

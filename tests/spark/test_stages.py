@@ -194,9 +194,21 @@ def test_many_decisions_are_carried_out_together(
     assert states(queue) == {state: count}
 
 
-@pytest.mark.parametrize("others_wait", [False, True])
+def fill(conn: Connection, queue: TaskQueue, owner: Owner, stage: str, count: int = 50_000) -> int:
+    """Pushes, claims and stages so many successes more, with which a stage is one of many; returns how many."""
+    queue.push_stream("work", (f"filler-{number}" for number in range(count)))
+    assert queue.claim("work", owner, count) == count
+    conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
+        " SELECT %s, 0, 1, sequence, 3 FROM taskq.live WHERE identifier LIKE 'filler-%%'",
+        (stage,),
+    )
+    return count
+
+
+@pytest.mark.parametrize(("others_wait", "fillers"), [(False, 0), (True, 0), (False, 50_000)])
 def test_a_stage_of_all_kinds_of_decisions_does_what_a_completion_of_them_does(
-    conn: Connection, queue: TaskQueue, owner: Owner, others_wait: bool
+    conn: Connection, queue: TaskQueue, owner: Owner, others_wait: bool, fillers: int
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(hours=1), jitter=0)))
     kinds = {"failure": 0, "snooze": 1, "suspension": 1, "filter": 2, "success": 3}
@@ -213,7 +225,8 @@ def test_a_stage_of_all_kinds_of_decisions_does_what_a_completion_of_them_does(
             (stage, one.sequence, kinds[kind], reason, delay),
         )
         queue.complete(owner, {twin.sequence: Decision(Result(kinds[kind]), {"a": 1}, reason, delay=delay)})
-    assert carry_out(conn, owner, stage, {(0, 1): 5}) == 5
+    count = 5 + fill(conn, queue, owner, stage, fillers)
+    assert carry_out(conn, owner, stage, {(0, 1): count}) == count
     for kind, (one, twin) in pushed.items():
         mine, theirs = queue.task("work", one.sequence), queue.task("work", twin.sequence)
         assert mine
@@ -224,23 +237,26 @@ def test_a_stage_of_all_kinds_of_decisions_does_what_a_completion_of_them_does(
     assert queue.ready("work") == (1 if others_wait else 0)
 
 
+@pytest.mark.parametrize("fillers", [0, 50_000])
 def test_a_message_that_cannot_be_read_back_refuses_all_of_a_stage(
-    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int], fillers: int
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
+    fill(conn, queue, owner, stage, fillers)
     put(conn, stage, 0, 1, dict.fromkeys(sequences[1:], 3), r"\u00e9 can")
     put(conn, stage, 0, 1, {sequences[0]: 3}, r"a NUL \u0000 cannot")
     with pytest.raises(TaskQueueError, match=f"the decision on sequence {sequences[0]} holds a NUL"):
-        carry_out(conn, owner, stage, {(0, 1): 4})
-    assert states(queue) == {State.ACTIVE: 4}
+        carry_out(conn, owner, stage, {(0, 1): 4 + fillers})
+    assert states(queue) == {State.ACTIVE: 4 + fillers}
 
 
-@pytest.mark.parametrize("twice", [1, 3])
+@pytest.mark.parametrize(("before", "fillers"), [(1, 0), (3, 0), (3, 50_000)])
 def test_a_task_that_was_decided_before_refuses_all_of_a_stage(
-    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int], twice: int
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int], before: int, fillers: int
 ) -> None:
-    queue.complete(owner, {sequences[2]: Result(twice)})
+    queue.complete(owner, {sequences[2]: Result(before)})
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
-    with pytest.raises(NotHeld, match=rf"does not hold 1 of 4 tasks: sequence {sequences[2]}$"):
-        carry_out(conn, owner, stage, {(0, 1): 4})
+    count = 4 + fill(conn, queue, owner, stage, fillers)
+    with pytest.raises(NotHeld, match=rf"does not hold 1 of {count} tasks: sequence {sequences[2]}$"):
+        carry_out(conn, owner, stage, {(0, 1): count})

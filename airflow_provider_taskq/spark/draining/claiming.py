@@ -6,13 +6,18 @@ one without waiting for each other.
 
 import math
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from typing import Any
 
-from airflow_provider_taskq.queue import Order, Owner, TaskQueue
+import psycopg
+
+from airflow_provider_taskq.queue import Order, Owner, TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark.route import Route
 
 CHUNK = 50_000  # tasks a transaction, so that none is long
 CONNECTIONS = 4  # at most: what else needs the server has its turn, too
+CANCEL_SECONDS = 5.0
 
 
 class Claiming:
@@ -25,6 +30,7 @@ class Claiming:
         self._order = order
         self._left = size
         self._lock = threading.Lock()
+        self._helping: list[psycopg.Connection[Any]] = []
 
     def claim(self, connections: int) -> int:
         """Claims on so many connections at once, and returns how many; what was claimed is held if a chunk fails.
@@ -33,24 +39,46 @@ class Claiming:
         """
         with self._route.connect(autocommit=True) as conn:
             claimed, more = self._chunk(TaskQueue(conn))
-        lanes = min(connections, CONNECTIONS, math.ceil(self._left / CHUNK)) if more else 0
-        if not lanes:
-            return claimed
-        with ThreadPoolExecutor(lanes, thread_name_prefix="taskq claim") as pool:
+            if not more:
+                return claimed
+            helpers = min(connections, CONNECTIONS, math.ceil(self._left / CHUNK)) - 1
+            with ThreadPoolExecutor(max(1, helpers), thread_name_prefix="taskq claim") as pool:
+                try:
+                    others = [pool.submit(self._help) for _ in range(helpers)]
+                    claimed += self._rest(conn)
+                    return claimed + sum(other.result() for other in as_completed(others))
+                except BaseException:
+                    self._stop()
+                    raise
+
+    def _help(self) -> int:
+        """Claims on a connection more, if there is one to be had."""
+        try:
+            conn = self._route.connect(autocommit=True)
+        except TaskQueueError:
+            return 0
+        with conn:
+            self._helping.append(conn)
             try:
-                return claimed + sum(pool.map(self._lane, range(lanes)))
+                return self._rest(conn)
             except BaseException:
                 self._left = 0  # the others end after the chunk that they are at
                 raise
 
-    def _lane(self, _number: int) -> int:
+    def _rest(self, conn: psycopg.Connection[Any]) -> int:
         """Claims chunk by chunk until nothing is left."""
         claimed, more = 0, True
-        with self._route.connect(autocommit=True) as conn:
-            while more:
-                got, more = self._chunk(TaskQueue(conn))
-                claimed += got
+        while more:
+            got, more = self._chunk(TaskQueue(conn))
+            claimed += got
         return claimed
+
+    def _stop(self) -> None:
+        """Lets the others end, in the midst of a chunk, too."""
+        self._left = 0
+        for conn in self._helping:
+            with suppress(psycopg.Error):
+                conn.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _chunk(self, queue: TaskQueue) -> tuple[int, bool]:
         """Claims a chunk; how many tasks that was, and whether there may be more.

@@ -172,11 +172,12 @@ BEGIN
     WHERE d.place > 1 AND s.ctid = d.ctid;
 END $$;
 
--- Completes what is staged, and returns how many tasks that was. What can be put back, and all where anybody waits for what others
--- decide, goes the way of every completion; the rest in one statement. Refuses as taskq.complete does.
+-- Completes what is staged, and returns how many tasks that was. Where there are more than fit one chunk, those that can only end
+-- their task go by one statement, which reads all that the owner holds. The rest, and all where anybody waits for what others decide,
+-- goes the way of every completion. Refuses as taskq.complete does.
 CREATE FUNCTION taskq.carry_out(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-    IF taskq.anyone_waits() THEN
+    IF taskq.anyone_waits() OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
         RETURN taskq.complete_in_chunks(p_owner, p_fence, p_stage, true);
     END IF;
     RETURN taskq.complete_in_chunks(p_owner, p_fence, p_stage, false) + taskq.end_staged(p_owner, p_fence, p_stage);
@@ -220,10 +221,14 @@ SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS 
 DECLARE
     v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
     v_began    timestamptz := clock_timestamp();
+    v_bad      taskq.staged;
     v_ended    bigint;
 BEGIN
-    PERFORM taskq.check_outputs(ARRAY[s.sequence], ARRAY[s.output])
-    FROM taskq.staged s WHERE s.stage = p_stage AND strpos(s.output, '\u') > 0;
+    SELECT * INTO v_bad FROM taskq.staged s
+    WHERE s.stage = p_stage AND strpos(s.output, '\u') > 0 AND NOT taskq.is_storable(s.output) ORDER BY s.sequence LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
+    END IF;
     WITH gone AS (
         DELETE FROM taskq.live l USING taskq.staged s
         WHERE s.stage = p_stage AND NOT taskq.may_put_back(s.result, s.delay) AND l.holder = v_owner_id AND l.sequence = s.sequence
