@@ -21,7 +21,7 @@ from types import FrameType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-OF_AIRFLOW = ("tests/airflow", "tests/plugin")
+OF_AIRFLOW = ("tests/airflow", "tests/demo", "tests/plugin")
 PATIENCE = 120  # seconds that tests which were told to end may take to end their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
 
@@ -150,7 +150,7 @@ def main() -> int:
         long, other = Lane([others, of_airflow]), Lane([])
     else:
         long, other = Lane([others]), Lane([of_airflow, *second_server(sys.argv[1] if len(sys.argv) > 1 else "")])
-        say("%s beside all the others; what they print follows at the end" % " and ".join(OF_AIRFLOW))
+        say("%s beside all the others; what they print follows at the end" % ", ".join(OF_AIRFLOW))
     try:
         finish((long, other))
     except KeyboardInterrupt:
