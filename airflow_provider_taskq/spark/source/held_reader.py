@@ -38,10 +38,7 @@ _ARROW = pa.schema(
         ("available_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-_COPY = (
-    f"COPY (SELECT {', '.join(_ARROW.names)}"  # noqa: S608
-    " FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint)) TO STDOUT (FORMAT binary)"
-)
+_TOPIC = _ARROW.get_field_index("topic")
 
 
 class HeldSlice(InputPartition):
@@ -78,6 +75,21 @@ class HeldReader(DataSourceReader):
         if not isinstance(partition, HeldSlice):  # Spark's stand-in where there are no partitions
             return
         asked = self.options
+        schema = _ARROW if asked.topic is None else _ARROW.remove(_TOPIC)
         wanted = (asked.owner, asked.fence, asked.topic, partition.low, partition.high)
-        with self.route.connect_executor() as conn, translated(), conn.cursor().copy(_COPY, wanted) as copy:
-            yield from record_batches(copy, _ARROW)
+        with self.route.connect_executor() as conn, translated(), conn.cursor().copy(_copy(schema), wanted) as copy:
+            for batch in record_batches(copy, schema):
+                yield batch if asked.topic is None else _of_topic(batch, asked.topic)
+
+
+def _copy(schema: pa.Schema) -> bytes:
+    """The statement that sends these columns."""
+    return (
+        f"COPY (SELECT {', '.join(schema.names)}"  # noqa: S608
+        " FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint)) TO STDOUT (FORMAT binary)"
+    ).encode()
+
+
+def _of_topic(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+    """The batch with the column that is the same in all rows, and so was not sent."""
+    return batch.add_column(_TOPIC, _ARROW.field(_TOPIC), pa.repeat(topic, batch.num_rows))
