@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 from airflow.providers.common.compat.sdk import conf
 
@@ -44,6 +44,26 @@ _RECEIVERS = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 _log = logging.getLogger(__name__)
 
 
+class Drained(Protocol):
+    """What is counted of a drain: `airflow_provider_taskq.spark.DrainResult` has it."""
+
+    @property
+    def topic(self) -> str:
+        """The topic that was drained."""
+
+    @property
+    def claimed(self) -> int:
+        """How many tasks were taken."""
+
+    @property
+    def completed(self) -> Mapping[Any, int]:
+        """How many were decided, by result or its name."""
+
+    @property
+    def pushed(self) -> int:
+        """How many tasks followed."""
+
+
 def enabled() -> bool:
     """Whether anybody receives metrics: ask before looking for what only a gauge needs."""
     return any(conf.getboolean("metrics", receiver, fallback=False) for receiver in _RECEIVERS)
@@ -70,6 +90,17 @@ def timing(name: str, length: timedelta, *, topic: str | None = None, in_trigger
 def gate_opened(topic: str, since: datetime, *, in_triggerer: bool = False) -> None:
     """Reports that a gate has opened, which had begun to look at that moment."""
     timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic, in_triggerer=in_triggerer)
+
+
+def drained(result: Drained) -> None:
+    """Reports what a drain on Spark has committed: for a task that calls `drain` itself, as under `@task.pyspark`.
+
+    TaskQSparkSubmitOperator does so by itself. What was pushed has no topic: it may have gone to several.
+    """
+    count(POLLED, result.claimed, topic=result.topic)
+    for kind, number in result.completed.items():
+        count(COMPLETED, number, topic=result.topic, result=kind if isinstance(kind, str) else kind.name)
+    count(PUSHED, result.pushed)
 
 
 def topic_tag(topic: str) -> str:

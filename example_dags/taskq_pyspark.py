@@ -4,6 +4,7 @@ from typing import Any
 
 from airflow.sdk import DAG, get_current_context, task
 
+from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.holding import logical_task
 from airflow_provider_taskq.queue import Result, Task
 
@@ -22,6 +23,7 @@ with DAG("taskq_pyspark", schedule=None, tags=["taskq"]):
         owner = logical_task(get_current_context())  # a retry goes on with the same tasks
         with TaskQHook().get_conn() as connection:
             result = drain(spark, "planes", owner, by_task(decide), dsn=connection)
+        metrics.drained(result)  # as TaskQSparkSubmitOperator does by itself
         return result.done
 
     drain_planes()

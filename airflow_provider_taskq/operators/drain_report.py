@@ -15,7 +15,8 @@ _COUNT = re.compile(r"(\d[\d,]*) ([A-Z]+)")
 class DrainReport:
     """Reads the driver's output on its way into the log of the Airflow task."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
         self.claimed = 0
         self.completed: dict[str, int] = {}
         self._ended: dict[str, Any] = {}
@@ -24,6 +25,11 @@ class DrainReport:
     def decided(self) -> int:
         """How many tasks were decided; 0 where the driver did not come to say so."""
         return int(self._ended.get("decided", 0))
+
+    @property
+    def pushed(self) -> int:
+        """How many tasks followed those; 0 likewise."""
+        return int(self._ended.get("pushed", 0))
 
     def read(self, lines: Iterable[Any]) -> Iterator[Any]:
         """The lines as they come; what concerns a drain is remembered."""

@@ -129,7 +129,7 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
         self.condition = choice(Condition, name(condition))
         self.partitions = partitions
         self.ship_package = ship_package
-        self._report = DrainReport()
+        self._report = DrainReport(topic)
 
     @classmethod
     def partial(cls, **kwargs: Any) -> "OperatorPartial":
@@ -143,7 +143,7 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
         """Submits, and says what was drained."""
         owner = self.task_owner or logical_task(context)
         self.application_args = self._arguments(owner)
-        self._report = DrainReport()
+        self._report = DrainReport(self.topic)
         with ExitStack() as until_the_end:
             until_the_end.enter_context(environment(self._driver_variables()))
             if self.ship_package:
@@ -191,9 +191,7 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
     def _told(self) -> dict[str, Any]:
         """What the driver said at its end, told to Airflow's metrics and lineage too; nothing where it is not heard."""
         report = self._report
-        metrics.count(metrics.POLLED, report.claimed, topic=self.topic)
-        for result, count in report.completed.items():
-            metrics.count(metrics.COMPLETED, count, topic=self.topic, result=result)
+        metrics.drained(report)
         if report.decided:
             self.hook.report_lineage(inputs=[self.topic])
         return report.summary()

@@ -341,6 +341,20 @@ def test_a_gates_wait_is_timed(receiver: Receiver) -> None:
     assert timedelta(minutes=2) <= waited < timedelta(minutes=3)
 
 
+def test_what_a_task_drains_in_its_own_session_is_counted(receiver: Receiver) -> None:
+    pytest.importorskip("pyspark")
+    from airflow_provider_taskq.spark import DrainResult, Ended
+
+    completed = {Result.FAILURE: 2, Result.SUCCESS: 5}
+    metrics.drained(DrainResult("work", "me", 8, 1, 7, completed, 2, 1.5, 1, 4, Ended.EMPTY))
+    assert receiver.told == [
+        ("taskq.polled", 8, {"topic": "work"}),
+        ("taskq.completed", 2, {"topic": "work", "result": "FAILURE"}),
+        ("taskq.completed", 5, {"topic": "work", "result": "SUCCESS"}),
+        ("taskq.pushed", 4, {}),
+    ]
+
+
 def test_the_names_are_what_statsd_takes() -> None:
     names = {value for key, value in vars(metrics).items() if key.isupper() and isinstance(value, str)}
     assert metrics.PUSHED in names

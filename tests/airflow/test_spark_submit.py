@@ -173,9 +173,10 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
     monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
     receiver = Receiver()
     receive(Stats, receiver, monkeypatch)
+    queue.create_topic("next")
     queue.push("work", [f"item-{number}" for number in range(20)])
     gate = tmp_path / "gate"
-    waiting = {"transform": "transforms:wait_for_gate", "options": {"gate": str(gate)}, "partitions": 4}
+    waiting = {"transform": "transforms:wait_and_follow", "options": {"gate": str(gate)}, "partitions": 4}
     with Running(drain(**waiting)) as first:
         first.wait(lambda: conn.execute("SELECT count(*) > 0 FROM taskq.staged").fetchall() == [(True,)])
     assert isinstance(first.error, AirflowException)
@@ -188,13 +189,14 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
     second = drain(**waiting, ship_package=True, py_files=str(PROGRAMS / "transforms.py"))
     told = second.execute(context_of("drain"))
     close_output(second)
-    counts = {"decided": 20, "completed": {"SUCCESS": 20}, "pushed": 0, "undecided": 0}
+    counts = {"decided": 20, "completed": {"SUCCESS": 20}, "pushed": 20, "undecided": 0}
     assert told == {"topic": "work", "owner": "dag/run/drain/-1", **counts, "rounds": 1, "ended": "ROUNDS"}
     assert queue.count("work")["work"][State.SUCCEEDED].count == 20
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
     assert receiver.told == [
         ("taskq.polled", 20, {"topic": "work"}),
         ("taskq.completed", 20, {"topic": "work", "result": "SUCCESS"}),
+        ("taskq.pushed", 20, {}),
     ]
     log = "".join(capfd.readouterr())
     assert "round 1: 20 of 20 tasks done" in log
@@ -274,7 +276,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def test_the_last_line_of_a_drain_is_read_with_all_its_results() -> None:
-    report = DrainReport()
+    report = DrainReport("flights")
     said = [
         "11:10:58 claimed 20,000 tasks of topic flights, 0 more were held already",
         (

@@ -209,4 +209,7 @@ def test_speculation_on_executors_that_know_no_database(
     following = [task.identifier for task in queue.page("next", size=1_000)]
     assert sorted(following) == sorted(f"item-{number}" for number in range(100))
     assert [task.identifier for task in queue.page("pushed", size=2_000)] == [str(number) for number in range(1_000)]
-    assert queue.conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall() == [(0,)]
+    assert queue.conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    for table in ("staged", "staged_task", "staged_junction"):
+        assert queue.conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]
+    assert queue.owners() == []

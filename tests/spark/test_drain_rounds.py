@@ -1,10 +1,13 @@
 """Rounds of claim, work and commit: until empty, or a limit; and what is told of them."""
 
+import json
 import logging
 import threading
+import urllib.request
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +23,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
 )
 from airflow_provider_taskq.spark import Ended, Progress, drain
-from airflow_provider_taskq.spark.draining import progress
+from airflow_provider_taskq.spark.draining import limits, progress
 from airflow_provider_taskq.spark.draining.limits import Limits, Tally
 
 Push = Callable[[int], list[int]]
@@ -124,6 +127,34 @@ def test_a_budget_and_a_number_of_rounds_are_hard_bounds(
 
 @slow
 @PANDAS
+def test_a_deadline_that_passes_in_the_first_round_lets_it_end_and_keeps_the_second_from_beginning(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        """The clock, which somebody sets."""
+
+        moment = datetime(2026, 1, 1, tzinfo=UTC)
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return cls.moment.astimezone(tz)
+
+    def take_an_hour(tasks: DataFrame) -> DataFrame:
+        Clock.moment += timedelta(hours=1)
+        return succeed(tasks)
+
+    monkeypatch.setattr(limits, "datetime", Clock)
+    push(10)
+    half_an_hour = timedelta(minutes=30)
+    result = drain(spark, "work", "me", take_an_hour, dsn=dsn, size=4, rounds=None, deadline=half_an_hour)
+    assert (result.claimed, result.done, result.undecided) == (4, 4, 0)
+    assert (result.rounds, result.ended) == (1, Ended.DEADLINE)
+    assert states(queue) == {"READY": 6, "SUCCEEDED": 4}
+    assert queue.owners() == []
+
+
+@slow
+@PANDAS
 def test_an_error_in_a_later_round_leaves_what_earlier_ones_committed(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
 ) -> None:
@@ -156,7 +187,8 @@ def test_progress_is_told_while_spark_works(
 
     def hear(told: Progress) -> None:
         assert told.claimed == 100
-        if told.done == 50:
+        half_a_bar = {"status": "RUNNING", "numTasks": 2, "numCompletedTasks": 1}
+        if told.done == 50 and shown(spark, "watched", *half_a_bar)[-1:] == [half_a_bar]:
             halfway.set()
             gate.touch()
         raise ValueError("an error of the hook ends nothing")
@@ -164,7 +196,7 @@ def test_progress_is_told_while_spark_works(
     result = drain(
         spark,
         "work",
-        "me",
+        "watched",
         lambda tasks: wait_for_gate(tasks, {"gate": str(gate)}),
         dsn=dsn,
         partitions=2,
@@ -173,3 +205,33 @@ def test_progress_is_told_while_spark_works(
     assert halfway.is_set()
     assert result.done == 100
     assert states(queue) == {"SUCCEEDED": 100}
+
+
+@slow
+@PANDAS
+def test_the_jobs_of_a_later_round_tell_in_the_ui_how_far_the_drain_is(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
+    push(25)
+
+    def decide(tasks: DataFrame) -> DataFrame:
+        assert tasks.count()  # a job of the transform's own
+        return succeed(tasks)
+
+    assert drain(spark, "work", "shown", decide, dsn=dsn, size=20, rounds=None).rounds == 2
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    described = [job["description"] for job in shown(spark, "shown", "description")]
+    first = "taskq: decide 20 tasks of topic work for shown"
+    second = "taskq: decide 5 tasks of topic work for shown (round 2; 20 of 20 are done)"
+    assert list(dict.fromkeys(described)) == [first, second]
+    assert described.count(first) == described.count(second) >= 2
+    assert states(queue) == {"SUCCEEDED": 25}
+
+
+def shown(spark: SparkSession, owner: str, *fields: str) -> list[dict[str, Any]]:
+    """What the UI shows of the jobs of an owner's drains, the oldest first."""
+    context = spark.sparkContext
+    url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/jobs"
+    with urllib.request.urlopen(url) as answer:  # noqa: S310
+        jobs = sorted(json.load(answer), key=lambda job: int(job["jobId"]))
+    return [{field: job[field] for field in fields} for job in jobs if f" for {owner}" in job.get("description", "")]

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 
 from airflow_provider_taskq.queue import (
     Decision,
@@ -174,6 +175,37 @@ def test_dataframes_push_by_columns(spark: SparkSession, dsn: str, queue: TaskQu
     assert (result.done, result.pushed) == (10, 5)
     assert sorted(identifiers(queue, "next")) == [f"item-{number}" for number in range(5)]
     assert queue.latest("next", ["item-3"])["item-3"].payload == {"number": 3}
+
+
+@slow
+@PANDAS
+@pytest.mark.parametrize("groups_as", ["{}", "to_json({})"])
+def test_dataframes_push_and_release_for_the_tasks_that_they_continue(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, groups_as: str
+) -> None:
+    queue.create_topic("next")
+    queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(6)])
+    push(6)
+    groups = "array(named_struct('topic', 'next', 'groups', array(array(concat('wait-', number)))))"
+
+    def decide(tasks: DataFrame) -> DataFrame:
+        return tasks.withColumn("number", expr(NUMBER)).selectExpr(
+            "sequence",
+            "element_at(array('SUCCESS', 'SUCCESS', 'FILTER', 'FILTER', 'FAILURE', 'FAILURE'), number + 1) AS result",
+            "element_at(array(null, false, null, true, null, true), number + 1) AS continued",
+            "array(named_struct('topic', 'next', 'identifier', identifier)) AS push",
+            f"{groups_as.format(groups)} AS junctions",
+        )
+
+    result = drain(spark, "work", "me", decide, dsn=dsn)
+    assert result.completed == {Result.FAILURE: 2, Result.FILTER: 2, Result.SUCCESS: 2}
+    assert (result.done, result.pushed) == (6, 3)
+    going_on = {"item-0", "item-3", "item-5"}
+    following = {task.identifier: task.state for task in queue.page("next", size=100)}
+    assert following == {
+        **dict.fromkeys(going_on, State.READY),
+        **{f"wait-{n}": State.READY if f"item-{n}" in going_on else State.SUSPENDED for n in range(6)},
+    }
 
 
 @slow

@@ -112,13 +112,21 @@ def test_filters_find_the_same_wherever_they_are_applied(
     assert sorted(row.sequence for row in rows.collect()) == [mixed[number] for number in sorted(numbers)]
 
 
+def plan(tasks: DataFrame) -> str:
+    """What Spark is going to do."""
+    return str(tasks._jdf.queryExecution().executedPlan().toString())
+
+
 @pytest.mark.usefixtures("pushdown")
 def test_the_database_applies_the_filters(load: Load, mixed: list[int]) -> None:
-    plan = load().where(f"state = 'READY' AND sequence > {mixed[0]}")._jdf.queryExecution().executedPlan().toString()
-    assert "Filter (" not in plan
-    assert (
-        "Filter (" in load().where("owner IS NULL AND attempt % 2 = 0")._jdf.queryExecution().executedPlan().toString()
-    )
+    assert "Filter (" not in plan(load().where(f"state = 'READY' AND sequence > {mixed[0]}"))
+    assert "Filter (" not in plan(load("sequence long, state string").where("state = 'FAILED'"))
+    assert "Filter (" in plan(load().where("owner IS NULL AND attempt % 2 = 0"))
+
+
+@pytest.mark.usefixtures("mixed")
+def test_spark_applies_the_filters_unless_it_is_told_to_push_them_down(load: Load) -> None:
+    assert "Filter (" in plan(load("sequence long, state string").where("state = 'FAILED'"))
 
 
 def reader(dsn: str, schema: str, *filters: Filter) -> TasksReader:

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
@@ -39,6 +38,13 @@ TASKS_SCHEMA = (
     .add("error", "string")
 )
 BULKY = ("payload", "output")
+_ARROW = {  # Spark's own to_arrow_schema has other parameters in 4.2 than in 4.1
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,8 @@ class TasksReader(DataSourceReader):
     """Reads the tasks of a topic, sending no more of them than is asked for.
 
     That is the columns of the schema, and with spark.sql.python.filterPushdown.enabled the rows that filters on
-    `state`, `identifier`, `sequence` and `created` let through.
+    `state`, `identifier`, `sequence` and `created` let through. While that is off nobody can be told so from here: the
+    process that plans has neither a session nor a task's properties, and does not learn whether there were filters.
 
     Ranges of sequences are planned once: what is pushed later is not read. Each range is one look at the moment when
     Spark reads it, so that a task comes once at most, in a state that it had during the job; the ranges are not one
@@ -103,7 +110,7 @@ class TasksReader(DataSourceReader):
                     f" its columns are among {TASKS_SCHEMA.simpleString()}"
                 )
         self.options = options
-        self.arrow = to_arrow_schema(schema, timezone="UTC")
+        self.arrow = pa.schema([(field.name, _ARROW[field.dataType.simpleString()]) for field in schema.fields])
         self.route = route
         self.narrowing = Narrowing()
 

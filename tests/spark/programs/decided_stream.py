@@ -1,0 +1,33 @@
+"""A streaming driver that decides the tasks of a topic's log, five a batch, until it has caught up or is killed.
+
+`decided_stream.py DSN-FILE CHECKPOINT OWNER FENCE`
+"""
+
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_taskq.spark.draining.drain import registered_name
+from airflow_provider_taskq.spark.route import Route
+
+
+def decide(spark: SparkSession, dsn: str, checkpoint: str, owner: str, fence: str) -> None:
+    """Runs the query to the log's end."""
+    source = registered_name(spark, Route.found(dsn, executors_choose=False))
+    log = {"mode": "log", "topic": "work", "partitions": "1", "maxTasksPerTrigger": "5"}
+    tasks = spark.readStream.format(source).options(**log).load()
+    decisions = tasks.selectExpr("sequence", "if(sequence % 2 = 0, 'SUCCESS', 'FILTER') AS result")
+    stream = decisions.writeStream.format(source).outputMode("append")
+    stream = stream.options(mode="complete", owner=owner, fence=fence, checkpointLocation=checkpoint)
+    stream.trigger(availableNow=True).start().awaitTermination()
+
+
+def main(dsn_file: Path, *where: str) -> None:
+    """In a session of its own."""
+    builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
+    decide(builder.config("spark.driver.memory", "700m").getOrCreate(), dsn_file.read_text(), *where)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,101 @@
+"""writeStream with mode=complete, its driver killed with -9 behind a commit."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from pyspark.sql import SparkSession
+
+from airflow_provider_taskq.queue import Owner, TaskQueue, connect
+from tests.spark.cluster import SHORT_LIVED
+from tests.spark.programs.decided_stream import decide
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+Connection = psycopg.Connection[Any]
+
+PROGRAM = Path(__file__).parent / "programs" / "decided_stream.py"
+WAITING = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'"
+
+
+def test_a_stream_of_decisions_killed_between_its_commit_and_sparks_note_of_it_ends_each_task_once(
+    spark: SparkSession,
+    dsn: str,
+    queue: TaskQueue,
+    conn: Connection,
+    owner: Owner,
+    held: Callable[[int], dict[str, str]],
+    python_environment: Mapping[str, str],
+    tmp_path: Path,
+) -> None:
+    options = held(10)
+    where = (str(tmp_path / "checkpoint"), options["owner"], options["fence"])
+    (tmp_path / "dsn").write_text(make_conninfo(dsn, application_name="the driver"))
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "dsn"), *where]
+    with connect(dsn) as task, connect(dsn) as stage:
+        hold_a_task_of_the_second_batch(task)
+        with killed_at_the_end(command, {**python_environment, **SHORT_LIVED}) as driver:
+            wait_until(conn, WAITING.format("complete_staged"), driver)
+            assert states(queue) == {"ACTIVE": 5, "SUCCEEDED": 2, "FILTERED": 3}
+            stage.execute("SELECT FROM taskq.staged FOR UPDATE")  # what the driver forgets after its commit
+            task.rollback()
+            wait_until(conn, WAITING.format("abandon_stage"), driver)
+    wait_until(conn, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'the driver'")
+    assert states(queue) == {"SUCCEEDED": 5, "FILTERED": 5}
+    assert noted_batches(tmp_path / "checkpoint") == ["0"]
+    held(2)
+    decide(spark, dsn, *where)  # a task that is ended already would be refused
+    assert noted_batches(tmp_path / "checkpoint") == ["0", "1", "2"]
+    assert states(queue) == {"SUCCEEDED": 6, "FILTERED": 6}
+    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert conn.execute("SELECT count(*), max(batch) FROM taskq.stream").fetchall() == [(1, 2)]
+    queue.release(owner)
+    queue.expire()  # takes what the killed driver left staged
+    assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
+
+
+def noted_batches(checkpoint: Path) -> list[str]:
+    """The batches that Spark knows to be done."""
+    return sorted(path.name for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+
+
+def states(queue: TaskQueue) -> dict[str, int]:
+    return {state.name: count.count for state, count in queue.count("work")["work"].items()}
+
+
+def hold_a_task_of_the_second_batch(conn: Connection) -> None:
+    """Whoever ends the seventh task has to wait."""
+    conn.execute("SELECT FROM taskq.live WHERE sequence = (SELECT min(sequence) + 6 FROM taskq.task) FOR UPDATE")
+
+
+@contextmanager
+def killed_at_the_end(command: list[str], environment: Mapping[str, str]) -> Iterator[psutil.Popen]:
+    """A driver that is killed with its JVM and its workers, which would outlive it by a moment and end the commit."""
+    with psutil.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            killed = [process, *process.children(recursive=True)]
+            for each in killed:
+                each.kill()
+            assert psutil.wait_procs(killed, timeout=60)[1] == []
+
+
+def wait_until(conn: Connection, question: str, process: psutil.Popen | None = None) -> None:
+    """Looks until the database says yes."""
+    deadline = time.monotonic() + 120
+    while conn.execute(question.encode()).fetchall() != [(True,)]:
+        assert time.monotonic() < deadline, question
+        assert process is None or process.poll() is None
+        time.sleep(0.05)  # between two looks
