@@ -1,7 +1,8 @@
-"""Test on older releases of Airflow, too: each in an environment of its own below .venv, made once, as .venv is.
+"""Test on older releases of Airflow and Spark, too: each in an environment of its own below .venv, made once, as .venv.
 
 `.ci/airflow-X.Y.txt` names a release, `.ci/constraints-airflow-X.Y.txt` all that is installed with it (made anew by
-`--resolve`). The ordinary .venv has the newest Airflow and comes last. Arguments are handed on to pytest.
+`--resolve`). `.ci/spark-X.Y.txt` names a Spark; what else is beside it, and no Airflow is, has the version of .venv.
+The ordinary .venv has the newest Airflow and comes last. Arguments are handed on to pytest.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from setup import ROOT, VENV, SetupError, fingerprint, run
+from setup import ROOT, VENV, SetupError, check_spark, ensure_java, fingerprint, run
+from setup import constraints as constraints_of_venv
 
 FOLDER = VENV / "matrix"  # goes with .venv: `make clean` and a new .venv remove it
 TESTS = "tests/airflow"
@@ -29,6 +33,20 @@ THEIR_WARNINGS = (
     "ignore:airflow.:FutureWarning",  # 3.2: the same
     "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",  # 3.2's models under SQLAlchemy 2.1
 )
+# What goes through one session of Spark: data source, drain, streams. The rest starts programs and clusters.
+SPARK_TESTS = (
+    *("push", "complete", "held", "tasks", "read_stream", "write_stream"),
+    *("drain", "drain_rounds", "transforms", "follow_ups"),
+)
+SPARKS_WARNING = "ignore:unclosed <socket.socket:ResourceWarning"  # 4.1 leaves the closing to the garbage collector
+
+
+class Leg(NamedTuple):
+    """A release, the Python that has it, and what pytest is to run there."""
+
+    name: str
+    python: Path
+    arguments: list[str]
 
 
 def say(text: str) -> None:
@@ -36,9 +54,9 @@ def say(text: str) -> None:
     print("test-matrix: " + text, flush=True)
 
 
-def releases() -> list[str]:
+def releases(product: str = "airflow") -> list[str]:
     """The older releases, such as 3.1, oldest first."""
-    names = [path.stem.removeprefix("airflow-") for path in ROOT.glob(".ci/airflow-*.txt")]
+    names = [path.stem.removeprefix(product + "-") for path in ROOT.glob(".ci/%s-*.txt" % product)]
     return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
 
 
@@ -58,29 +76,70 @@ def resolve(release: str) -> None:
     run([uv, "pip", "compile", *options, *extras, "-o", str(target), *sources], "resolving %s" % target.name)
 
 
-def environment(release: str) -> Path:
-    """The Python of a release's environment, which is made if it isn't there or not as the files say."""
-    folder, pins = FOLDER / release, constraints(release)
-    stamp, wanted, python = folder / "complete", fingerprint(pins), folder / "bin" / "python"
+def environment(name: str, wanted: str, install: Callable[[list[str]], None]) -> Path:
+    """The Python of an environment, which is made if it isn't there or not as the files say.
+
+    `install` is given the beginning of pip's command.
+    """
+    folder = FOLDER / name
+    stamp, python = folder / "complete", folder / "bin" / "python"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
     began = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(folder)], "making %s" % folder.relative_to(ROOT))
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-    install = [*pip, "install", "--quiet", "--no-input", "--no-deps"]
-    run([*install, "-r", str(pins)], "installing Airflow %s as in %s (a minute)" % (release, pins.name))
-    run([*install, "-e", "."], "installing TaskQ beside Airflow %s" % release)
-    run([*pip, "check"], "checking that everything in %s goes together" % pins.name)
+    install([str(python), "-m", "pip", "--disable-pip-version-check"])
     stamp.write_text(wanted, encoding="utf-8")  # last, so that a broken run is never trusted
-    say("Airflow %s is ready after %d s" % (release, time.monotonic() - began))
+    say("%s is ready after %d s" % (folder.relative_to(ROOT), time.monotonic() - began))
     return python
 
 
-def version(python: Path) -> str:
-    """The version of Airflow that a Python imports."""
-    program = "from importlib.metadata import version; print(version('apache-airflow-core'))"
+def with_airflow(release: str) -> Path:
+    """The Python of an environment with that Airflow."""
+    pins = constraints(release)
+
+    def install(pip: list[str]) -> None:
+        packages = [*pip, "install", "--quiet", "--no-input", "--no-deps"]
+        run([*packages, "-r", str(pins)], "installing Airflow %s as in %s (a minute)" % (release, pins.name))
+        run([*packages, "-e", "."], "installing TaskQ beside Airflow %s" % release)
+        run([*pip, "check"], "checking that everything in %s goes together" % pins.name)
+
+    return environment(release, fingerprint(pins), install)
+
+
+def with_spark(release: str) -> Path:
+    """The Python of an environment with that Spark, no Airflow, and all else of the versions that .venv has."""
+    named, pins = ROOT / ".ci" / ("spark-%s.txt" % release), constraints_of_venv()
+    others = FOLDER / ("spark-%s.txt" % release)
+    lines = pins.read_text(encoding="utf-8").splitlines(keepends=True)
+    others.write_text("".join(line for line in lines if not line.startswith("pyspark")), encoding="utf-8")
+
+    def install(pip: list[str]) -> None:
+        packages = [*pip, "install", "--quiet", "--no-input"]
+        run([*packages, "-c", str(others), "-r", str(named)], "installing Spark %s (a few minutes)" % release)
+        run([*packages, "--no-deps", "-e", "."], "installing TaskQ beside Spark %s" % release)
+        check_spark(pip[0])
+
+    return environment("spark-" + release, fingerprint(named) + fingerprint(pins), install)
+
+
+def version(python: Path, package: str) -> str:
+    """The version of a package that a Python imports."""
+    program = "from importlib.metadata import version; print(version(%r))" % package
     return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def airflow_leg(python: Path) -> Leg:
+    """The tests of tests/airflow that start no processes of Airflow."""
+    ignored = ["--ignore=%s" % path for path in sorted((ROOT / TESTS).glob("test_*.py")) if starts_processes(path)]
+    older = [] if python.parent.parent == VENV else [part for text in THEIR_WARNINGS for part in ("-W", text)]
+    return Leg("Airflow " + version(python, "apache-airflow-core"), python, [*older, *ignored, TESTS])
+
+
+def spark_leg(python: Path) -> Leg:
+    """The tests of tests/spark that go through one session."""
+    files = ["tests/spark/test_%s.py" % name for name in SPARK_TESTS]
+    return Leg("Spark " + version(python, "pyspark"), python, ["-W", SPARKS_WARNING, *files])
 
 
 def starts_processes(path: Path) -> bool:
@@ -89,17 +148,14 @@ def starts_processes(path: Path) -> bool:
     return any(name in text for name in ("AirflowSite", "chaos_site"))
 
 
-def test(python: Path, options: list[str]) -> bool:
-    """Run the tests of tests/airflow that start no processes of Airflow; whether they passed."""
-    release = version(python)
-    say("Airflow %s" % release)
-    ignored = ["--ignore=%s" % path for path in sorted((ROOT / TESTS).glob("test_*.py")) if starts_processes(path)]
-    older = [] if python.parent.parent == VENV else [part for text in THEIR_WARNINGS for part in ("-W", text)]
+def test(leg: Leg, options: list[str]) -> bool:
+    """Run the tests of a leg; whether they passed."""
+    say(leg.name)
     with tempfile.TemporaryDirectory(prefix="taskq-matrix-") as folder:
         report = Path(folder, "report.xml")
-        command = [str(python), "-m", "pytest", "-q", "-r", "fE", "-p", "no:cacheprovider", "--junitxml", str(report)]
-        passed = finished([*command, *older, *ignored, *options, TESTS])
-        summarize(release, report, passed)
+        command = [str(leg.python), "-m", "pytest", "-q", "-r", "fE", "-p", "no:cacheprovider"]
+        passed = finished([*command, "--junitxml", str(report), *leg.arguments, *options])
+        summarize(leg.name, report, passed)
     return passed
 
 
@@ -121,18 +177,15 @@ def finished(command: list[str]) -> bool:
             raise
 
 
-def summarize(release: str, report: Path, passed: bool) -> None:
-    """Say how it went, and what was left out for want of a newer Airflow or anything else."""
+def summarize(name: str, report: Path, passed: bool) -> None:
+    """Say how it went, and what was left out for want of a newer release or anything else."""
     if not report.exists():
-        say("Airflow %s: pytest could not run" % release)
+        say("%s: pytest could not run" % name)
         return
     root = ET.parse(report).getroot()  # noqa: S314 -- our own pytest wrote it
     total = len(list(root.iter("testcase")))
     skipped = [reason(element) for element in root.iter("skipped")]
-    say(
-        "Airflow %s: %s, %d tests, %d of them skipped"
-        % (release, "passed" if passed else "FAILED", total, len(skipped))
-    )
+    say("%s: %s, %d tests, %d of them skipped" % (name, "passed" if passed else "FAILED", total, len(skipped)))
     for text in sorted(set(skipped)):
         say("  %d skipped: %s" % (skipped.count(text), text))
 
@@ -149,15 +202,17 @@ def main() -> None:
         for release in releases():
             resolve(release)
         return
+    ensure_java()
     FOLDER.mkdir(exist_ok=True)
     lock = os.open(FOLDER, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits, then finds the stamps
-    pythons = [environment(release) for release in releases()]
+    older = [airflow_leg(with_airflow(release)) for release in releases()]
+    sparks = [spark_leg(with_spark(release)) for release in releases("spark")]
     fcntl.flock(lock, fcntl.LOCK_UN)
-    pythons.append(VENV / "bin" / "python")
-    failed = [version(python) for python in pythons if not test(python, sys.argv[1:])]
+    legs = [*older, *sparks, airflow_leg(VENV / "bin" / "python")]
+    failed = [leg.name for leg in legs if not test(leg, sys.argv[1:])]
     if failed:
-        sys.exit("test-matrix: failed on Airflow %s" % ", ".join(failed))
+        sys.exit("test-matrix: failed on " + ", ".join(failed))
 
 
 if __name__ == "__main__":

@@ -19,16 +19,19 @@ def test_the_data_source_works_through_spark_connect_and_the_drain_claims_nothin
     dsn: str, queue: TaskQueue, push: Callable[[int], list[int]], python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     push(6)
+    queue.create_topic("copies")
     (tmp_path / "dsn").write_text(dsn)
     command = [sys.executable, str(PROGRAM), str(tmp_path / "dsn")]
     environment = {**python_environment, **SHORT_LIVED}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told.pop("drain").startswith("PySparkAttributeError: [JVM_ATTRIBUTE_NOT_SUPPORTED] Attribute `sparkContext`")
-    assert told == {"session": "pyspark.sql.connect.session", "claimed": 6, "states": ["SUCCEEDED"] * 6}
+    assert told.pop("drain").startswith("TaskQueueError: drain cannot work through Spark Connect, which has no ")
+    assert told == {"session": "pyspark.sql.connect.session", "claimed": 6, "states": ["SUCCEEDED"] * 6, "ended": True}
     assert {state: count.count for state, count in queue.count("work")["work"].items()} == {
         State.SUCCEEDED: 6,
         State.READY: 2,
     }
     assert [task.output for task in queue.page("work", size=6)] == [{"number": number} for number in range(6)]
+    copies = [*(f"item-{number}" for number in range(6)), "a", "b"]
+    assert [task.identifier for task in queue.page("copies", size=100)] == copies, "each is copied once in two runs"

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
 from airflow_provider_taskq.spark.draining.failure import own_error, sentence
+from airflow_provider_taskq.spark.source.stream_reader import ADMISSION
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,8 +24,8 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def logged(spark: SparkSession, source: str) -> DataFrame:
-    """The log of `work` as a stream, five tasks a batch."""
-    options = {"mode": "log", "topic": "work", "partitions": "2", "maxTasksPerTrigger": "5"}
+    """The log of `work` as a stream, five tasks a batch, or all before Spark 4.2."""
+    options = {"mode": "log", "topic": "work", "partitions": "2", **({"maxTasksPerTrigger": "5"} if ADMISSION else {})}
     return spark.readStream.format(source).options(**options).load()
 
 
@@ -74,8 +75,11 @@ def test_a_stream_of_tasks_is_pushed_once_even_where_a_batch_is_replayed(
     forget_last_commit(tmp_path / "checkpoint")
     push(3)
     run(frame, mode="push", topic="copies")
+    if not ADMISSION:  # there a run that begins with a replay ends with it
+        run(frame, mode="push", topic="copies")
     assert names(queue, "copies") == [*(f"item-{number}" for number in range(12)), "item-0", "item-1", "item-2"]
-    assert conn.execute("SELECT count(*), max(batch) FROM taskq.stream").fetchall() == [(1, 3)]
+    last = 3 if ADMISSION else 1
+    assert conn.execute("SELECT count(*), max(batch) FROM taskq.stream").fetchall() == [(1, last)]
     assert left_over(conn) == [(0,)]
 
 
@@ -139,7 +143,7 @@ def test_a_batch_that_breaks_a_rule_stops_the_stream_and_can_be_tried_again(
     with pytest.raises(PySparkException) as failed:
         run(logged.selectExpr("if(identifier = 'item-6', ' ', identifier) AS identifier"), mode="push", topic="copies")
     assert "its identifier is blank" in sentence(failed.value)
-    assert names(queue, "copies") == [f"item-{number}" for number in range(5)]
+    assert names(queue, "copies") == [f"item-{number}" for number in range(5 if ADMISSION else 0)]
     run(logged.select("identifier"), mode="push", topic="copies")
     assert names(queue, "copies") == [f"item-{number}" for number in range(8)]
     assert left_over(conn) == [(0,)]

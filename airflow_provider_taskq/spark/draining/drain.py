@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.processing.composite import Composite
-from airflow_provider_taskq.queue import Condition, Order, Result
+from airflow_provider_taskq.queue import Condition, Order, Result, TaskQueueError
 from airflow_provider_taskq.spark.draining.by_composite import by_composite
 from airflow_provider_taskq.spark.draining.drain_source import registered_name
 from airflow_provider_taskq.spark.draining.holding import Holding, Transform
@@ -94,14 +95,16 @@ def drain(
     stays.
 
     LeaseLost where the lease is gone, or was not extended for two thirds of its length; the Spark jobs are then
-    cancelled. `dsn` is a DSN or an open connection to take one from; None: TASKQ_DSN and the rest of the environment.
+    cancelled. TaskQueueError in a session of Spark Connect, before anything is claimed. `dsn` is a DSN or an open
+    connection to take one from; None: TASKQ_DSN and the rest of the environment.
     """
     began = time.monotonic()
+    context = _context(spark)
     limits = Limits.checked(size, rounds, budget, deadline)
     if isinstance(transform, Composite):
         transform = by_composite(transform)
     # Executors of a local master inherit the driver's environment, which therefore is no choice of theirs.
-    local = (spark.sparkContext.master or "").split("[")[0] == "local"
+    local = (context.master or "").split("[")[0] == "local"
     route = Route.found(dsn, executors_choose=not local)
     holding = Holding.registered(spark, route, topic, owner, lease, condition)
     holding.in_rounds = rounds != 1
@@ -121,6 +124,17 @@ def drain(
     )  # fmt: skip
     _log(result)
     return result
+
+
+def _context(spark: SparkSession) -> SparkContext:
+    """The SparkContext, by which Spark jobs are described and cancelled; TaskQueueError where there is none."""
+    context: SparkContext | None = getattr(spark, "sparkContext", None)
+    if context is None:
+        raise TaskQueueError(
+            "drain cannot work through Spark Connect, which has no SparkContext to describe and cancel Spark jobs by:"
+            " drain in a session of the driver's own, or claim with TaskQueue, read mode=held and write mode=complete"
+        )
+    return context
 
 
 def _claimed(holding: Holding, room: int, order: Order, tally: Tally) -> int:

@@ -101,25 +101,22 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.route = route
         self.target: int | None = None
+        self.begins: int | None = None
+        self.place: int | None = None  # where the last batch ended
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a stream without a checkpoint begins."""
-        asked = self.options
-        with self.route.connect(autocommit=True) as conn:
-            place = TaskQueue(conn).progress(asked.group, asked.topic) if asked.group else None
-        if place is not None:
-            return {"sequence": place.place}
-        if asked.after == "latest":
-            return {"sequence": self._end(0, None)}
-        return {"sequence": 0 if asked.after == "earliest" else int(asked.after)}
+        if self.begins is None:
+            self.begins = self._beginning()
+        return {"sequence": self.begins}
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
         """The option maxTasksPerTrigger as Spark has it."""
         return ReadAllAvailable() if self.options.most is None else ReadMaxRows(self.options.most)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:  # noqa: N802
-        """Where the next batch ends."""
-        after = start["sequence"] if start else 0
+        """Where the next batch ends: never before where it begins, which Spark before 4.2 does not say here."""
+        after = start["sequence"] if start else self._place()
         most = limit.max_rows if ADMISSION and isinstance(limit, ReadMaxRows) else None
         end = self._end(after, most)
         return {"sequence": end if self.target is None else max(after, min(end, self.target))}
@@ -133,8 +130,12 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target = self._end(0, None)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """The batch in ranges with equally many tasks."""
+        """The batch in ranges with equally many tasks.
+
+        Spark before 4.2 also asks with an empty range, before anything else, where a stream goes on at a checkpoint.
+        """
         asked = self.options
+        self.place = end["sequence"]
         with self.route.connect() as conn, translated():
             bounds = conn.execute(
                 "SELECT low, high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, %s::int)",
@@ -155,6 +156,21 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.group is not None:
             with self.route.connect(autocommit=True) as conn:
                 TaskQueue(conn).advance(self.options.group, self.options.topic, 0, Cursor(end["sequence"]))
+
+    def _beginning(self) -> int:
+        """The place of the group, if it has one, or what the option `after` says."""
+        asked = self.options
+        with self.route.connect(autocommit=True) as conn:
+            place = TaskQueue(conn).progress(asked.group, asked.topic) if asked.group else None
+        if place is not None:
+            return place.place
+        if asked.after == "latest":
+            return self._end(0, None)
+        return 0 if asked.after == "earliest" else int(asked.after)
+
+    def _place(self) -> int:
+        """Where the next batch begins, as far as Spark has told this reader."""
+        return int(self.initialOffset()["sequence"]) if self.place is None else self.place
 
     def _end(self, after: int, most: int | None) -> int:
         """The last task of the log after a place, or of the next so many."""

@@ -10,10 +10,11 @@ from pyspark.sql import SparkSession
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.spark import TaskQDataSource, drain
 from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.source.stream_reader import ADMISSION
 
 
-def work(spark: SparkSession, queue: TaskQueue, dsn: str) -> dict[str, Any]:
-    """Claims here, lets the server read and decide what is held, looks, pushes, and tries to drain."""
+def work(spark: SparkSession, queue: TaskQueue, dsn: str, checkpoint: Path) -> dict[str, Any]:
+    """Claims here, lets the server read and decide what is held, looks, pushes, tries to drain, and copies a log."""
     spark.dataSource.register(TaskQDataSource.bound(Route.found(dsn)))
     owner = queue.register("me")
     told: dict[str, Any] = {"session": type(spark).__module__, "claimed": queue.claim("work", owner, 6)}
@@ -29,6 +30,12 @@ def work(spark: SparkSession, queue: TaskQueue, dsn: str) -> dict[str, Any]:
         drain(spark, "work", "me", lambda tasks: tasks, dsn=dsn)
     except Exception as error:  # noqa: BLE001  whatever it is, it is told
         told["drain"] = f"{type(error).__name__}: {error}"
+    limit = {"maxTasksPerTrigger": "5"} if ADMISSION else {}
+    log = spark.readStream.format("taskq").options(mode="log", topic="work", **limit).load()
+    stream = log.select("identifier", "payload").writeStream.format("taskq").outputMode("append")
+    stream = stream.options(mode="push", topic="copies", checkpointLocation=str(checkpoint))
+    for _ in range(2):
+        told["ended"] = stream.trigger(availableNow=True).start().awaitTermination(120)
     return told
 
 
@@ -37,7 +44,7 @@ def main(dsn_file: Path) -> None:
     dsn = dsn_file.read_text()
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     with connect(dsn, autocommit=True) as conn:
-        told = work(spark, TaskQueue(conn), dsn)
+        told = work(spark, TaskQueue(conn), dsn, dsn_file.with_name("checkpoint"))
     print(json.dumps(told), flush=True)  # noqa: T201
     spark.stop()
 
