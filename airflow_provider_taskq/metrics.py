@@ -10,7 +10,7 @@ where it opens; one that is ended by its trigger, only if metrics were on where 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -18,11 +18,14 @@ from typing import Any, Protocol
 
 from airflow.providers.common.compat.sdk import conf
 
+from airflow_provider_taskq.queue import Task
+
 # Counters
 PUSHED = "taskq.pushed"
 POLLED = "taskq.polled"
 COMPLETED = "taskq.completed"  # by result
 REDELIVERED = "taskq.redelivered"  # polled, after an owner before had lost its lease
+RETRIED = "taskq.retried"  # polled, after a failure that was noted
 EXPIRED = "taskq.expired"
 REVIVED = "taskq.revived"
 PURGED = "taskq.purged"
@@ -90,6 +93,13 @@ def timing(name: str, length: timedelta, *, topic: str | None = None, in_trigger
 def gate_opened(topic: str, since: datetime, *, in_triggerer: bool = False) -> None:
     """Reports that a gate has opened, which had begun to look at that moment."""
     timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic, in_triggerer=in_triggerer)
+
+
+def polled(topic: str, tasks: Sequence[Task]) -> None:
+    """Counts tasks that were taken, and which of them had been lost or had failed before."""
+    count(POLLED, len(tasks), topic=topic)
+    count(REDELIVERED, sum(task.redelivered for task in tasks), topic=topic)
+    count(RETRIED, sum(task.attempt > 1 for task in tasks), topic=topic)
 
 
 def drained(result: Drained) -> None:

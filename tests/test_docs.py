@@ -25,3 +25,14 @@ def test_every_make_target_that_the_readme_names_exists(repository: Path) -> Non
     targets = set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"demo", "test", "bench"} <= named
     assert named - targets == set()
+
+
+def test_every_metric_is_told_to_operators_and_no_other(repository: Path) -> None:
+    told = set(re.findall(r"`(taskq\.[a-z_]+)`", _section(repository / "docs" / "operations.md", "## Metrics")))
+    source = (repository / "airflow_provider_taskq" / "metrics.py").read_text(encoding="utf-8")
+    assert told == set(re.findall(r'^[A-Z_]+ = "(taskq\.[a-z_]+)"', source, re.MULTILINE))
+
+
+def _section(document: Path, heading: str) -> str:
+    """What stands below a heading, up to the next of its kind."""
+    return document.read_text(encoding="utf-8").partition(f"{heading}\n")[2].partition("\n## ")[0]

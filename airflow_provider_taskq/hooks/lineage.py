@@ -38,6 +38,7 @@ class ObservedQueue(TaskQueue):
         self.pushed: Counter[str] = Counter()
         self.polled: Counter[str] = Counter()
         self.redelivered: Counter[str] = Counter()
+        self.retried: Counter[str] = Counter()
         self.completed: Counter[tuple[str | None, Result]] = Counter()
         self.polls: list[tuple[str, timedelta]] = []
 
@@ -120,9 +121,10 @@ class ObservedQueue(TaskQueue):
         self.polls.append((topic, timedelta(seconds=monotonic() - began)))
 
     def _count_polled(self, topic: str, tasks: Sequence[Task]) -> None:
-        """Counts tasks taken, and those among them that an owner before had lost."""
+        """Counts tasks taken, and those among them that an owner before had lost, or that had failed before."""
         self.polled[topic] += len(tasks)
         self.redelivered[topic] += sum(task.redelivered for task in tasks)
+        self.retried[topic] += sum(task.attempt > 1 for task in tasks)
 
     def _count_completed(self, decisions: Mapping[Task | int, Decision | Result]) -> None:
         """Counts decisions by topic and result."""
@@ -132,12 +134,15 @@ class ObservedQueue(TaskQueue):
 
     def report(self, hook: "TaskQHook") -> None:
         """Tells what was done: after the commit, as what is rolled back never was."""
-        for topic, number in self.pushed.items():
-            metrics.count(metrics.PUSHED, number, topic=topic)
-        for topic, number in self.polled.items():
-            metrics.count(metrics.POLLED, number, topic=topic)
-        for topic, number in self.redelivered.items():
-            metrics.count(metrics.REDELIVERED, number, topic=topic)
+        counted = {
+            metrics.PUSHED: self.pushed,
+            metrics.POLLED: self.polled,
+            metrics.REDELIVERED: self.redelivered,
+            metrics.RETRIED: self.retried,
+        }
+        for name, numbers in counted.items():
+            for topic, number in numbers.items():
+                metrics.count(name, number, topic=topic)
         for topic, length in self.polls:
             metrics.timing(metrics.POLL_TIME, length, topic=topic)
         for (completed_of, result), number in self.completed.items():

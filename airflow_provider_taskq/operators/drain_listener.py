@@ -23,8 +23,7 @@ class DrainListener(WorkerListener):
 
     def on_start(self, tasks: Sequence[Task]) -> float:
         """Counts what was polled; the trace of a batch is when that was."""
-        metrics.count(metrics.POLLED, len(tasks), topic=self._topic)
-        metrics.count(metrics.REDELIVERED, sum(task.redelivered for task in tasks), topic=self._topic)
+        metrics.polled(self._topic, tasks)
         return time.monotonic()
 
     def on_complete(self, trace: float, decisions: Mapping[Task, Decision]) -> None:

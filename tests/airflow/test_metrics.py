@@ -22,7 +22,7 @@ from airflow_provider_taskq.operators import (
     TaskQPushOperator,
     TaskQReviveOperator,
 )
-from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, State, TaskQueue
+from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, RetryPolicy, State, TaskQueue, TopicPolicy
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
 from tests.airflow.conftest import context_of
@@ -173,6 +173,20 @@ class TestTransactions:
         assert receiver.counted() == [
             ("taskq.polled", 2, {"topic": "work"}),
             ("taskq.redelivered", 1, {"topic": "work"}),
+        ]
+
+    def test_count_what_had_failed_before_when_it_is_tried_again(self, receiver: Receiver) -> None:
+        with TaskQHook().transaction() as queue:
+            queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(0))))
+            queue.push("work", ["a", "b"])
+            owner = queue.register("worker")
+            queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
+        receiver.told.clear()
+        with TaskQHook().transaction() as queue:
+            assert [task.attempt for task in queue.poll("work", owner, 2)] == [1, 2]
+        assert receiver.counted() == [
+            ("taskq.polled", 2, {"topic": "work"}),
+            ("taskq.retried", 1, {"topic": "work"}),
         ]
 
     def test_that_are_rolled_back_are_not(self, receiver: Receiver) -> None:
