@@ -123,7 +123,8 @@ def finish(lanes: tuple[Lane, Lane]) -> None:
     # A shell has what it starts in the background ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, told)
-    signal.signal(signal.SIGHUP, told)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, told)
     try:
         for lane in lanes:
             lane.start()
@@ -154,7 +155,8 @@ def main() -> int:
     try:
         finish((long, other))
     except KeyboardInterrupt:
-        say("told to end; what the other tests had printed:")
+        say("told to end; what the tests had printed else:")
+        long.show()
         other.show()
         return 130
     for lane in (long, other):

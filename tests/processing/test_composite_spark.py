@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from airflow_provider_taskq.queue import (
     Condition,
     Decision,
     Insertion,
+    NewTask,
     Owner,
     Result,
     State,
@@ -189,3 +191,31 @@ def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
     assert states(queue) == [State.SUCCEEDED]
     assert (tmp_path / "committed").exists()
     conn.execute("DROP TABLE noted")
+
+
+def test_nothing_follows_a_decision_that_a_stage_of_rounds_has_dropped(
+    conn: psycopg.Connection[Any], dsn: str, queue: TaskQueue, owner: Owner
+) -> None:
+    queue.create_topic("next")
+    queue.push("work", [NewTask("young", ttl=timedelta(hours=1)), NewTask("old")])
+    young, old = queue.poll("work", owner, 2)
+    made = Decision(Result.FAILURE, continued=True)
+    work = Work([young, old])
+    for task in (young, old):
+        work.push(task, "next", [f"after {task.identifier}"], Insertion.REPLACE)
+    company = company_of("orders", work, {young: made, old: made}, Condition.NONE).pickled()
+    assert company is not None
+    [(stage,)] = conn.execute(
+        "SELECT taskq.open_stage(%s, %s, 'NONE', true)::text", (owner.name, owner.fence)
+    ).fetchall()
+    for task in (young, old):
+        conn.execute(
+            "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 0)",
+            (stage, task.sequence),
+        )
+    options = SourceOptions(
+        mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage
+    )
+    land(CompleteWriter(options, stage, Route.found(dsn)), [Staged(0, 1, 2)], [company])
+    assert [task.identifier for task in queue.page("next")] == ["after old"]
+    assert [task.identifier for task in queue.held(owner)] == ["young"]

@@ -1,6 +1,7 @@
 """readStream over a topic's log: every task once and in order, batch by batch, across restarts."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, connect
 from airflow_provider_taskq.spark.draining.failure import sentence
 from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.source import stream_reader
 from airflow_provider_taskq.spark.source.stream_reader import ADMISSION, LogOptions, LogReader
 
 LIMITED = pytest.mark.skipif(not ADMISSION, reason="maxTasksPerTrigger needs Spark 4.2 or later")
@@ -189,6 +191,27 @@ def test_an_offset_never_goes_back_where_spark_does_not_say_where_it_is(dsn: str
     assert resumed.partitions({"sequence": pushed[1]}, {"sequence": pushed[1]}) == []
     assert resumed.latestOffset() == {"sequence": pushed[1]}
     assert resumed.initialOffset() == {"sequence": 0}
+
+
+def test_where_spark_does_not_say_how_far_a_stream_is_its_end_waits_for_what_is_seen(
+    dsn: str, queue: TaskQueue, push: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_reader, "ADMISSION", False)  # as before Spark 4.2
+    monkeypatch.setattr(stream_reader, "SETTLE_SECONDS", 0.3)
+    queue.create_topic("other")
+    push(2)
+    with connect(dsn) as holding:
+        TaskQueue(holding).push("other", ["begins"])
+        push(3)  # a stream may be at the last of these, which its end is no longer now:
+        [last] = TaskQueue(holding).push("work", ["comes in behind"])
+        with pytest.raises(TaskQueueError, match="an open transaction has held back the log of topic 'work'"):
+            reader(dsn).latestOffset()
+        monkeypatch.setattr(stream_reader, "SETTLE_SECONDS", 30.0)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(reader(dsn).latestOffset)
+            assert not wait([asked], timeout=0.5).done
+            holding.commit()
+            assert asked.result(20) == {"sequence": last.sequence}
 
 
 def test_a_stream_may_begin_at_the_end(dsn: str, push: Any) -> None:

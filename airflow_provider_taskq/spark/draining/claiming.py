@@ -30,6 +30,7 @@ class Claiming:
         self._order = order
         self._left = size
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._helping: list[psycopg.Connection[Any]] = []
 
     def claim(self, connections: int) -> int:
@@ -62,7 +63,7 @@ class Claiming:
             try:
                 return self._rest(conn)
             except BaseException:
-                self._left = 0  # the others end after the chunk that they are at
+                self._stopped.set()  # the others end after the chunk that they are at
                 raise
 
     def _rest(self, conn: psycopg.Connection[Any]) -> int:
@@ -75,7 +76,7 @@ class Claiming:
 
     def _stop(self) -> None:
         """Lets the others end, in the midst of a chunk, too."""
-        self._left = 0
+        self._stopped.set()
         for conn in self._helping:
             with suppress(psycopg.Error):
                 conn.cancel_safe(timeout=CANCEL_SECONDS)
@@ -86,7 +87,7 @@ class Claiming:
         What could not be had is left to the other lanes, whose locks may have been in the way.
         """
         with self._lock:
-            size = min(CHUNK, self._left)
+            size = 0 if self._stopped.is_set() else min(CHUNK, self._left)
             self._left -= size
         got = queue.claim(self._topic, self._lease, size, self._order) if size else 0
         with self._lock:

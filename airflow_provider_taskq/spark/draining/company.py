@@ -17,6 +17,7 @@ from pyspark import cloudpickle
 from airflow_provider_taskq.processing.settling import follow, take_part
 from airflow_provider_taskq.processing.work import FollowUp, Participation, Release, Work
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.queue.wire import trace_text
 
 logger = logging.getLogger(__name__)
@@ -109,11 +110,12 @@ class Commit:
             self.stands.append(stands)
         return changed
 
-    def follow(self, conn: psycopg.Connection[Any]) -> None:
-        """Pushes and releases what the stage could not, after the decisions have landed."""
+    def follow(self, conn: psycopg.Connection[Any], stage: str) -> None:
+        """Pushes and releases what the stage could not, after it was carried out; nothing for decisions it dropped."""
         for company, stands in zip(self.companies, self.stands, strict=True):
             if company.pushes:
-                self.topics.update(dict.fromkeys(follow(TaskQueue(conn), company.work(), stands)))
+                landed = _landed(conn, stage, stands)
+                self.topics.update(dict.fromkeys(follow(TaskQueue(conn), company.work(), landed)))
 
     def after_commit(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
         """Calls what waits for the commit; what goes wrong here changes nothing, and is told to the log."""
@@ -127,3 +129,12 @@ class Commit:
                 with connect() as conn:
                     for topic in self.topics:
                         TaskQueue(conn).wake(topic)
+
+
+def _landed(conn: psycopg.Connection[Any], stage: str, stands: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
+    """The decisions that the stage carried out."""
+    asked = [task.sequence for task in stands]
+    with translated():
+        row = conn.execute("SELECT taskq.carried_out(%s::uuid, %s::bigint[])", (stage, asked)).fetchone()
+    landed = set(row[0]) if row else set()
+    return {task: made for task, made in stands.items() if task.sequence in landed}

@@ -46,7 +46,7 @@ def _carry_out(writer: CompleteWriter, won: Sequence[Staged], commit: Commit) ->
         if not _is_committed(conn, writer):
             own = _stage_changes(conn, writer, commit.take_part(conn))
             carry_out(conn, writer.options, writer.stage, [*won, own])
-            commit.follow(conn)
+            commit.follow(conn, writer.stage)
 
 
 def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool:

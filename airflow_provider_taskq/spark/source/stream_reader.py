@@ -1,5 +1,6 @@
 """readStream over a topic's log: its tasks in the order in which they came in, read by anybody, taken by nobody."""
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -25,6 +26,10 @@ except ImportError:  # before Spark 4.2
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """What Spark before 4.2 has no name for."""
 
+
+SETTLE_SECONDS = 60.0
+SETTLE_PAUSE = 0.2
+MOST = 2**63 - 1
 
 LOG_SCHEMA = (
     StructType()
@@ -118,7 +123,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends: never before where it begins, which Spark before 4.2 does not say here."""
         after = start["sequence"] if start else self._place()
         most = limit.max_rows if ADMISSION and isinstance(limit, ReadMaxRows) else None
-        end = self._end(after, most)
+        end = self._end(after, most) if ADMISSION or self.place is not None else self._settled_end(after)
         return {"sequence": end if self.target is None else max(after, min(end, self.target))}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
@@ -132,7 +137,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The batch in ranges with equally many tasks.
 
-        Spark before 4.2 also asks with an empty range, before anything else, where a stream goes on at a checkpoint.
+        Spark before 4.2 also asks with an empty range where a stream goes on at a checkpoint: unless the trigger is
+        availableNow before it asks for its end.
         """
         asked = self.options
         self.place = end["sequence"]
@@ -171,6 +177,29 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _place(self) -> int:
         """Where the next batch begins, as far as Spark has told this reader."""
         return int(self.initialOffset()["sequence"]) if self.place is None else self.place
+
+    def _settled_end(self, after: int) -> int:
+        """The log's end once nothing that can be seen lies behind it.
+
+        So it is not before the place of a checkpoint that Spark before 4.2 has not told, whoever has pushed meanwhile.
+        """
+        deadline = time.monotonic() + SETTLE_SECONDS
+        end = self._end(after, None)
+        with self.route.connect(autocommit=True) as conn, translated():
+            seen = conn.execute(
+                "SELECT high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, 1)",
+                (self.options.topic, end, MOST),
+            ).fetchone()
+        while seen is not None and end < seen[0]:
+            if time.monotonic() > deadline:
+                raise TaskQueueError(
+                    f"an open transaction has held back the log of topic {self.options.topic!r} for"
+                    f" {SETTLE_SECONDS:.0f} s, and Spark before 4.2 does not tell how far the stream is:"
+                    " taskq.log_holders() names the transaction"
+                )
+            time.sleep(SETTLE_PAUSE)  # nothing tells when a transaction of somebody else ends
+            end = self._end(after, None)
+        return end
 
     def _end(self, after: int, most: int | None) -> int:
         """The last task of the log after a place, or of the next so many."""

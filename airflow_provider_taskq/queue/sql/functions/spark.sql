@@ -257,6 +257,13 @@ CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, cou
     GROUP BY s.result ORDER BY s.result
 $$;
 
+-- Which of these tasks a stage that was carried out has ended or put back: not those whose decisions it dropped.
+CREATE FUNCTION taskq.carried_out(p_stage uuid, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = ANY (p_sequences));
+END $$;
+
 -- How many tasks a committed stage pushed, until the stage is abandoned.
 CREATE FUNCTION taskq.stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT count(*) FROM taskq.staged_task s
