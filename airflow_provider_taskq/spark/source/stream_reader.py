@@ -123,7 +123,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends: never before where it begins, which Spark before 4.2 does not say here."""
         after = start["sequence"] if start else self._place()
         most = limit.max_rows if ADMISSION and isinstance(limit, ReadMaxRows) else None
-        end = self._end(after, most) if ADMISSION or self.place is not None else self._settled_end(after)
+        told = ADMISSION or start is not None or self.place is not None
+        end = self._end(after, most) if told else self._settled_end(after)
         return {"sequence": end if self.target is None else max(after, min(end, self.target))}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
