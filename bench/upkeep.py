@@ -81,7 +81,7 @@ def _samples(dsn: str) -> Iterator[Sample]:
             with _readers(dsn, 4 if "readers" in phase else 0):
                 until = time.time() + length
                 while time.time() < until:
-                    time.sleep(min(5, max(0.0, until - time.time())))  # between two looks
+                    time.sleep(min(5, max(0.0, until - time.time())))  # a sample every five seconds is what is drawn
                     row = conn.execute(SIZES.encode()).fetchone()
                     assert row is not None
                     yield Sample(time.time(), phase, *row)

@@ -25,7 +25,7 @@ def until(ready: Callable[[], T | None], timeout: float, late: Callable[[], str]
             return answer
         if time.monotonic() > deadline:
             raise AirflowError(f"{late()} (after {timeout:g} s)")
-        time.sleep(pause)  # between two looks, before the deadline
+        time.sleep(pause)  # Airflow's API has only answers: it tells nobody when one changes
 
 
 class AirflowApi:

@@ -256,7 +256,7 @@ class EmbeddedPostgres:
                     raise EmbeddedPostgresError(
                         f"PostgreSQL did not answer within {STARTUP_SECONDS} s: {error}\n{tail(self.log)}"
                     ) from None
-            time.sleep(0.05)  # between two tries to connect
+            time.sleep(0.05)  # a server that starts tells nobody when it listens
 
     def _create_own_database(self, conn: psycopg.Connection) -> None:
         if conn.execute("SELECT FROM pg_database WHERE datname = %s", (USER,)).fetchone() is None:

@@ -19,7 +19,7 @@ def drive(queue: TaskQueue, job: str, name: str, topic: str, completes: bool) ->
         (sorted(task.identifier for task in tasks), os.getpid(), job),
     )
     while not queue.conn.execute("SELECT FROM told WHERE topic = %s", (topic,)).fetchall():
-        time.sleep(0.1)  # between two looks
+        time.sleep(0.1)  # the row comes from a process that may be killed before it could notify
     try:
         with queue.conn.transaction():
             queue.conn.execute("UPDATE jobs SET state = 'FINISHED' WHERE job = %s", (job,))

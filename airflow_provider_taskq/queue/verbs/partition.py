@@ -105,7 +105,7 @@ class PartitionVerbs(Caller):
                 raise TaskQueueError(
                     f"tasks of topic {topic!r} are still held after {patience}: complete or release them"
                 )
-            time.sleep(0.05)  # between two looks
+            time.sleep(0.05)  # nothing tells when the last holder is done
 
     def _need_autocommit(self) -> None:
         """Refuses a connection in a transaction, for whose end everybody would wait."""

@@ -106,8 +106,7 @@ def drain(
     # Executors of a local master inherit the driver's environment, which therefore is no choice of theirs.
     local = (context.master or "").split("[")[0] == "local"
     route = Route.found(dsn, executors_choose=not local)
-    holding = Holding.registered(spark, route, topic, owner, lease, condition)
-    holding.in_rounds = rounds != 1
+    holding = Holding.registered(spark, route, topic, owner, lease, condition, in_rounds=rounds != 1)
     tally = Tally()
     with LeaseKeeper(holding.lease, route, holding.cancel) as keeper, holding.given_back_on_error(keeper):
         while (ended := limits.reached(tally)) is None:

@@ -33,22 +33,31 @@ Transform = Callable[[DataFrame], DataFrame]
 
 
 class Holding:
-    """The tasks that one drain holds under its lease."""
+    """The tasks that one drain holds under its lease; `in_rounds`: there may be more rounds than one."""
 
-    in_rounds = False  # whether there may be more than one
-
-    def __init__(self, spark: SparkSession, route: Route, topic: str, lease: Owner, condition: Condition) -> None:
+    def __init__(
+        self, spark: SparkSession, route: Route, topic: str, lease: Owner, condition: Condition, *, in_rounds: bool
+    ) -> None:
         self.spark = spark
         self.route = route
         self.topic = topic
         self.lease = lease
         self.condition = condition
+        self.in_rounds = in_rounds
         self.tag = f"taskq-drain-{lease.fence}"
         self.options = {"topic": topic, "owner": lease.name, "fence": str(lease.fence)}
 
     @classmethod
     def registered(
-        cls, spark: SparkSession, route: Route, topic: str, owner: str, lease: timedelta, condition: Condition
+        cls,
+        spark: SparkSession,
+        route: Route,
+        topic: str,
+        owner: str,
+        lease: timedelta,
+        condition: Condition,
+        *,
+        in_rounds: bool,
     ) -> "Holding":
         """Registers the owner under a new fence; after that, so that it keeps its own, frees what others let lapse."""
         with route.connect() as conn:
@@ -56,7 +65,7 @@ class Holding:
             registered = queue.register(owner, lease)
             conn.commit()
             queue.expire()
-        return cls(spark, route, topic, registered, condition)
+        return cls(spark, route, topic, registered, condition, in_rounds=in_rounds)
 
     def resumed(self) -> int:
         """How many tasks of the topic the name held already."""
