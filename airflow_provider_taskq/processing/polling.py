@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_taskq.processing.session import Disconnected, Session
 from airflow_provider_taskq.processing.tenure import Tenure
-from airflow_provider_taskq.queue import LeaseLost, Task, TaskQueue
+from airflow_provider_taskq.queue import Condition, LeaseLost, Task, TaskQueue
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.processing.shift import Shift
@@ -42,6 +42,18 @@ class Poller:
         return self.asked(
             lambda queue: queue.poll(settings.topic, tenure.owner, size, settings.order, settings.condition)
         )
+
+    def has_missed(self) -> bool:
+        """Whether there is something that a poll could take, though one has just found nothing.
+
+        A poll under a condition leaves out what another one looks at just then, which may take nothing of it: it
+        began before the last task of that identifier was completed.
+        """
+        settings = self._shift.settings
+        if settings.condition is Condition.NONE:
+            return False
+        with self._session.queue() as queue:
+            return queue.ready(settings.topic, 1, settings.condition) > 0
 
     def asked(self, call: Callable[[TaskQueue], T]) -> T:
         """Takes tasks by a call. Where its answer is lost, what it may have taken is looked for by the next poll."""

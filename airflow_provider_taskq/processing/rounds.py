@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskq.processing.finishing import Finisher
+from airflow_provider_taskq.processing.limiter import Token
 from airflow_provider_taskq.processing.patience import BackOff
 from airflow_provider_taskq.processing.polling import Poller
 from airflow_provider_taskq.processing.session import Session
@@ -26,6 +27,9 @@ class Rounds(ABC):
         self._finisher = Finisher(shift, self._session)
         self._back_off = BackOff()
         self._replaced = False
+        self._unanswered = False  # whether what the last poll took is unknown
+        self._missed = False  # whether it is to look again soon, though it found nothing
+        self._again = BackOff(0.01, shift.settings.pause.total_seconds())
         self.thread = threading.Thread(target=self._go_round, name=f"taskq {shift.settings.name}", daemon=True)
 
     @abstractmethod
@@ -58,7 +62,7 @@ class Rounds(ABC):
                 calls = self._shift.pause.calls()
                 if self._guarded(self._once) == 0:
                     self._shift.found_nothing()
-                    self._shift.pause.wait(calls)
+                    self._wait(calls)
             self._guarded(self._end)
             if self._shift.over.is_set():  # nobody gives back any more what this one took last
                 self._guarded(self._poller.leave)
@@ -75,13 +79,8 @@ class Rounds(ABC):
         token = shift.token() if size else None
         if token is None:
             return -1
-        quiet = shift.counters.poll_begins(self._own())
         try:
-            try:
-                tasks = self._next(size)
-                run = shift.begin(tasks, self._poller.tenure(), token) if tasks else None
-            finally:
-                idle = shift.counters.poll_ended(quiet)
+            tasks, run = self._ask(size, token)
             if run is not None:
                 self._take(run)
         except BaseException:
@@ -89,10 +88,31 @@ class Rounds(ABC):
             raise
         if not tasks:
             token.release()
-            if idle:
-                shift.idle.set()
         self._back_off.reset()
         return len(tasks)
+
+    def _ask(self, size: int, token: Token) -> tuple[Sequence[Task], Run | None]:
+        """Polls, and tells whether there is nothing to do any more. A poll without an answer is one with the next."""
+        shift = self._shift
+        quiet = shift.counters.poll_begins(self._own(), again=self._unanswered)
+        self._unanswered = True
+        tasks = self._next(size)
+        run = shift.begin(tasks, self._poller.tenure(), token) if tasks else None
+        missed = not tasks and self._poller.has_missed()
+        self._unanswered = False
+        quiet_now = shift.counters.poll_ended(quiet)
+        if not tasks and not missed and quiet_now:
+            shift.idle.set()
+        self._missed = missed or (quiet_now is False and not shift.idle.is_set())
+        return tasks, run
+
+    def _wait(self, calls: int) -> None:
+        """Waits after a poll that found nothing: not for long where there is something, or nobody knows."""
+        if self._missed:
+            self._shift.pause.rest(calls, self._again.next())
+        else:
+            self._again.reset()
+            self._shift.pause.wait(calls)
 
     def _guarded(self, step: Callable[[], int | None]) -> int | None:
         """Does one step. A worker goes on, whatever goes wrong: it is told, and followed by a pause."""

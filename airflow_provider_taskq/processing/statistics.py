@@ -64,17 +64,20 @@ class Counters:
             self._results.update(counted)
             self._given_up += tasks - counted.total()
 
-    def poll_begins(self, own: int) -> int | None:
-        """A poll begins, along with which `own` tasks are completed; None where others are in flight."""
+    def poll_begins(self, own: int, again: bool = False) -> int | None:
+        """A poll begins, along with which `own` tasks are completed; None where others are in flight.
+
+        `again`: in place of one that has not ended.
+        """
         with self._lock:
-            self._polling += 1
+            self._polling += not again
             return self._begun if self._in_flight == own else None
 
-    def poll_ended(self, quiet: int | None) -> bool:
-        """That poll has ended: whether nothing was in flight, or being polled, as long as it took."""
+    def poll_ended(self, quiet: int | None) -> bool | None:
+        """That poll has ended: whether nothing was in flight as long as it took; None where something is now."""
         with self._lock:
             self._polling -= 1
-            return quiet == self._begun and not self._polling and not self._in_flight
+            return None if self._polling or self._in_flight else quiet == self._begun
 
     def snapshot(self) -> WorkerStatistics:
         """The counters as they are now."""
