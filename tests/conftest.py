@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from hypothesis import settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -15,6 +16,9 @@ from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
 from tests.spark.session import python_environment, spark, spark_log
 
 __all__ = ["python_environment", "spark", "spark_log"]  # fixtures that pytest finds here
+
+settings.register_profile("taskq", deadline=None)  # what takes long on a busy machine is not wrong
+settings.load_profile("taskq")
 
 TEMPLATE = f"taskq_template_{os.getpid()}"
 

@@ -33,6 +33,8 @@ class EachAsync:
             loop = self._loop
         awaited = asyncio.run_coroutine_threadsafe(self._decide_all(work, loop.turns), loop.loop)
         with work.running(f"{name_of(self._function)} on the event loop", loop.stacks, cast("Any", awaited.cancel)):
+            if work.cancelled.is_set():  # before anybody could know how to cancel it
+                awaited.cancel()
             return awaited.result()
 
     def close(self) -> None:

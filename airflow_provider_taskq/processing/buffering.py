@@ -106,8 +106,9 @@ class Handler:
     def hand_over(self, run: Run, to_fail: bool) -> None:
         """Lets another take this one's place."""
         self._replaced = True
-        self._shift.left(self)
+        # first, so that a stop waits for one of both
         self._shift.employ(Handler(self._shift, self._buffer, run if to_fail else None))
+        self._shift.left(self)
 
     def _work(self) -> None:
         """What the thread does."""

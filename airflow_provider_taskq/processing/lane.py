@@ -25,8 +25,9 @@ class Lane(Rounds):
     def hand_over(self, run: Run, to_fail: bool) -> None:
         """Lets another lane take this one's place."""
         self._replaced = True
-        self._shift.left(self)
+        # first, so that a stop waits for one of both
         self._shift.employ(Lane(self._shift, run if to_fail else None))
+        self._shift.left(self)
 
     def _begin(self) -> None:
         """Ends what its predecessor is stuck in, and then the lease that this is held under."""

@@ -5,12 +5,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from airflow_provider_taskq.processing.patience import BackOff
+from airflow_provider_taskq.processing.patience import BackOff, left
 from airflow_provider_taskq.processing.session import Connect, Session
 from airflow_provider_taskq.processing.tenure import Tenure
 from airflow_provider_taskq.queue import LeaseLost
 
 log = logging.getLogger(__name__)
+
+_PARTING = 5.0  # seconds that both threads get to end in
 
 
 class LeaseKeeper:
@@ -37,10 +39,12 @@ class LeaseKeeper:
         self._expiring.start()
 
     def stop(self) -> None:
-        """Ends; a heartbeat that is stuck is left behind, and does no harm."""
+        """Ends; what is stuck is left behind, a heartbeat or an expiry, and does no harm."""
         self._stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=5)
+        deadline = time.monotonic() + _PARTING
+        for thread in (self._thread, self._expiring):
+            if thread is not threading.current_thread():
+                thread.join(left(deadline))
 
     def add(self, tenure: Tenure) -> None:
         """Keeps one more lease."""

@@ -51,7 +51,7 @@ class Pause:
             self._looking = True
             self._changed.wait_for(lambda: self._over or self._calls > calls, self._seconds)
             self._looking = False
-            self._changed.notify()
+            self._changed.notify_all()  # one alone may be somebody who rests, and would sleep on
 
     def rest(self, calls: int, seconds: float) -> None:
         """Waits for so long, or until there was a call since `calls`, whoever else waits."""

@@ -73,15 +73,46 @@ class EachInProcess:
         try:
             if process is None:
                 process = _Process(self._function, self._takes_work)
-            what = f"{name_of(self._function)} for task {task.sequence} in process {process.pid}"
-            with work.running(what, process.stack, process.kill):
-                if work.cancelled.is_set():
-                    return Decision(Result.FAILURE, error="the batch was given up")
-                return process.call(task, work)
+            return self._called(process, task, work)
         except BaseException as error:  # noqa: BLE001 -- also what does not pickle
             return decision_on(error)
         finally:
             idle.put(process if process is not None and process.is_alive() else None)
+
+    def _called(self, process: "_Process", task: Task, work: Work) -> Decision:
+        """Has one task done by a process, which is killed where its batch is given up meanwhile."""
+        what = f"{name_of(self._function)} for task {task.sequence} in process {process.pid}"
+        turn = _Turn(process)
+        try:
+            with work.running(what, process.stack, turn.kill):
+                if work.cancelled.is_set():
+                    return Decision(Result.FAILURE, error="the batch was given up")
+                return process.call(task, work)
+        finally:
+            turn.end()
+
+
+class _Turn:
+    """A task's turn in a process. A kill that comes when it is over would hit the next task, and does nothing."""
+
+    def __init__(self, process: "_Process") -> None:
+        self._process = process
+        self._is_over = self._is_killed = False
+        self._lock = threading.Lock()
+
+    def kill(self) -> None:
+        """Ends the process at once, whatever it does for this task."""
+        with self._lock:
+            if not self._is_over:
+                self._is_killed = True
+                self._process.kill()
+
+    def end(self) -> None:
+        """The task is done. A process that was killed is waited for, so that nobody takes it to be alive."""
+        with self._lock:
+            self._is_over = True
+        if self._is_killed:
+            self._process.end()
 
 
 class _Process:

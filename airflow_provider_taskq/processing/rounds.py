@@ -67,6 +67,8 @@ class Rounds(ABC):
             if self._shift.over.is_set():  # nobody gives back any more what this one took last
                 self._guarded(self._poller.leave)
         finally:
+            if self._unanswered:
+                self._shift.counters.poll_ended(None)
             self._session.close()
             self._shift.left(self)
 
@@ -75,6 +77,8 @@ class Rounds(ABC):
         shift = self._shift
         self._poller.tenure()
         shift.begun.set()
+        if shift.stopping.is_set():  # while there was no lease, which may take long
+            return -1
         size = self._room()
         token = shift.token() if size else None
         if token is None:
@@ -86,7 +90,9 @@ class Rounds(ABC):
         except BaseException:
             token.release()
             raise
-        if not tasks:
+        if tasks:
+            self._again.reset()
+        else:
             token.release()
         self._back_off.reset()
         return len(tasks)

@@ -199,10 +199,15 @@ class Shift:
         session.close()
 
     def _over_limit(self, run: Run) -> None:
-        """A handler takes too long: its batch is FAILED by the thread that takes its place."""
+        """A handler takes too long: its batch is FAILED by the thread that takes its place.
+
+        A thread is replaced, too, where its batch was given up before, as its lease was lost; none is where its handler
+        has just ended.
+        """
         limit = self.settings.limit
         to_fail = run.give_up(HandlerStuck(f"the handler took longer than its limit, {limit}"))
-        if run.hand is not None and not self.over.is_set():
+        is_stuck = to_fail or self.watch.is_handled(run)
+        if run.hand is not None and is_stuck and not self.over.is_set():
             run.hand.hand_over(run, to_fail)
 
     def _heard(self, topic: str) -> None:

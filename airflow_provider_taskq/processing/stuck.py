@@ -62,6 +62,11 @@ class Watch:
             watched = self._watched.pop(id(run))
         return time.monotonic() - watched.began
 
+    def is_handled(self, run: Run) -> bool:
+        """Whether its handler is at it still."""
+        with self._lock:
+            return id(run) in self._watched
+
     def look(self) -> None:
         """Reports what is due, and ends what is over its limit."""
         now = time.monotonic()

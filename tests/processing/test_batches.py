@@ -212,7 +212,7 @@ def test_a_lease_is_kept_while_a_run_takes_longer(dsn: str, queue: TaskQueue) ->
         until(lambda: (queue.conn.execute(row.encode()).fetchone() or first)[0] > first[1])
         queue.expire()
 
-    assert batches(dsn, handle, lease=timedelta(milliseconds=500)).run_once().succeeded == 1
+    assert batches(dsn, handle, lease=timedelta(seconds=3)).run_once().succeeded == 1
     assert known(queue, task).state is State.SUCCEEDED
 
 

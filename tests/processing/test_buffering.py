@@ -69,7 +69,8 @@ def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRe
     worker = make_worker(gate, ready=2, pending=request.param)
     worker.start()
     until(lambda: worker.statistics().in_flight == 3 and gate.begun)
-    threading.Timer(0.1, gate.open.set).start()
+    assert worker._shift is not None
+    worker._shift.on_stopping.append(gate.open.set)
     assert worker.stop(timedelta(seconds=10))
     assert not queue.owners()
     return worker, gate
@@ -113,7 +114,7 @@ def test_a_lost_lease_takes_what_is_ready_along_and_all_is_polled_again(
 ) -> None:
     gate = Gate()
     queue.push("work", ["a", "b", "c"])
-    worker = make_worker(gate, ready=2, lease=timedelta(seconds=0.6), pause=timedelta(milliseconds=50))
+    worker = make_worker(gate, ready=2, lease=timedelta(seconds=3), pause=timedelta(milliseconds=50))
     worker.start()
     until(lambda: worker.statistics().in_flight == 3)
     queue.conn.execute("UPDATE taskq.owner SET fence = NULL WHERE fence IS NOT NULL")

@@ -76,13 +76,13 @@ def test_an_identifier_that_stopped_stays_so_in_the_next_chunk(noting: Noting, b
 
 
 def test_the_threads_of_a_composite_end_with_the_partition(noting: Noting) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     both = Composite("both").with_batch(noting, name="a").with_batch(noting, name="b")
     assert decided(ByComposite(both, 2), *"abcd") == [0, 1, 2, 3]
-    for thread in threading.enumerate():
-        if thread.name.startswith("taskq both"):
-            thread.join(30)
-    assert threading.active_count() == before
+    new = set(threading.enumerate()) - before
+    for thread in new:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in new)
 
 
 def test_a_batch_that_fails_as_a_whole_is_failed_and_the_next_one_is_not() -> None:

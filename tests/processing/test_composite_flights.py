@@ -5,12 +5,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.processing.composite import Composite, CompositeClosed
+from airflow_provider_taskq.processing.composite import Composite, CompositeClosed, engine
 from airflow_provider_taskq.processing.composite.engine import Landing
+from airflow_provider_taskq.processing.composite.threads import Threads
 from airflow_provider_taskq.processing.work import Work
 from airflow_provider_taskq.queue import Result, Task
 
@@ -95,6 +97,42 @@ def test_close_waits_for_the_batches_in_flight(gate: Gate) -> None:
     assert [each.result for each in landing.result(0).values()] == [Result.SUCCESS]
 
 
+def test_close_waits_for_an_end_that_is_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    telling, go_on = threading.Event(), threading.Event()
+
+    class Slow(Future[Any]):
+        def set_result(self, result: Any) -> None:
+            telling.set()
+            assert go_on.wait(SECONDS)
+            super().set_result(result)
+
+    monkeypatch.setattr(engine, "Future", Slow)
+    composite = Composite("telling", concurrency=1).with_batch(lambda _: Result.SUCCESS, name="end")
+    landing = composite.submit(work())
+    assert telling.wait(SECONDS)
+    closing = threading.Thread(target=composite.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(SECONDS)
+    assert [each.result for each in landing.result(0).values()] == [Result.SUCCESS]
+
+
+def test_who_is_told_of_an_end_may_close_the_composite(gate: Gate) -> None:
+    closed = threading.Event()
+    composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
+    landing = composite.submit(work())
+
+    def close(_: Landing) -> None:
+        composite.close()
+        closed.set()
+
+    landing.add_done_callback(close)
+    gate.open.set()
+    assert closed.wait(SECONDS)
+
+
 @pytest.mark.parametrize("concurrency", [0, 1])
 def test_close_fails_the_batches_in_flight_where_that_is_wished(gate: Gate, concurrency: int) -> None:
     seen: list[Task] = []
@@ -143,6 +181,24 @@ def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
     with pytest.raises(InterruptedError, match="was given up"):
         landing.result(SECONDS)
     composite.close()
+
+
+def test_what_is_awaited_for_a_batch_that_was_given_up_just_before_is_cancelled() -> None:
+    threads, given = Threads("late", 1), work()
+    ended: list[BaseException] = []
+    given.cancel()
+
+    def wait_for_ever() -> None:
+        try:
+            threads.awaited(asyncio.Event().wait(), given)
+        except CancelledError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait_for_ever, daemon=True)
+    waiting.start()
+    waiting.join(SECONDS)
+    assert len(ended) == 1
+    threads.close()
 
 
 def test_a_closed_composite_begins_anew_with_the_next_batch() -> None:

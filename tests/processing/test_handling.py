@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from airflow_provider_taskq.processing import BatchHandler, TaskResultException, Work, batch, each
 from airflow_provider_taskq.queue import Decision, Result, Task
+from tests.queue.conftest import until
 
 BAGGAGE: ContextVar[str] = ContextVar("baggage")
 
@@ -131,6 +133,21 @@ def _tells_where_a_process_stands(handler: BatchHandler) -> None:
     assert made[0].error == "the process that handled this task was killed by signal 9"
 
 
+def test_a_kill_that_comes_when_its_task_is_done_does_not_hit_the_next(tmp_path: Path) -> None:
+    handler = each(by_name, processes=1)
+    work = Work([task(1, f"meet {tmp_path}")])
+    thread = threading.Thread(target=handler.handle, args=(work,))
+    thread.start()
+    until(work.whereabouts)
+    [place] = work.whereabouts()
+    (tmp_path / "other").touch()
+    thread.join(60)
+    assert place.cancel is not None
+    place.cancel()  # as the end of a batch does that looked before the task was done
+    assert results(handler, task(2, "plain")) == [Result.SUCCESS]
+    handler.close()
+
+
 def test_a_handler_that_was_closed_begins_anew() -> None:
     handler = each(lambda _: None, threads=2)
     assert results(handler, task(1), task(2)) == [Result.SUCCESS] * 2
@@ -151,4 +168,25 @@ def test_a_coroutine_that_cancels_itself_is_a_failure_of_its_task_only() -> None
 
     handler = each(cancels)
     assert results(handler, task(1), task(2)) == [Result.FAILURE, Result.SUCCESS]
+    handler.close()
+
+
+def test_coroutines_of_a_batch_that_was_given_up_before_they_began_are_cancelled() -> None:
+    async def waits_for_ever(_: Task) -> None:
+        await asyncio.Event().wait()
+
+    handler, work = each(waits_for_ever), Work([task(1)])
+    ended: list[BaseException] = []
+    work.cancel()
+
+    def handle() -> None:
+        try:
+            handler.handle(work)
+        except CancelledError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=handle, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert len(ended) == 1
     handler.close()

@@ -90,13 +90,16 @@ def test_workers_that_share_a_limiter_share_what_may_be_in_flight(queue: TaskQue
     queue.create_topic("more")
     queue.push("work", [f"a{number}" for number in range(10)])
     queue.push("more", [f"b{number}" for number in range(10)])
-    inside, most, lock = [0], [0], threading.Lock()
+    inside, most, lock, both = [0], [0], threading.Lock(), threading.Event()
 
     def handle(_: object) -> None:
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-        threading.Event().wait(0.01)
+            if inside[0] == 2:
+                both.set()
+        both.wait(10)
+        threading.Event().wait(0.01)  # for a third to come in, if it may
         with lock:
             inside[0] -= 1
 
@@ -104,7 +107,7 @@ def test_workers_that_share_a_limiter_share_what_may_be_in_flight(queue: TaskQue
     workers = [make_worker(handle, topic=topic, workers=3, limiter=shared.at(1)) for topic in ("work", "more")]
     for worker in workers:
         worker.start()
-    until(lambda: all(worker.statistics().succeeded == 10 for worker in workers))
+    until(lambda: all(worker.statistics().succeeded == 10 for worker in workers), 30)
     assert most[0] == 2
 
 

@@ -103,13 +103,13 @@ def test_workers_killed_at_random_lose_nothing_double_nothing_and_keep_the_order
                 next_kill = time.monotonic() + chance.uniform(0.5, 2.5)
             time.sleep(0.01)  # the rate of the load
     until(lambda: _done(queue) == pushed, 60)
-    assert _owners(queue, load), "the workers at the end hold leases"
+    until(lambda: len(_at_work(queue, load)) == 2, 30)  # so that whoever is told to stop has begun
     for member in load.members:
         member.terminate()
     assert [member.wait(30) for member in load.members] == [0, 0], load.log.read_text()
     for wrong in (DOUBLED, UNMATCHED, OVERTAKEN, FOLLOWERS):
         assert queue.conn.execute(wrong.encode()).fetchall() == [], wrong
-    assert _owners(queue, load) == [], "a worker that is told to stop ends its leases"
+    assert _at_work(queue, load) == set(), "a worker that is told to stop ends its leases"
     crashes = queue.conn.execute("SELECT coalesce(sum(crashes), 0) FROM taskq.ended").fetchone()
     sys.stdout.write(f"\n{pushed} tasks, {kills} kills, {suspensions} suspensions, {crashes} deliveries cut short\n")
     assert pushed > 100
@@ -127,10 +127,10 @@ def _push(pusher: psycopg.Connection, pushed: int) -> int:
     return number
 
 
-def _owners(queue: TaskQueue, crew: Crew) -> list[str]:
-    """The owners of those who work at the end: the lease of one that was killed may last a little longer."""
-    marks = [f"-{member.pid}-" for member in crew.members]
-    return [owner.name for owner in queue.owners(within=LEASE) if any(mark in owner.name for mark in marks)]
+def _at_work(queue: TaskQueue, crew: Crew) -> set[int]:
+    """Those who work at the end and hold leases: that of one that was killed may last a little longer."""
+    names = [owner.name for owner in queue.owners()]
+    return {member.pid for member in crew.members if any(f"-{member.pid}-" in name for name in names)}
 
 
 def _done(queue: TaskQueue) -> int:

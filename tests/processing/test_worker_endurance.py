@@ -8,14 +8,16 @@ from datetime import timedelta
 import psycopg
 
 from airflow_provider_taskq.processing import Work, WorkerListener, batch
+from airflow_provider_taskq.processing.lease_keeper import LeaseKeeper
 from airflow_provider_taskq.queue import (
     Decision,
+    Owner,
     State,
     Task,
     TaskQueue,
 )
 from tests.processing.conftest import MakeWorker
-from tests.queue.conftest import known, states, until
+from tests.queue.conftest import known, lapse, states, until
 
 
 def test_errors_of_polls_are_told_and_followed_by_growing_pauses(queue: TaskQueue, make_worker: MakeWorker) -> None:
@@ -42,7 +44,7 @@ def test_a_lost_connection_is_survived(queue: TaskQueue, make_worker: MakeWorker
         queue.push("work", [f"{turn}-{number}" for number in range(20)])
         _cut_all(queue.conn)
     until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 100)
-    assert worker.statistics().succeeded == 100
+    until(lambda: worker.statistics().succeeded == 100)
 
 
 def _cut_all(conn: psycopg.Connection) -> None:
@@ -86,7 +88,8 @@ def test_a_stop_lets_what_is_handled_end_and_begins_nothing_new(queue: TaskQueue
     worker = make_worker(handle)
     worker.start()
     assert begun.wait(10)
-    threading.Timer(0.2, go_on.set).start()
+    assert worker._shift is not None
+    worker._shift.on_stopping.append(go_on.set)
     assert worker.stop(timedelta(seconds=10))
     assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
     assert queue.owners() == []
@@ -116,13 +119,22 @@ def test_a_stop_gives_back_what_does_not_end_in_time_and_its_handler_changes_not
 
 
 def test_a_lease_is_kept_while_a_handler_runs_for_longer(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    queue.push("work", ["a"])
-    make_worker(lambda _: time.sleep(1.5), lease=timedelta(seconds=0.6)).start()
-    until(lambda: states(queue)[0][1] is not State.READY)
-    deadline = time.monotonic() + 1.2
-    while time.monotonic() < deadline:
+    go_on = threading.Event()
+
+    def handle(_: Task) -> None:
+        go_on.wait(60)
+
+    def has_lapsed(lease: Owner) -> bool:
         assert queue.expire() == 0
-        time.sleep(0.05)
+        found = queue.conn.execute("SELECT clock_timestamp() > %s", (lease.lease_until,)).fetchone()
+        return found is not None and found[0]
+
+    queue.push("work", ["a"])
+    make_worker(handle, lease=timedelta(seconds=4)).start()
+    until(lambda: states(queue) == [("a", State.ACTIVE)])
+    [first] = queue.owners()
+    until(lambda: has_lapsed(first))
+    go_on.set()
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
@@ -141,13 +153,15 @@ def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
         if work.cancelled.wait(10):
             cancelled.set()
 
-    worker = make_worker(handle, lease=timedelta(seconds=0.9))
+    worker = make_worker(handle, lease=timedelta(seconds=3))
     worker.start()
     assert begun.wait(10)
-    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1s' WHERE fence IS NOT NULL")
-    assert queue.expire() == 1
-    successor = queue.register("successor")
-    assert queue.poll("work", successor) == [task]
+    with queue.conn.transaction():  # so that the worker neither extends the lease nor lets it expire in between
+        [owner] = queue.owners()
+        lapse(queue, owner)
+        assert queue.expire() == 1
+        successor = queue.register("successor")
+        assert queue.poll("work", successor) == [task]
     assert cancelled.wait(10)
     until(lambda: worker.statistics().given_up == 1)
     queue.push("work", ["b"])
@@ -156,10 +170,11 @@ def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
 
 
 def test_tasks_of_dead_workers_come_back_through_those_that_live(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    dead = queue.register("dead", timedelta(milliseconds=100))
+    dead = queue.register("dead")
     queue.push("work", ["a"])
     assert queue.poll("work", dead)
-    make_worker(lambda _: None, lease=timedelta(seconds=0.3), pause=timedelta(milliseconds=50)).start()
+    lapse(queue, dead)
+    make_worker(lambda _: None, lease=timedelta(seconds=0.9), pause=timedelta(milliseconds=50)).start()
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
@@ -175,7 +190,7 @@ def test_what_a_lost_lease_left_under_its_name_is_taken_over_and_handled(
             go_on.wait(10)
 
     queue.push("work", ["a", "b"])
-    worker = make_worker(handle, lease=timedelta(seconds=0.6))
+    worker = make_worker(handle, lease=timedelta(seconds=3))
     worker.start()
     assert begun.wait(10)
     queue.register(queue.owners()[0].name)  # locks the worker out, and keeps its task ACTIVE
@@ -183,3 +198,24 @@ def test_what_a_lost_lease_left_under_its_name_is_taken_over_and_handled(
     go_on.set()
     until(lambda: states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)])
     assert sorted(seen) == ["a", "a", "b"]
+
+
+def test_a_stop_waits_for_an_expiry_that_is_under_way() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def connect() -> psycopg.Connection:
+        asked.set()
+        go_on.wait(10)
+        raise psycopg.OperationalError("no server")
+
+    keeper = LeaseKeeper(connect, 0.03, lambda _: None)
+    keeper.start()
+    assert asked.wait(10)
+    stopping = threading.Thread(target=keeper.stop, daemon=True)
+    stopping.start()
+    stopping.join(0.1)
+    assert stopping.is_alive()
+    go_on.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert not keeper._expiring.is_alive()

@@ -6,10 +6,10 @@ import threading
 import time
 from datetime import timedelta
 
-from airflow_provider_taskq.processing import PersistentWorker
+from airflow_provider_taskq.processing import PersistentWorker, Worker
 from airflow_provider_taskq.queue import State, Task, TaskQueue
 from tests.processing.conftest import MakeWorker
-from tests.queue.conftest import states
+from tests.queue.conftest import states, until
 
 
 def test_a_signal_lets_what_is_handled_end_and_gives_the_signals_back(
@@ -18,13 +18,22 @@ def test_a_signal_lets_what_is_handled_end_and_gives_the_signals_back(
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(_: Task) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.3)  # for longer than the program takes to notice
+        _tell(worker, signal.SIGTERM)
 
     queue.push("work", ["a", "b"])
-    make_worker(handle).run()
+    worker = make_worker(handle)
+    worker.run()
     assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _tell(worker: Worker, number: signal.Signals) -> None:
+    """Sends this program a signal, and returns once the worker stops for it."""
+    until(lambda: worker.is_active)
+    assert worker._shift is not None
+    stopping = worker._shift.stopping
+    os.kill(os.getpid(), number)
+    assert stopping.wait(10)
 
 
 def test_a_second_signal_ends_the_wait_and_what_is_handled_is_given_back(
@@ -33,14 +42,15 @@ def test_a_second_signal_ends_the_wait_and_what_is_handled_is_given_back(
     go_on = threading.Event()
 
     def handle(_: Task) -> None:
+        _tell(worker, signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        go_on.wait(20)
+        go_on.wait(60)
 
     queue.push("work", ["a"])
+    worker = make_worker(handle)
     began = time.monotonic()
-    make_worker(handle).run(grace=timedelta(seconds=20))
-    assert time.monotonic() - began < 10
+    worker.run(grace=timedelta(seconds=60))
+    assert time.monotonic() - began < 30
     assert states(queue) == [("a", State.READY)]
     go_on.set()
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import uuid4
 
@@ -118,7 +118,7 @@ def background() -> Iterator[Callable[[Callable[[], T]], "Future[T]"]]:
         yield lambda call: pool.submit(call)
 
 
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Returns once the condition holds; fails the test where it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -133,10 +133,13 @@ def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:
     until(lambda: conn.execute(query, (pid,)).fetchone() is not None)
 
 
-def hurry(queue: TaskQueue) -> TaskQueue:
-    """Makes a session that errs where it would wait for another's lock."""
-    queue.conn.execute("SET lock_timeout = '30ms'")
-    queue.conn.execute("SET statement_timeout = '10s'")
+def hurry(queue: TaskQueue, patience: str = "3s") -> TaskQueue:
+    """Makes a session that errs where it would wait for another's lock.
+
+    That of a session which ends only later in the test: autovacuum may lock a table of the queue's for a moment, too.
+    """
+    queue.conn.execute("SELECT set_config('lock_timeout', %s, false)", (patience,))
+    queue.conn.execute("SET statement_timeout = '30s'")
     if not queue.conn.autocommit:
         queue.conn.commit()
     return queue
@@ -165,6 +168,24 @@ def known(queue: TaskQueue, task: Task | int, topic: str = "work") -> TaskInfo:
     info = queue.task(topic, task if isinstance(task, int) else task.sequence)
     assert info is not None, f"{task} is not in the topic {topic}"
     return info
+
+
+def last_failure(queue: TaskQueue, task: Task) -> datetime:
+    """When a task failed the last time: the moment that its delay is counted from."""
+    *_, failed = (each for each in queue.timeline(task.topic, task.sequence) if each.what == "failed")
+    assert failed.happened is not None
+    return failed.happened
+
+
+def in_second(queue: TaskQueue, task: Task, failed_at: int, begun: datetime) -> int:
+    """In which second since `begun` a task is due again that failed in the second `failed_at`.
+
+    A whole number of seconds later, as its policy has it; else where the policy's end cuts its delay off.
+    """
+    due = known(queue, task, task.topic).available_at
+    delay = due - last_failure(queue, task)
+    whole = not delay % timedelta(seconds=1)
+    return failed_at + delay // timedelta(seconds=1) if whole else round((due - begun) / timedelta(seconds=1))
 
 
 def everything(queue: TaskQueue, topic: str = "work") -> list[TaskInfo]:

@@ -20,7 +20,6 @@ from airflow_provider_taskq.queue import (
     Result,
     State,
     TaskQueue,
-    connect,
 )
 
 LEDGER = """CREATE TABLE ledger (
@@ -122,7 +121,7 @@ def main(dsn: str, role: str, seed: int, seconds: float) -> None:
     prefix = "stress" if role in ("produce", "consume") else "steady"
     while time.monotonic() < deadline:
         try:
-            with connect(dsn, application_name=f"{prefix} {role}") as conn:
+            with psycopg.connect(dsn, application_name=f"{prefix} {role}", prepare_threshold=None) as conn:
                 queue = TaskQueue(conn)
                 while time.monotonic() < deadline:
                     _once(queue, STEPS[role], dice, f"{role} {seed}")

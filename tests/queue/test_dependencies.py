@@ -230,6 +230,7 @@ def test_an_end_and_a_push_that_do_not_see_each_other_are_found_by_the_next_look
 
 def test_a_poll_looks_at_no_more_than_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("a", delay=timedelta(hours=1)), *[dependent("a") for _ in range(250)]])
+    pass_time(queue, timedelta(minutes=20))  # so that the next look at each is a minute away
     queue.conn.execute("UPDATE taskq.live SET available_at = clock_timestamp() WHERE waits = 1")
     looked = []
     for _ in range(4):

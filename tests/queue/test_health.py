@@ -1,5 +1,6 @@
 """Health: what slows or threatens the queue is named, with the session to look at."""
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -55,8 +56,7 @@ def test_an_open_transaction_is_named_with_its_pid_state_and_application(queue: 
         named = found(queue, "oldest transaction")
         assert named.pid == reader.info.backend_pid
         assert "a report" in named.detail
-        assert "idle in transaction since 0 s" in named.detail
-        assert "its last statement began 0 s ago" in named.detail
+        assert re.search(r"idle in transaction since \d+ s, its last statement began \d+ s ago", named.detail)
     assert found(queue, "oldest transaction").pid is None
 
 
@@ -100,7 +100,7 @@ def test_a_session_that_waits_for_the_queue_is_told_with_the_one_that_it_waits_f
     assert waiting.pid == session.conn.info.backend_pid
     assert f"session {dropping.conn.info.backend_pid} has waited" in waiting.detail
     session.conn.rollback()
-    assert done.result(10)
+    assert done.result(60)
     assert found(queue, "waits for locks").severity is Severity.FINE
 
 
@@ -115,8 +115,9 @@ def test_dead_rows_are_told_by_their_table_with_the_number_at_which_vacuum_begin
     worst = found(queue, "dead rows")
     assert "taskq.live_default has 3000 dead rows, of 6000 in all; autovacuum is switched off for it" in worst.detail
     assert worst.value == 3000
-    queue.conn.execute("ALTER TABLE taskq.live_default RESET (autovacuum_enabled)")
-    assert found(queue, "dead rows").severity is Severity.NOTICE
+    with queue.conn.transaction(force_rollback=True):  # which nobody else sees, so that no autovacuum comes between
+        queue.conn.execute("ALTER TABLE taskq.live_default RESET (autovacuum_enabled)")
+        assert found(queue, "dead rows").severity is Severity.NOTICE
     queue.conn.execute("VACUUM taskq.live_default")
     assert found(queue, "dead rows").severity is Severity.FINE
 
@@ -148,7 +149,8 @@ def test_a_topic_that_nobody_polls_is_told_by_its_oldest_due_task(queue: TaskQue
     told = found(queue, "waiting tasks")
     assert told.severity is Severity.WARNING
     assert f"topic 'work', sequence {task.sequence} has been due for 6 min: nobody seems to poll it" in told.detail
-    assert told.value == pytest.approx(360, abs=5)
+    assert told.value is not None
+    assert 360 <= told.value < 420
 
 
 @pytest.mark.parametrize("sign", ["holds", "ended"])
@@ -228,7 +230,9 @@ def test_a_push_that_stays_open_is_told_with_its_topic_and_pid(queue: TaskQueue,
         queue.conn.execute(body[0].replace("interval '1 minute'", "interval '-1 minute'").encode())
         told = found(queue, "open pushes")
     assert told.pid == session.conn.info.backend_pid
-    assert "has an open push to topic 'work': readers of these logs wait for its end, for 0 s now" in told.detail
+    assert re.search(
+        r"has an open push to topic 'work': readers of these logs wait for its end, for \d+ s now", told.detail
+    )
 
 
 def test_a_bloated_index_is_named_with_what_to_run(own_queue: TaskQueue) -> None:
@@ -288,7 +292,7 @@ def test_an_owner_of_the_schema_without_rights_on_the_server_is_told_what_it_can
         findings = TaskQueue(conn).health()
         told = {finding.subject: finding for finding in findings}
         assert "GRANT pg_read_all_stats TO" in told["what this role sees"].detail
-        assert told["oldest transaction"].pid == stranger.info.backend_pid
+        assert stranger.info.backend_pid in {each.pid for each in findings if each.subject == "oldest transaction"}
         assert set(told) == SUBJECTS | {"what this role sees"}
 
 

@@ -133,7 +133,7 @@ def test_another_program_that_holds_our_key_makes_no_push_wait(
         "SELECT pg_advisory_lock((taskq.log_lock_class()::bigint << 48)"
         " | (pg_sequence_last_value('taskq.task_sequence') + 1))"
     )
-    queue.conn.execute("SET lock_timeout = '30ms'")
+    queue.conn.execute("SET lock_timeout = '3s'")
     queue.push("work", ["b"])
     assert reader.more() == ["a", "b"]
 

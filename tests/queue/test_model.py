@@ -15,7 +15,6 @@ from tests.queue.machine.reading import Reading
 QUICK = settings(
     max_examples=50,
     stateful_step_count=40,
-    deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

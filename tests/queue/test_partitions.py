@@ -41,7 +41,7 @@ IDENTIFIERS = st.one_of(
     st.text(st.sampled_from("/ab"), max_size=12),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
 )
-WITH_ONE_DATABASE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+WITH_ONE_DATABASE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize(("identifier", "crc"), CHECK_VALUES.items())

@@ -74,7 +74,7 @@ def test_readers_of_different_partitions_do_not_wait_for_each_other(
 ) -> None:
     session.advance("readers", "work", 0, Cursor(1))
     other = open_queue()
-    other.conn.execute("SET lock_timeout = '30ms'")
+    other.conn.execute("SET lock_timeout = '3s'")
     other.advance("readers", "work", 1, Cursor(2))
     other.conn.commit()
     assert queue.progress("readers", "work", 1) == Cursor(2)

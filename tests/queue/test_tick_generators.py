@@ -8,7 +8,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import (
@@ -158,7 +158,6 @@ def test_every_half_hour_each_time_that_a_clock_shows_gives_one_tick(zone: str, 
 
 
 @given(now=MOMENTS, zone=st.sampled_from(ZONES), hours=HOURS, ahead=st.timedeltas(timedelta(0), WEEK))
-@settings(deadline=None)
 def test_daily_ticks_ascend_after_now_show_their_hours_and_are_complete(
     now: datetime, zone: str, hours: list[time], ahead: timedelta
 ) -> None:
@@ -174,7 +173,6 @@ def test_daily_ticks_ascend_after_now_show_their_hours_and_are_complete(
 
 
 @given(now=MOMENTS, zone=st.sampled_from(ZONES), expression=st.sampled_from(EXPRESSIONS))
-@settings(deadline=None)
 def test_cron_ticks_are_the_same_from_wherever_one_looks(now: datetime, zone: str, expression: str) -> None:
     ticks = ticks_cron(expression, zone, now, timedelta(days=2))
     assert ticks == sorted(set(ticks))

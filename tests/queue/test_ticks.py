@@ -164,7 +164,7 @@ PREFIXES = [
 ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(data=st.data())
 def test_prefixes_are_literal_and_leave_each_other_alone(queue: TaskQueue, data: st.DataObject) -> None:
     text = st.text(st.sampled_from("a/_%\\0b"), min_size=1, max_size=4)

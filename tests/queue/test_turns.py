@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import Condition, NewTask, Owner, Result, State, TaskQueue, connect
@@ -162,6 +163,7 @@ def test_the_second_look_takes_at_once_what_was_seen_where_nothing_was_committed
     one = opened()
     first = one.register("one")
     one.conn.commit()
+    one.conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ  # else the snapshot tells of other databases, too
     seen = _seen(one)
     row = one.conn.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row == (seen[2],)

@@ -27,6 +27,7 @@ class Engine:
         self._concurrency = concurrency
         self._fail_pending = fail_pending
         self._flying: set[Landing] = set()
+        self._telling: list[int] = []  # the threads that tell of a batch's end
         self._changed = threading.Condition()
         self._closed = False
 
@@ -61,6 +62,8 @@ class Engine:
                 self._changed.wait_for(lambda: not self._flying)
         for landing in pending:
             landing.set_exception(self._refusal())
+        with self._changed:
+            self._changed.wait_for(self._all_told)
         self._threads.close()
 
     def _fly(self, work: Work, landing: Landing) -> None:
@@ -69,33 +72,44 @@ class Engine:
         def stopped() -> bool:
             return landing.done() or work.cancelled.is_set()
 
-        decided: Mapping[Task, Decision] = {}
-        error: BaseException | None = None
+        outcome: Mapping[Task, Decision] | BaseException
         try:
             with work.running(f"composite {self._definition.name}", cancel=lambda: self._give_up(landing)):
-                decided = Run(self._definition, work, self._threads, stopped).decisions()
-        except BaseException as raised:  # noqa: BLE001 -- it is raised where the batch is waited for
-            error = raised
-        if not self._landed(landing):
-            return
-        if error is None:
-            landing.set_result(decided)
-        else:
-            landing.set_exception(error)
+                outcome = Run(self._definition, work, self._threads, stopped).decisions()
+        except BaseException as error:  # noqa: BLE001 -- it is raised where the batch is waited for
+            outcome = error
+        self._land(landing, outcome)
 
     def _give_up(self, landing: Landing) -> None:
         """Waits no longer for a batch."""
-        if self._landed(landing):
-            landing.set_exception(InterruptedError(f"a batch of composite {self._definition.name!r} was given up"))
+        self._land(landing, InterruptedError(f"a batch of composite {self._definition.name!r} was given up"))
 
-    def _landed(self, landing: Landing) -> bool:
-        """Makes room for another batch; False where somebody has told of the end of this one already."""
+    def _land(self, landing: Landing, outcome: Mapping[Task, Decision] | BaseException) -> None:
+        """Makes room for another batch, and tells of the end of this one; nothing where somebody has told already."""
         with self._changed:
             if landing not in self._flying:
-                return False
+                return
             self._flying.remove(landing)
+            self._telling.append(threading.get_ident())
             self._changed.notify_all()
-            return True
+        try:
+            _tell(landing, outcome)
+        finally:
+            with self._changed:
+                self._telling.remove(threading.get_ident())
+                self._changed.notify_all()
+
+    def _all_told(self) -> bool:
+        """Whether every end was told, but for what this thread tells, by which it may have been called."""
+        return set(self._telling) <= {threading.get_ident()}
 
     def _refusal(self) -> CompositeClosed:
         return CompositeClosed(f"composite {self._definition.name!r} was closed")
+
+
+def _tell(landing: Landing, outcome: Mapping[Task, Decision] | BaseException) -> None:
+    """Tells what became of a batch."""
+    if isinstance(outcome, BaseException):
+        landing.set_exception(outcome)
+    else:
+        landing.set_result(outcome)

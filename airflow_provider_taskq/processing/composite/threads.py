@@ -59,6 +59,8 @@ class Threads:
             future.cancel()
 
         with work.running("what is awaited", cancel=cancel):
+            if work.cancelled.is_set():  # before anybody could know how to cancel it
+                future.cancel()
             return future.result()
 
     def close(self) -> None:
@@ -154,7 +156,11 @@ async def _within(context: Context, awaitable: Awaitable[T]) -> T:
         except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, which others wait for
             raise RuntimeError(f"what was awaited ended by {error!r}") from error
 
-    return await asyncio.get_running_loop().create_task(waiting(), context=context)
+    try:
+        return await asyncio.get_running_loop().create_task(waiting(), context=context)
+    finally:
+        if asyncio.iscoroutine(awaitable):
+            awaitable.close()  # one that was cancelled before it began, of which Python would warn
 
 
 async def _cancel_all() -> None:

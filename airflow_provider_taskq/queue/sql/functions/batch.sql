@@ -16,7 +16,8 @@ BEGIN
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
         PERFORM taskq.need_read_committed('batches go out');
         v_out := taskq.let_out(v_topic, p_identifiers, false, 'BATCH');
-        v_taken := taskq.take_turns(v_topic.topic_id, v_owner_id, p_identifiers, false, 'BATCH', nullif(p_size, -1));
+        v_taken := CASE WHEN taskq.is_paused_by_now(v_topic.topic_id) THEN '{}'
+                        ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, p_identifiers, false, 'BATCH', nullif(p_size, -1)) END;
         PERFORM taskq.keep_in(v_topic.topic_id, v_out);
     END IF;
     RETURN QUERY SELECT * FROM taskq.taken(v_topic.topic_id, v_taken);

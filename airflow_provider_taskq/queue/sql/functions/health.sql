@@ -111,7 +111,8 @@ RETURNS TABLE (who text, age bigint, since timestamptz, state text, pid int) LAN
            || coalesce(', its last statement began ' || taskq.in_words(clock_timestamp() - a.query_start) || ' ago', ''), a.pid
     FROM pg_stat_activity a
     WHERE coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL AND a.pid <> pg_backend_pid()
-      AND (a.datname IS NULL OR a.datname = current_database()) AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+      AND (a.datname IS NULL OR a.datname = current_database())
+      AND a.usesysid IS NOT NULL  -- neither autovacuum's launcher nor its workers, though some roles are not told what it is
       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
     UNION ALL
     SELECT format('replication slot %I', s.slot_name), age(s.xmin)::bigint, NULL,

@@ -94,12 +94,20 @@ BEGIN
         PERFORM taskq.need_read_committed('tasks go out one at a time per identifier');
     END IF;
     v_out := taskq.let_out(v_topic, p_size, v_lifo, p_condition);
-    v_taken := CASE p_condition WHEN 'NONE' THEN taskq.take(v_topic.topic_id, v_owner_id, p_size, v_lifo)
-                                ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, p_size, v_lifo, p_condition) END;
+    v_taken := CASE WHEN taskq.is_paused_by_now(v_topic.topic_id) THEN '{}'
+                    WHEN p_condition = 'NONE' THEN taskq.take(v_topic.topic_id, v_owner_id, p_size, v_lifo)
+                    ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, p_size, v_lifo, p_condition) END;
     IF cardinality(v_out) > 0 THEN
         PERFORM taskq.keep_in(v_topic.topic_id, v_out);
     END IF;
     RETURN v_taken;
+END $$;
+
+-- Whether a topic was paused since it was looked up: asked once the tables of the queue are in use by this transaction.
+-- Who moves the topic to other tables pauses it first, and then waits for those who have these in use.
+CREATE FUNCTION taskq.is_paused_by_now(p_topic_id int) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN (SELECT t.paused FROM taskq.topic t WHERE t.topic_id = p_topic_id);
 END $$;
 
 -- Refuses an order or a condition that is none (TQ000).

@@ -43,7 +43,8 @@ BEGIN
     WHILE v_all < p_size LOOP
         v_lanes := least(10000, p_size - v_all);  -- at a time: bounds the server's memory
         v_out := taskq.let_out(v_topic, v_lanes, false, p_condition);
-        v_heads := taskq.take_turns(v_topic.topic_id, v_owner_id, v_lanes, false, p_condition);
+        v_heads := CASE WHEN taskq.is_paused_by_now(v_topic.topic_id) THEN '{}'
+                        ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, v_lanes, false, p_condition) END;
         v_all := v_all + cardinality(v_heads);
         v_all := v_all + taskq.take_tails(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
         PERFORM taskq.keep_in(v_topic.topic_id, v_out);
