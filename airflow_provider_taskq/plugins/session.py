@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -95,6 +95,8 @@ def _connected(conn_id: str) -> Iterator[psycopg.Connection[Any]]:
             try:
                 yield connection
             finally:
+                with suppress(psycopg.Error):
+                    connection.rollback()  # close() would not wait until the server lets go of what was changed
                 connection.close()
     finally:
         _free.release()

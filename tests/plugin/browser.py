@@ -14,7 +14,7 @@ from tests.plugin.page_site import PageSite
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 QUIET = ("gpu", "background-networking", "component-update", "sync")
-PATIENCE = 30_000  # milliseconds: a bound for a loaded machine, not what anything takes
+PATIENCE = 90_000  # milliseconds: a bound for a loaded machine, and more than the AT_MOST of live.js
 # Tells of everything that a page tried to do and may not, and of what hostile text would have done.
 WATCH = """
 window.refused = [];
@@ -92,11 +92,13 @@ class Visit:
 OpenTab = Callable[..., Visit]
 
 
-@pytest.fixture(scope="module")
-def contexts(browser: Browser, page_site: PageSite, tokens: dict[str, str]) -> Callable[[str], BrowserContext]:
-    """A session of the browser for each role's user, kept for a module: what Airflow's page loads stays cached."""
+OpenSession = Callable[[str], BrowserContext]
 
-    @functools.cache
+
+@pytest.fixture(scope="module")
+def new_context(browser: Browser, page_site: PageSite, tokens: dict[str, str]) -> OpenSession:
+    """Opens a session of the browser for a role's user."""
+
     def opened(role: str) -> BrowserContext:
         context = browser.new_context(locale="en-GB", timezone_id="UTC", reduced_motion="reduce")
         context.set_default_timeout(PATIENCE)
@@ -106,13 +108,28 @@ def contexts(browser: Browser, page_site: PageSite, tokens: dict[str, str]) -> C
     return opened
 
 
-@pytest.fixture
-def tab(contexts: Callable[[str], BrowserContext], page_site: PageSite) -> Iterator[OpenTab]:
-    """Opens tabs, by role and size; each is looked at for faults when the test is over."""
-    visits: list[Visit] = []
+@pytest.fixture(scope="module")
+def contexts(new_context: OpenSession) -> OpenSession:
+    """The sessions that a module keeps, one for each role: what Airflow's page loads stays cached."""
+    return functools.cache(new_context)
 
-    def opened(role: str = "admin", width: int = 1440, height: int = 900, dark: bool = False) -> Visit:
-        page = contexts(role).new_page()
+
+@pytest.fixture
+def tab(contexts: OpenSession, new_context: OpenSession, page_site: PageSite) -> Iterator[OpenTab]:
+    """Opens tabs, by role and size; each is looked at for faults when the test is over.
+
+    `alone`: in a session of its own, for what all tabs of one have in common, such as the clock.
+    """
+    visits: list[Visit] = []
+    sessions: list[BrowserContext] = []
+
+    def opened(
+        role: str = "admin", width: int = 1440, height: int = 900, dark: bool = False, alone: bool = False
+    ) -> Visit:
+        context = new_context(role) if alone else contexts(role)
+        if alone:
+            sessions.append(context)
+        page = context.new_page()
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme="dark" if dark else "light")
         visits.append(Visit(page, page_site.base_url))
@@ -125,6 +142,8 @@ def tab(contexts: Callable[[str], BrowserContext], page_site: PageSite) -> Itera
     finally:
         for visit in visits:
             visit.page.close()
+        for session in sessions:
+            session.close()
 
 
 def sentence(main: Locator) -> str:

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from airflow_provider_taskq.queue import TaskQueue, connect
 from tests.airflow.conftest import connection_json
 from tests.plugin import situations
-from tests.plugin.browser import browser, chromium, contexts, tab
+from tests.plugin.browser import browser, chromium, contexts, new_context, tab
 from tests.plugin.page_site import ROLES, PageSite, environment
 
-__all__ = ["browser", "chromium", "contexts", "tab"]  # fixtures of the page's tests
+__all__ = ["browser", "chromium", "contexts", "new_context", "tab"]  # fixtures of the page's tests
 
 LISTED = ["taskq_default", "taskq_acts", "taskq_large", "taskq_bare", "taskq_down"]
 HIDDEN = "taskq_hidden"  # known to Airflow, and not among `[taskq] conn_ids`
@@ -26,6 +26,11 @@ SITUATIONS, ACTS, LARGE, BARE = (f"taskq_page_{name}_{os.getpid()}" for name in 
 _ANYTHING = "marked-password-of-the-page"
 
 Client = Callable[[str | None], httpx.Client]
+
+
+def patient(dsn: str) -> str:
+    """An Airflow connection with which the page waits for a loaded machine, longer than its own three seconds."""
+    return connection_json(dsn, connect_timeout=30)
 
 
 @pytest.fixture(scope="session")
@@ -58,12 +63,12 @@ def page_site(
     """The api-server, with its users and connections."""
     down = make_conninfo(page_dsns["acts"], host="127.0.0.1", port=9, password=_ANYTHING, connect_timeout=2)
     connections = {
-        "taskq_default": connection_json(page_dsns["situations"]),
-        "taskq_acts": connection_json(page_dsns["acts"]),
-        "taskq_large": connection_json(page_dsns["large"]),
-        "taskq_bare": connection_json(page_dsns["bare"]),
+        "taskq_default": patient(page_dsns["situations"]),
+        "taskq_acts": patient(page_dsns["acts"]),
+        "taskq_large": patient(page_dsns["large"]),
+        "taskq_bare": patient(page_dsns["bare"]),
         "taskq_down": connection_json(down),
-        HIDDEN: connection_json(page_dsns["situations"]),
+        HIDDEN: patient(page_dsns["situations"]),
     }
     with PageSite(tmp_path_factory.mktemp("page"), environment(connections, LISTED, repository)) as site:
         yield site

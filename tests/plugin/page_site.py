@@ -53,9 +53,8 @@ class PageSite(AirflowSite):
 
     def token(self, role: str) -> str:
         """What a browser has in the cookie `_token` once the user of that role has logged in."""
-        answer = httpx.post(
-            f"{self.base_url}/auth/token", json={"username": role, "password": self.password}, trust_env=False
-        )
+        login = {"username": role, "password": self.password}
+        answer = httpx.post(f"{self.base_url}/auth/token", json=login, trust_env=False, timeout=60)
         return str(answer.raise_for_status().json()["access_token"])
 
     def _prepare(self) -> None:

@@ -3,11 +3,12 @@
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from airflow_provider_taskq.plugins import targets
 from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue, connect
-from tests.plugin.conftest import Client
+from tests.plugin.conftest import Client, patient
 from tests.plugin.situations import SECRET
 
 pytestmark = pytest.mark.slow
@@ -170,6 +171,32 @@ def test_an_expiry_takes_no_more_than_was_previewed(client: Client, acts: TaskQu
     assert post(client, "expire", topic=None, confirm=True, expected=1).status_code == 409
     assert states(acts) == {State.ACTIVE: 2}
     assert done(client, "expire", topic=None, expected=2) == 2
+
+
+def test_what_a_refused_action_changed_is_given_back_before_it_is_told(
+    acts: TaskQueue, page_dsns: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_taskq.plugins import session
+
+    acts.push("work", ["a", "b"])
+    acts.poll("work", acts.register("holder"), 2)
+    acts.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    monkeypatch.setenv("AIRFLOW_CONN_TASKQ_ACTS", patient(page_dsns["acts"]))
+
+    def refused() -> None:
+        with session.acting("taskq_acts", "op") as queue:
+            assert queue.expire() == 2
+            raise session.Refusal(409, "More than was previewed.")
+
+    unheard: list[psycopg.Connection[Any]] = []
+    with monkeypatch.context() as server:
+        # A server that has not yet read that the page went away: nobody waits until it has.
+        server.setattr(psycopg.Connection, "close", lambda connection: unheard.append(connection))
+        with pytest.raises(session.Refusal, match="More than"):
+            refused()
+        assert acts.expire() == 2
+    for connection in unheard:
+        connection.close()
 
 
 def test_a_push_says_what_it_does_to_older_tasks(client: Client, acts: TaskQueue) -> None:

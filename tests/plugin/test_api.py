@@ -27,7 +27,8 @@ def test_airflow_knows_the_page_and_the_panel_at_addresses_that_follow_its_base_
     }
     for app in apps.values():
         for address in (app["bundle_url"], app["icon"], app["icon_dark_mode"]):
-            assert httpx.get(f"{page_site.base_url}/{address}", trust_env=False).status_code == 200, address
+            answer = httpx.get(f"{page_site.base_url}/{address}", trust_env=False, timeout=60)
+            assert answer.status_code == 200, address
     assert page_site.get("plugins/importErrors")["total_entries"] == 0
 
 

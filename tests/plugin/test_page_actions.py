@@ -166,3 +166,16 @@ def test_what_can_not_be_done_is_told_and_not_done(tab: OpenTab, acts: TaskQueue
     expect(dialog.get_by_test_id("confirm")).to_be_disabled()
     dialog.get_by_role("button", name="Cancel").click()
     assert states(acts, failed) == [State.FAILED] * 5
+
+
+def test_a_dialog_goes_with_the_view_that_opened_it(tab: OpenTab, failed: list[int]) -> None:
+    visit = tab()
+    main = visit.view("tasks", conn_id="taskq_acts", topic="work")
+    main.get_by_test_id("tasks").get_by_role("link", name=f"#{failed[0]}").click()
+    main.get_by_role("button", name="Retry").click()
+    expect(visit.page.get_by_test_id("dialog")).to_contain_text(f"#{failed[0]}")
+    visit.page.go_back()
+    expect(main.get_by_role("heading", name="Tasks", exact=True)).to_be_visible()
+    expect(visit.page.get_by_test_id("dialog")).to_have_count(0)
+    main.get_by_role("link", name="Owners", exact=True).click()
+    expect(main.get_by_role("heading", name="Owners", exact=True)).to_be_visible()

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import httpx
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from tests.plugin.browser import OpenTab, is_api, sentence
@@ -16,6 +16,18 @@ from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT, SECRET
 
 pytestmark = pytest.mark.slow
 
+# Sets fields, clicks (null) and presses Enter. In between, the address changes, and nothing of it is rendered yet.
+AT_ONCE = """async (steps) => {
+    for (const [element, text] of steps) {
+        if (text === null) element.click();
+        else if (text === "Enter") element.dispatchEvent(new KeyboardEvent("keydown", {key: text, bubbles: true}));
+        else {
+            Object.getOwnPropertyDescriptor(element.constructor.prototype, "value").set.call(element, text);
+            element.dispatchEvent(new Event(element.tagName === "SELECT" ? "change" : "input", {bubbles: true}));
+        }
+        for (let turn = 0; turn < 1000; turn += 1) await null;
+    }
+}"""
 VIEWS = {
     "Topics": ("topics", "orders"),
     "Owners": ("owners", HOLDER),
@@ -71,6 +83,7 @@ def test_the_filter_lives_in_the_address(tab: OpenTab) -> None:
     expect(rows).to_have_count(6)
     main.get_by_label("Order").select_option("oldest")
     expect(visit.page).to_have_url(re.compile("order=oldest"))
+    expect(main.get_by_label("Order")).to_have_value("oldest")
     main.get_by_role("button", name="More filters").click()
     main.get_by_label("Error contains").fill("gateway")
     expect(visit.page).to_have_url(re.compile("error=gateway"))
@@ -82,6 +95,84 @@ def test_the_filter_lives_in_the_address(tab: OpenTab) -> None:
     assert sequences == sorted(sequences)
     main.get_by_role("button", name="Clear").click()
     expect(visit.page).not_to_have_url(re.compile("state="))
+
+
+def test_what_is_chosen_before_the_page_has_followed_the_address_is_kept(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("tasks", topic="payments")
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    state, order = main.get_by_label("State", exact=True), main.get_by_label("Order")
+    at_once(main, (state, "state:FAILED"), (order, "oldest"))
+    expect(visit.page).to_have_url(re.compile("state=FAILED.*order=oldest"))
+    expect(state).to_have_value("state:FAILED")
+    expect(order).to_have_value("oldest")
+
+
+def at_once(main: Locator, *steps: tuple[Locator, str | None]) -> None:
+    """Does something to each element before the page has rendered what was done to the one before."""
+    main.evaluate(f"(main, steps) => ({AT_ONCE})(steps)", [[one.element_handle(), text] for one, text in steps])
+
+
+def test_what_was_typed_last_does_not_lead_back_from_another_view(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("tasks", topic="payments")
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    field, link = main.get_by_label("Identifier"), main.get_by_role("link", name="Audit", exact=True)
+    at_once(main, (field, "payment-1"), (link, None), (field, "Enter"))
+    expect(main.get_by_role("heading", name="Audit", exact=True)).to_be_visible()
+    assert "identifier" not in visit.page.url
+
+
+def test_a_cleared_filter_stays_cleared_though_it_was_typed_just_now(tab: OpenTab) -> None:
+    visit = tab(alone=True)
+    visit.page.clock.install()
+    main = visit.view("tasks", topic="payments", state="FAILED")
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    main.get_by_label("Identifier").fill("payment-1")
+    main.get_by_role("button", name="Clear").click()
+    expect(main.get_by_label("State", exact=True)).to_have_value("")
+    visit.page.clock.fast_forward(10_000)
+    expect(main.get_by_label("Identifier")).to_have_value("")
+    assert "identifier" not in visit.page.url
+
+
+def test_fields_follow_the_address(tab: OpenTab) -> None:
+    visit = tab()
+    for view, text in (("topics", "orders"), ("owners", "worker")):
+        main = visit.view(view)
+        field = main.get_by_role("searchbox", name=f"Search {view}")
+        field.fill(text)
+        expect(visit.page).to_have_url(re.compile(f"search={text}"))
+        visit.page.go_back()
+        expect(field).to_have_value("")
+    main = visit.view("tasks", topic="payments")
+    field = main.get_by_label("Topic")
+    field.fill("orders")
+    field.press("Enter")
+    expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
+    visit.page.go_back()
+    expect(field).to_have_value("payments")
+    expect(main.get_by_test_id("tasks")).to_contain_text("payment-")
+
+
+def test_what_is_typed_after_a_topic_was_found_stays(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("tasks")
+    expect(main.locator("datalist option[value=orders]")).to_be_attached()
+    field = main.get_by_label("Topic")
+    at_once(main, (field, "orders"), (field, "orders-of-yesterday"))
+    expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
+    expect(field).to_have_value("orders-of-yesterday")
+
+
+def test_a_moment_is_kept_as_it_was_typed(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("tasks", topic="orders")
+    main.get_by_role("button", name="More filters").click()
+    main.get_by_label("Pushed since").fill("2020-01-02T03:04")
+    expect(visit.page).to_have_url(re.compile("since=2020-01-02T03%3A04%3A00.000Z"))
+    expect(main.get_by_test_id("tasks")).to_be_visible()
+    expect(main.get_by_label("Pushed since")).to_have_value("2020-01-02T03:04")
 
 
 def test_pages_go_on_and_come_back(tab: OpenTab) -> None:
@@ -161,7 +252,9 @@ def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> No
     main.get_by_role("button", name="Reveal").click()
     expect(main.get_by_test_id("payload")).to_contain_text("onerror")
     main.get_by_role("button", name="Retry").click()
-    expect(visit.page.get_by_test_id("dialog")).to_contain_text(HOSTILE)
+    dialog = visit.page.get_by_test_id("dialog")
+    expect(dialog).to_contain_text(HOSTILE)
+    expect(dialog.locator(":focus")).to_have_count(1)  # from then on it listens to Escape
     visit.page.keyboard.press("Escape")
     main.get_by_role("link", name="Owners", exact=True).click()
     expect(main.get_by_test_id("owners")).to_contain_text(HOSTILE_TEXT)
@@ -175,14 +268,14 @@ def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> No
 
 
 def test_a_hidden_tab_asks_nothing_and_a_shown_one_at_once(tab: OpenTab) -> None:
-    visit = tab()
+    visit = tab(alone=True)  # time flows on after `install`, and for all tabs of a session
     page = visit.page
     page.clock.install()
     main = visit.view("owners")
     expect(main.get_by_test_id("owners")).to_be_visible()
     asks = is_api("owners")
     with page.expect_request(asks):
-        page.clock.fast_forward(30_000)
+        page.clock.fast_forward(60_000)  # the most that a view pauses
     _show(visit.page, hidden=True)
     page.clock.fast_forward(600_000)
     seen = len(list(filter(asks, visit.asked)))
@@ -190,11 +283,16 @@ def test_a_hidden_tab_asks_nothing_and_a_shown_one_at_once(tab: OpenTab) -> None
     with page.expect_request(asks):
         _show(visit.page, hidden=False)
     assert len(list(filter(asks, visit.asked))) == seen + 1
-    main.get_by_text("Live", exact=True).click()
-    page.clock.fast_forward(600_000)
-    assert len(list(filter(asks, visit.asked))) == seen + 1
+    live = main.get_by_text("Live", exact=True)
+    live.click()
+    expect(live).to_have_attribute("data-state", "unchecked")
+    stopped = len(list(filter(asks, visit.asked)))
+    for _ in range(2):
+        page.clock.fast_forward(600_000)
+    assert len(list(filter(asks, visit.asked))) == stopped
     with page.expect_request(asks):
-        main.get_by_text("Live", exact=True).click()
+        live.click()
+    assert len(list(filter(is_api("connections"), visit.asked))) == 1
 
 
 def _show(page: Page, *, hidden: bool) -> None:
@@ -213,6 +311,7 @@ def test_no_view_is_wider_than_the_screen(tab: OpenTab) -> None:
         expect(main.get_by_role("table").first).to_be_visible()
         for width in (320, 390, 1440, 3840):
             visit.page.set_viewport_size({"width": width, "height": 900})
+            visit.page.wait_for_function("(width) => innerWidth === width", arg=width)
             room: list[int] = main.evaluate("(main) => [main.scrollWidth, main.clientWidth, document.body.scrollWidth]")
             assert room[0] <= room[1], (view, width)
             assert room[2] <= width, (view, width)
@@ -234,6 +333,7 @@ def test_the_keyboard_is_enough(tab: OpenTab) -> None:
     visit.page.keyboard.press("Enter")
     dialog = visit.page.get_by_test_id("dialog")
     expect(dialog.get_by_test_id("confirm")).to_be_enabled()
+    expect(dialog.locator(":focus")).to_have_count(1)  # from then on it keeps the focus
     for _ in range(4):
         visit.page.keyboard.press("Tab")
         assert dialog.evaluate("(dialog) => dialog.contains(document.activeElement)")
@@ -280,6 +380,7 @@ def test_the_panel_of_a_task_instance_shows_what_it_pushed(
         headers={"Authorization": f"Bearer {page_site.token('admin')}"},
         json={"key": "return_value", "value": returned, "map_index": -1},
         trust_env=False,
+        timeout=60,
     )
     assert answer.status_code == HTTPStatus.CREATED, answer.text
     panel = tab().go("dags/shop/runs/manual__1/tasks/push/plugin/taskq-tasks").get_by_test_id("taskq-panel")
@@ -290,7 +391,7 @@ def test_the_panel_of_a_task_instance_shows_what_it_pushed(
 def test_the_panel_of_a_task_instance_shows_what_it_waits_for(tab: OpenTab, page_site: PageSite) -> None:
     # As a worker stores them before it runs the operator; there is none here.
     fields = {"topic": "orders", "identifiers": ["order-10", "never-pushed"], "taskq_conn_id": "taskq_default"}
-    with sqlite3.connect(page_site.home / "airflow.db") as metadata:
+    with sqlite3.connect(page_site.home / "airflow.db", timeout=60) as metadata:
         metadata.execute(
             "INSERT INTO rendered_task_instance_fields (dag_id, run_id, task_id, map_index, rendered_fields)"
             " VALUES ('shop', 'manual__1', 'settled', -1, ?)",

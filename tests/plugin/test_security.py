@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue
-from tests.plugin.conftest import HIDDEN, Client
+from tests.plugin.conftest import HIDDEN, Client, patient
 from tests.plugin.situations import SECRET
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,8 @@ def test_every_route_but_static_refuses_the_anonymous(client: Client, routes: li
 def test_a_token_that_airflow_did_not_make_is_nobodys(client: Client, base_url: str) -> None:
     answer = client(None).get("/api/connections", headers={"Authorization": "Bearer made-up"})
     assert answer.status_code in {401, 403}  # Airflow's own answer
-    forged = httpx.get(f"{base_url}/taskq/api/connections", cookies={"_token": "made-up"}, trust_env=False)
+    made_up = {"_token": "made-up"}
+    forged = httpx.get(f"{base_url}/taskq/api/connections", cookies=made_up, trust_env=False, timeout=60)
     assert forged.status_code in {401, 403}
 
 
@@ -159,9 +160,8 @@ def test_errors_are_sentences_without_the_server_the_user_or_a_payload(client: C
 
 def test_views_can_change_nothing_and_end_in_time(page_dsns: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_taskq.plugins import session
-    from tests.airflow.conftest import connection_json
 
-    monkeypatch.setenv("AIRFLOW_CONN_TASKQ_DEFAULT", connection_json(page_dsns["acts"]))
+    monkeypatch.setenv("AIRFLOW_CONN_TASKQ_DEFAULT", patient(page_dsns["acts"]))
     monkeypatch.setattr(session, "VIEW_SECONDS", 0.1)
     with pytest.raises(session.Refusal) as refused, session.looking("taskq_default") as queue:
         queue.create_topic("made by a view")

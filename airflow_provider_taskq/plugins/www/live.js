@@ -32,8 +32,10 @@ export function useLive(where, query = {}, { once = false } = {}) {
     let timer = null;
     let failures = 0;
     let turn = 0;
+    let answered = false;
 
     async function look() {
+      if (answered) return;
       turn += 1;
       const mine = turn;
       clearTimeout(timer);
@@ -43,6 +45,7 @@ export function useLive(where, query = {}, { once = false } = {}) {
         if (mine !== turn) return; // asked again since: that one counts
         failures = 0;
         setState({ key, data, error: null });
+        answered = once;
         if (once) return;
         tell(data.as_of);
       } catch (error) {

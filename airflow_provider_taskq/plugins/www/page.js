@@ -3,7 +3,7 @@ import { Acting } from "./actions/acting.js";
 import { Fragment, h, Link, UI, useCallback, useEffect, useLocation, useMemo, useNavigate, useRef, useState } from "./host.js";
 import { Liveness, useLive } from "./live.js";
 import { Empty, Failure, Loading, Stamp } from "./parts.js";
-import { usePlace } from "./place.js";
+import { usePlace, whereabouts } from "./place.js";
 import { Audit } from "./views/audit.js";
 import { Health } from "./views/health.js";
 import { Locks } from "./views/locks.js";
@@ -75,12 +75,6 @@ function chosen(connections, asked) {
   return connections.find(({ conn_id }) => conn_id === asked) ?? (asked ? null : connections[0]);
 }
 
-/** What the user looks at: where it changes, a new view begins, whose heading takes the focus. */
-function whereabouts({ view, topic, sequence, owner }) {
-  const subject = { topic, task: `${topic}#${sequence}`, owner }[view];
-  return `${view} ${subject ?? ""}`;
-}
-
 function Body({ place, connections, asOf, live, setLive }) {
   const conn = chosen(connections, place.conn_id);
   const here = whereabouts(place);
@@ -109,7 +103,7 @@ function Body({ place, connections, asOf, live, setLive }) {
       ),
       h(Stamp, { asOf, live, onLive: setLive }),
     ),
-    h(Acting, { key: conn.conn_id, conn }, h(View, { key: here, conn, place, focus: came.current === null })),
+    h(Acting, { key: conn.conn_id, conn, here }, h(View, { key: here, conn, place, focus: came.current === null })),
   );
 }
 
@@ -118,18 +112,19 @@ function Body({ place, connections, asOf, live, setLive }) {
  *
  * Airflow renders a plugin's component through React.lazy the first time, and itself from the next change of the URL on:
  * to React another component, so that all of it would be made anew, and a field lose the focus, at the first letter of a
- * filter. So that change is brought about before there is anything to lose.
+ * filter. So that change is brought about before there is anything to lose: the first one shows nothing until it has
+ * outlived the change.
  */
 export function Page() {
-  const [ready, setReady] = useState(settled);
-  const [{ pathname, search }, navigate] = [useLocation(), useNavigate()];
+  const [ready] = useState(settled);
+  const [{ key, pathname, search }, navigate] = [useLocation(), useNavigate()];
+  const came = useRef(key);
   useEffect(() => {
     if (settled) return;
     settled = true;
     navigate({ pathname, search }, { replace: true });
-    setReady(true);
   }, [navigate, pathname, search]);
-  return ready ? h(Whole) : h(Loading);
+  return ready || key !== came.current ? h(Whole) : h(Loading);
 }
 
 let settled = false;

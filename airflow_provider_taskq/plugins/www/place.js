@@ -1,5 +1,5 @@
 /** Where the user is: the URL says all of it, so that a link shows somebody else the same. */
-import { useCallback, useMemo, useSearchParams } from "./host.js";
+import { useCallback, useLocation, useMemo, useSearchParams } from "./host.js";
 
 export const FILTERS = ["state", "status", "identifier", "reference", "since", "until", "error", "order"];
 const KEPT = ["conn_id"];
@@ -19,8 +19,22 @@ function viewOf(asked) {
   return asked.topic ? (asked.sequence ? "task" : "topic") : "topics";
 }
 
-/** {view, ...parameters} of the URL; `at(place)`: the link to another; `go(changes)`: the same one changed. */
+/** What the user looks at: where it changes, a new view begins, whose heading takes the focus. */
+export function whereabouts(asked) {
+  const { topic, sequence, owner } = asked;
+  const view = viewOf(asked);
+  const subject = { topic, task: `${topic}#${sequence}`, owner }[view];
+  return `${view} ${subject ?? ""}`;
+}
+
+/**
+ * {view, ...parameters} of the URL; `at(place)`: the link to another; `go(changes)`: the same one changed.
+ *
+ * The address changes before what it means is shown, so that `go` changes what the address says by now. `ifHere`: nothing
+ * where that is another view already, so that what was typed here does not lead back.
+ */
 export function usePlace() {
+  const { pathname } = useLocation();
   const [params, setParams] = useSearchParams();
   const text = params.toString();
   const asked = useMemo(() => Object.fromEntries(new URLSearchParams(text)), [text]);
@@ -29,8 +43,13 @@ export function usePlace() {
     [asked],
   );
   const go = useCallback(
-    (changes, options) => setParams(new URLSearchParams(search({ ...asked, ...changes }).slice(1)), options),
-    [asked, setParams],
+    (changes, { ifHere, ...options } = {}) => {
+      const now = Object.fromEntries(new URLSearchParams(globalThis.location.search));
+      const here = globalThis.location.pathname.endsWith(pathname) && whereabouts(now) === whereabouts(asked);
+      if (ifHere && !here) return;
+      setParams(new URLSearchParams(search({ ...(here ? now : asked), ...changes }).slice(1)), options);
+    },
+    [asked, pathname, setParams],
   );
   return { ...asked, view: viewOf(asked), at, go };
 }

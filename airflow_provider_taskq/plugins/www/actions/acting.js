@@ -8,13 +8,23 @@ const Context = createContext({ mayAct: false, act: () => {} });
 /** {mayAct, act(request)}: see dialog.js for what a request says. */
 export const useActing = () => useContext(Context);
 
-/** Everything below it may open the dialog; what was done last is told to screen readers. */
-export function Acting({ conn, children }) {
+/**
+ * Everything below it may open the dialog; what was done last is told to screen readers.
+ *
+ * The dialog is of what is looked at `here`: it goes with it, unless it is doing something.
+ */
+export function Acting({ conn, here, children }) {
   const [request, setRequest] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const [at, setAt] = useState(here);
   const [told, setTold] = useState("");
   const act = useCallback((asked) => setRequest({ ...asked, began: Date.now() }), []);
   const acting = useMemo(() => ({ mayAct: conn.may_act, act }), [conn.may_act, act]);
   const close = () => setRequest(null);
+  if (at !== here) {
+    setAt(here);
+    if (!busy) close();
+  }
   const done = (sentence) => {
     setTold(sentence);
     request.onDone?.();
@@ -25,6 +35,6 @@ export function Acting({ conn, children }) {
     { value: acting },
     children,
     h(UI.VisuallyHidden, { role: "status", "aria-live": "polite", "data-testid": "told" }, told),
-    request ? h(Fragment, { key: request.began }, h(Dialog, { conn, request, close, done })) : null,
+    request ? h(Fragment, { key: request.began }, h(Dialog, { conn, request, close, done, busy, setBusy })) : null,
   );
 }

@@ -37,13 +37,12 @@ function label(kind, preview) {
 
 /**
  * request: {action, topic, sequences or filter, options, subject: what it is done to, in words, onDone()}.
- * `done(sentence)` is called once it was done.
+ * `done(sentence)` is called once it was done; `busy`, set by the dialog: it may not be closed.
  */
-export function ActionDialog({ conn, request, close, done }) {
+export function ActionDialog({ conn, request, close, done, busy, setBusy }) {
   const kind = KINDS[request.action];
   const [options, setOptions] = useState({ ...kind.options, ...request.options });
   const [turn, setTurn] = useState(0);
-  const [busy, setBusy] = useState(false);
   const [outcome, setOutcome] = useState(null);
   const { preview, error } = usePreview(conn, request, options, turn);
   const finish = useRef(null);

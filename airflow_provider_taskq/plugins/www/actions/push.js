@@ -97,10 +97,9 @@ function Fields({ form, set }) {
 const button = (key, props, ...words) => h(UI.Button, { key, size: "sm", ...props }, ...words);
 
 /** request: {topic, onDone()}. Three steps: the form, what the server says of it, what it did. */
-export function PushDialog({ conn, request, close, done }) {
+export function PushDialog({ conn, request, close, done, busy, setBusy }) {
   const [form, setForm] = useState(BLANK);
   const [step, setStep] = useState({ name: "form" });
-  const [busy, setBusy] = useState(false);
   const main = useRef(null);
   const set = (name) => (value) => setForm((before) => ({ ...before, [name]: value }));
   useEffect(() => {

@@ -1,10 +1,10 @@
 /** What tasks to show: a form whose fields are the URL's. */
-import { h, UI, useEffect, useId, useRef, useState } from "../host.js";
+import { h, UI, useId, useState } from "../host.js";
 import { Icon } from "../icons.js";
 import { FILTERS } from "../place.js";
+import { useTyped } from "../typed.js";
 import { fromWall, toWall } from "../zone.js";
 
-const PATIENCE = 400;
 const MORE = ["reference", "since", "until", "error"];
 
 const STATES = [
@@ -36,49 +36,34 @@ export function Choice({ label, value, onChange, children, ...props }) {
 }
 
 /** A text that counts once the user stops typing, or presses Enter. */
-function Typed({ label, value = "", onChange, wide, ...props }) {
-  const [text, setText] = useState(value);
-  const timer = useRef(null);
-  const told = useRef(value);
-  const latest = useRef(onChange); // by when the timer rings, the address may say more than when the letter was typed
-  latest.current = onChange;
-  useEffect(() => {
-    if (value !== told.current) setText(value);
-    told.current = value;
-  }, [value]);
-  useEffect(() => () => clearTimeout(timer.current), []);
-  const tell = (now) => {
-    told.current = now;
-    latest.current(now);
-  };
-  const typed = ({ target }) => {
-    setText(target.value);
-    clearTimeout(timer.current);
-    timer.current = setTimeout(() => tell(target.value), PATIENCE);
-  };
-  const enter = (event) => {
-    if (event.key !== "Enter") return;
-    clearTimeout(timer.current);
-    tell(text);
-  };
+function Typed({ label, value = "", onChange, echo, wide, ...props }) {
+  const { text, type, settle } = useTyped(value, onChange, echo);
+  const heard = { onChange: ({ target }) => type(target.value), onKeyDown: ({ key }) => key === "Enter" && settle() };
   const room = wide ? { gridColumn: { base: "1 / -1", md: "auto" } } : {};
-  return h(Labelled, { label, ...room }, (id) => h(UI.Input, { id, size: "sm", value: text, onChange: typed, onKeyDown: enter, ...props }));
+  return h(Labelled, { label, ...room }, (id) => h(UI.Input, { id, size: "sm", value: text, ...heard, ...props }));
 }
 
-const Moment = ({ value, onChange, ...props }) =>
-  h(Typed, { ...props, type: "datetime-local", wide: true, step: 1, value: toWall(value), onChange: (text) => onChange(fromWall(text)) });
+function Moment({ value, onChange, ...props }) {
+  const address = { value: toWall(value), onChange: (text) => onChange(fromWall(text)), echo: (text) => toWall(fromWall(text)) };
+  return h(Typed, { ...props, ...address, type: "datetime-local", wide: true, step: 1 });
+}
 
 /** The form: where, state and identifier at once, the rest when asked for or in use. */
 export function Filter({ place, children }) {
   const [more, setMore] = useState(MORE.some((name) => place[name]));
-  const set = (name) => (value) => place.go({ [name]: value, after: null, before: null }, { replace: true });
+  const [cleared, setCleared] = useState(0);
+  const set = (name) => (value) => place.go({ [name]: value, after: null, before: null }, { replace: true, ifHere: true });
   const state = place.status ? `status:${place.status}` : place.state ? `state:${place.state}` : "";
   const setState = (value) => {
     const [kind, name] = value.split(":");
     const none = { state: null, status: null, after: null, before: null };
     place.go(value ? { ...none, [kind]: name } : none, { replace: true });
   };
-  const clear = () => place.go(Object.fromEntries([...FILTERS, "after", "before"].map((name) => [name, null])));
+  const clear = () => {
+    setCleared(cleared + 1); // new fields: what was typed last, and the address does not say yet, is over as well
+    place.go(Object.fromEntries([...FILTERS, "after", "before"].map((name) => [name, null])));
+  };
+  const field = (Kind, name, label, props) => h(Kind, { key: `${name} ${cleared}`, label, value: place[name], onChange: set(name), ...props });
   const groups = STATES.map(([title, options]) => h("optgroup", { key: title, label: title }, options.map(option)));
   const fill = (least) => `repeat(auto-fill, minmax(min(100%, ${least}), 1fr))`;
   const grid = { gridTemplateColumns: { base: fill("8.5rem"), md: fill("12rem") }, gap: 3, alignItems: "end" };
@@ -91,17 +76,17 @@ export function Filter({ place, children }) {
       grid,
       children,
       h(Choice, { label: "State", value: state, onChange: setState }, option(["", "Any"]), groups),
-      h(Typed, { label: "Identifier", value: place.identifier, onChange: set("identifier"), placeholder: "exactly" }),
+      field(Typed, "identifier", "Identifier", { placeholder: "exactly" }),
       h(
         Choice,
         { label: "Order", value: place.order ?? "newest", onChange: set("order") },
         option(["newest", "Newest first"]),
         option(["oldest", "Oldest first"]),
       ),
-      more ? h(Typed, { label: "Reference", value: place.reference, onChange: set("reference"), placeholder: "exactly" }) : null,
-      more ? h(Moment, { label: "Pushed since", value: place.since, onChange: set("since") }) : null,
-      more ? h(Moment, { label: "Pushed until", value: place.until, onChange: set("until") }) : null,
-      more ? h(Typed, { label: "Error contains", value: place.error, onChange: set("error") }) : null,
+      more ? field(Typed, "reference", "Reference", { placeholder: "exactly" }) : null,
+      more ? field(Moment, "since", "Pushed since") : null,
+      more ? field(Moment, "until", "Pushed until") : null,
+      more ? field(Typed, "error", "Error contains") : null,
       h(
         UI.HStack,
         { gap: 2, gridColumn: { base: "1 / -1", md: "auto" } },

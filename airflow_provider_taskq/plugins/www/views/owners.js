@@ -1,6 +1,6 @@
 /** Whoever holds tasks, and what they hold. */
 import { useActing } from "../actions/acting.js";
-import { h, To, UI, useState } from "../host.js";
+import { h, To, UI } from "../host.js";
 import { useLive } from "../live.js";
 import { Do, Empty, Facts, Part, Shown, State, Title, When } from "../parts.js";
 import { Search } from "../search.js";
@@ -29,11 +29,11 @@ function columns(place, asOf) {
 
 export function Owners({ conn, place, focus }) {
   const { mayAct, act } = useActing();
-  const [asked, setAsked] = useState(place.search ?? "");
   const owners = useLive(`${encodeURIComponent(conn.conn_id)}/owners`, { search: place.search, after: place.after });
   const expire = () => act({ action: "expire", subject: "lapsed leases", onDone: owners.reload });
+  const look = (search) => place.go({ search, after: null }, { ifHere: true });
   const aside = [
-    h(Search, { key: "search", label: "Search owners", value: asked, onValue: setAsked, onSearch: (search) => place.go({ search, after: null }) }),
+    h(Search, { key: "search", label: "Search owners", value: place.search, onSearch: look }),
     mayAct ? h(Do, { key: "expire", icon: "clock", onClick: expire }, "Expire lapsed leases") : null,
   ];
   return h(

@@ -20,9 +20,11 @@ function useSelection(key) {
     () => ({
       keys,
       toggle(one) {
-        const next = new Set(keys);
-        if (!next.delete(one)) next.add(one);
-        setKept({ key, keys: next });
+        setKept((before) => {
+          const next = new Set(before.key === key ? before.keys : []);
+          if (!next.delete(one)) next.add(one);
+          return { key, keys: next };
+        });
       },
       all: (these) => setKept({ key, keys: new Set(these) }),
     }),

@@ -1,6 +1,6 @@
 /** All topics at a glance. */
 import { Spark } from "../chart.js";
-import { h, Link, To, UI, useState } from "../host.js";
+import { h, Link, To, UI } from "../host.js";
 import { useLive } from "../live.js";
 import { Empty, Shown, State, Title } from "../parts.js";
 import { Search } from "../search.js";
@@ -46,14 +46,13 @@ function Name({ row, place }) {
 
 /** The list of topics, by name. */
 export function Topics({ conn, place, focus }) {
-  const [asked, setAsked] = useState(place.search ?? "");
   const topics = useLive(`${encodeURIComponent(conn.conn_id)}/topics`, { search: place.search, after: place.after });
   const throughput = useLive(`${encodeURIComponent(conn.conn_id)}/throughput`);
-  const look = (search) => place.go({ search, after: null });
+  const look = (search) => place.go({ search, after: null }, { ifHere: true });
   return h(
     UI.Stack,
     { gap: 3 },
-    h(Title, { focus, aside: h(Search, { label: "Search topics", value: asked, onValue: setAsked, onSearch: look }) }, "Topics"),
+    h(Title, { focus, aside: h(Search, { label: "Search topics", value: place.search, onSearch: look }) }, "Topics"),
     h(Shown, { of: topics }, ({ topics: rows, next }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Topics", testid: "topics", rows, keyOf: (row) => row.topic, columns: columns(place, throughput.data) })
