@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,12 +15,29 @@ from pathlib import Path
 
 from airflow_provider_taskq.demo import guardian
 
+PORTS = range(20_000, 32_768)  # below those that systems give to whoever asks for any
+
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback address that nobody listens on right now, and that nobody is given who asks for any.
+
+    So it is most likely still free when a server comes to bind it, which Airflow does half a minute later.
+    """
+    while True:
+        port = secrets.choice(PORTS)
+        if _is_free(port):
+            return port
+
+
+def _is_free(port: int) -> bool:
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def tail(log: Path, lines: int = 20) -> str:

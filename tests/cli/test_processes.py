@@ -62,7 +62,8 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.shown
             self._read()
-        self._read()
+        while self._read():  # a read gets no more than a page
+            pass
         return self.process.wait()
 
     def close(self) -> None:
@@ -72,13 +73,16 @@ class Terminal:
             self.process.wait()
         os.close(self._ours)
 
-    def _read(self) -> None:
-        """Reads what is there, waiting a moment for it."""
+    def _read(self) -> bool:
+        """Reads some of what is there, waiting a moment for it; whether there was anything."""
         try:
-            if select.select([self._ours], [], [], 0.1)[0]:
-                self.shown += os.read(self._ours, 65_536).decode(errors="replace")
+            if not select.select([self._ours], [], [], 0.1)[0]:
+                return False
+            read = os.read(self._ours, 65_536)
         except OSError:  # the terminal's other end is closed
-            return
+            return False
+        self.shown += read.decode(errors="replace")
+        return bool(read)
 
 
 OnTerminal = Callable[..., Terminal]

@@ -56,9 +56,13 @@ def command(process: psutil.Process) -> list[str]:
 
 
 def gone(pid: int, seconds: float = 20) -> bool:
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return True
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or not alive(psutil.Process(pid)):
+        if not alive(process):
             return True
         time.sleep(0.05)  # between two looks
     return False

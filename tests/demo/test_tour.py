@@ -1,5 +1,6 @@
 """The demo, run as a stranger runs it, and its drain killed in the middle."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_do
     _wait_until_held(dsn)
     driver = _driver(site)
     for process in [*driver.children(recursive=True), driver]:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself where what it started does
+            process.kill()
     assert site.wait_run("flights_drain", drain, {"success"}, 300) == "success"
     assert site.get(f"/dags/flights_drain/dagRuns/{drain}/taskInstances/drain")["try_number"] == 2
     assert counts(dsn) == expected(SLICE)

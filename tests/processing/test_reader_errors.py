@@ -3,14 +3,18 @@
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.processing.reader import Interrupted, NonTransient, Reader, Settings
 from airflow_provider_taskq.processing.reader.attempts import Attempts
-from airflow_provider_taskq.queue import Task, TaskQueue
+from airflow_provider_taskq.processing.reader.part import Part
+from airflow_provider_taskq.processing.reader.progress import DatabaseProgress
+from airflow_provider_taskq.queue import Cursor, Task, TaskQueue
 from tests.processing.reading import Heard, heard_all, place, quick, read_all, state, table, until_at_end
 from tests.queue.conftest import until
 
+TRANSACTION_TIMEOUTS = 170_000  # the version of the server that has them first
 SERIES = [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]
 
 
@@ -188,14 +192,78 @@ def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_f
             heard.hear(event)
             queue.conn.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    kill = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE '%keep%'"
-    )
-    with Reader(dsn, heard.group, "work", quick(transactional=True, retry="none"), on_failure=heard.fail):
+    kill = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+        AND datname = current_database() AND query LIKE ANY ('{%taskq.keep_leading(%,%taskq.lead(%}')"""
+    settings = quick(transactional=True, retry="none")
+    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
         queue.push("work", [f"id-{n}" for n in range(10)])
         heard.wait(2)
-        queue.conn.execute(kill.encode())
+        assert queue.conn.execute(kill.encode()).fetchall() == [(True,)], "the session that leads"
         until_at_end(queue)
+    assert reader.errors == {}
     found = [row[0] for row in queue.conn.execute("SELECT book FROM shelf")]
     assert found == [f"id-{n}" for n in range(10)]
     assert heard.failures == []
+
+
+@pytest.mark.parametrize("limit", ["the lease's", "the server's"])
+def test_a_program_that_stands_still_before_its_commit_is_cut_off_and_then_goes_on(
+    dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    if limit == "the server's" and queue.conn.info.server_version < TRANSACTION_TIMEOUTS:
+        pytest.skip("this server bounds no transaction")
+    table(queue, "shelf", "book text")
+    queue.push("work", ["a", "b"])
+    heard = Heard()
+    stood_still: list[int] = []
+    skip = DatabaseProgress.skip
+
+    @heard.group.on()
+    def shelve(event: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("INSERT INTO shelf VALUES (%s)", (event.identifier,))
+
+    def stand_still(progress: DatabaseProgress, after: Cursor, cursor: Cursor) -> None:
+        skip(progress, after, cursor)
+        if not stood_still:
+            stood_still.append(progress.conn.info.backend_pid)
+            if limit == "the server's":
+                progress.conn.execute("SET LOCAL transaction_timeout = '200ms'")
+            until(lambda: not has_session(queue, stood_still[0]))
+
+    monkeypatch.setattr(DatabaseProgress, "skip", stand_still)
+    settings = quick(transactional=True, retry="none")
+    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
+        until_at_end(queue)
+    assert queue.conn.execute("SELECT book FROM shelf ORDER BY book").fetchall() == [("a",), ("b",)]
+    assert (heard.failures, reader.errors, len(stood_still)) == ([], {}, 1)
+
+
+def test_a_reader_whose_connection_is_lost_as_it_begins_makes_another(
+    dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.push("work", ["a"])
+    heard = heard_all()
+    lost: list[Part] = []
+    listen = Part._listen
+
+    def lose(part: Part) -> None:
+        if not lost:
+            lost.append(part)
+            end_session(queue, part._leading.queue.conn)
+        listen(part)
+
+    monkeypatch.setattr(Part, "_listen", lose)
+    with Reader(dsn, heard.group, "work", quick()) as reader:
+        assert heard.wait(1) == ["a"]
+        assert len(lost) == 1
+    assert reader.errors == {}
+
+
+def has_session(queue: TaskQueue, pid: int) -> bool:
+    """Whether the server still has that session."""
+    return queue.conn.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).rowcount == 1
+
+
+def end_session(queue: TaskQueue, conn: psycopg.Connection) -> None:
+    """Lets the server end a session, and waits until it has."""
+    queue.conn.execute("SELECT pg_terminate_backend(%s, 20000)", (conn.info.backend_pid,))

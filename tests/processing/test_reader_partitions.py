@@ -182,10 +182,11 @@ def test_a_change_waits_for_whoever_is_being_handed_events(
 def test_readers_with_the_old_and_the_new_setting_at_once_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:
     names = [f"id-{n % 7}" for n in range(300)]
     old, new = heard_all(), heard_all()
+    slow_to_lapse = timedelta(seconds=30)  # who is replaced while it handles an event has handled it all the same
     queue.push("work", names[:100])
-    with Reader(dsn, old.group, "work", quick(partitions=2, size=10)) as first:
+    with Reader(dsn, old.group, "work", quick(partitions=2, size=10, lease=slow_to_lapse)) as first:
         old.wait(20)
-        with Reader(dsn, new.group, "work", quick(partitions=3, size=10)):
+        with Reader(dsn, new.group, "work", quick(partitions=3, size=10, lease=slow_to_lapse)):
             queue.push("work", names[100:200])
             until(lambda: sharing(queue)[:2] == (2, 3), 20)
             until_at_end(queue)

@@ -20,6 +20,10 @@ from airflow_provider_taskq.queue import Cursor, Handed, LeaseLost, Led, RetryPo
 
 logger = logging.getLogger(__name__)
 
+# What the server says as it ends a session that stood still in a transaction: nothing of it was committed. To psycopg
+# these are no operational errors.
+TIMED_OUT = {"25P03", "25P04"}  # idle_in_transaction_session_timeout, transaction_timeout
+
 RECONNECTING = RetryPolicy.event_handling(initial=timedelta(milliseconds=200))
 
 
@@ -248,7 +252,9 @@ def _is_rejection(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the database may be back by itself: the errors of connections, and those of opening one."""
+    """Whether another connection may do: the errors of connections, those of opening one, and a transaction cut off."""
+    if isinstance(error, psycopg.InternalError):
+        return error.diag.sqlstate in TIMED_OUT
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
         type(error) is TaskQueueError and "cannot connect" in str(error)
     )

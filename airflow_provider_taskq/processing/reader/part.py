@@ -63,7 +63,7 @@ class Part:
     def _run(self) -> None:
         """Leads until asked to end, or until handlers have ended every partition."""
         try:
-            self._listen()
+            self._try_to(self._listen)
             while not self._stopping and not self._is_over():
                 self._try_to(self._look_after)
                 self._pause()

@@ -27,7 +27,11 @@ BEGIN
     IF FOUND THEN
         PERFORM taskq.make_partitions(p_group, v_topic_id, p_partitions);
     END IF;
-    SELECT * INTO v_reader FROM taskq.reader WHERE reader_group = p_group AND topic_id = v_topic_id FOR UPDATE;
+    SELECT * INTO v_reader FROM taskq.reader WHERE reader_group = p_group AND topic_id = v_topic_id FOR NO KEY UPDATE;
+    IF NOT FOUND THEN  -- forgotten just now
+        RETURN QUERY SELECT * FROM taskq.join_readers(p_group, p_topic, p_partitions, p_level);
+        RETURN;
+    END IF;
     IF v_reader.ends IS NOT NULL THEN
         UPDATE taskq.reader SET next_partitions = p_partitions, next_level = p_level
         WHERE reader_group = p_group AND topic_id = v_topic_id;
@@ -257,12 +261,23 @@ $$;
 
 -- Forgets a group of readers of a topic, with its progress; false where there is none. Whoever reads for it stops.
 CREATE FUNCTION taskq.forget_readers(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
-    v_known    boolean;
 BEGIN
-    DELETE FROM taskq.reader WHERE reader_group = p_group AND topic_id = v_topic_id;
+    RETURN taskq.remove_readers((taskq.find_topic(p_topic)).topic_id, p_group);
+END $$;
+
+-- Removes a group of readers of a topic, or all of them, with their progress; false where there is none. Holds what it removes
+-- in the order above first: a cascade comes to the partitions in any order, and late. The groups without their keys: a leader
+-- that changes its partition twice in a transaction locks the key of its group, by the foreign key.
+CREATE FUNCTION taskq.remove_readers(p_topic_id int, p_group text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_known boolean;
+BEGIN
+    PERFORM FROM taskq.reader r WHERE r.topic_id = p_topic_id AND (p_group IS NULL OR r.reader_group = p_group)
+    ORDER BY r.reader_group FOR NO KEY UPDATE;
+    PERFORM FROM taskq.reader_partition h WHERE h.topic_id = p_topic_id AND (p_group IS NULL OR h.reader_group = p_group)
+    ORDER BY h.reader_group, h.partition FOR UPDATE;
+    DELETE FROM taskq.reader WHERE topic_id = p_topic_id AND (p_group IS NULL OR reader_group = p_group);
     v_known := FOUND;
-    DELETE FROM taskq.progress WHERE reader_group = p_group AND topic_id = v_topic_id;
+    DELETE FROM taskq.progress WHERE topic_id = p_topic_id AND (p_group IS NULL OR reader_group = p_group);
     RETURN v_known OR FOUND;
 END $$;

@@ -66,7 +66,8 @@ CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
 $$;
 
 -- Removes a topic with all its tasks, held ones too; false where there is none. Waits for open pushes to it. Wakes the tasks of
--- other topics that wait for its tasks, which are gone now. p_alone: that this call is a transaction of its own, so that a
+-- other topics that wait for its tasks, which are gone now. Its readers go last, as a handler's transaction stores progress
+-- last. p_alone: that this call is a transaction of its own, so that a
 -- topic with tables of its own may have them emptied at once; drop_vacant() removes these.
 CREATE FUNCTION taskq.drop_topic(p_topic text, p_alone boolean DEFAULT false) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -84,8 +85,8 @@ BEGIN
     END IF;
     PERFORM taskq.forget_waits(v_topic_id);
     DELETE FROM taskq.probe WHERE topic_id = v_topic_id;
-    DELETE FROM taskq.progress WHERE topic_id = v_topic_id;
     DELETE FROM taskq.juncture WHERE topic_id = v_topic_id;
+    PERFORM taskq.remove_readers(v_topic_id);
     DELETE FROM taskq.topic WHERE topic_id = v_topic_id;
     RETURN true;
 END $$;
