@@ -108,10 +108,11 @@ def second_server(programs: str) -> list[Run]:
 
 
 def follow(lane: Lane) -> None:
-    """Show what a lane prints, until it has ended."""
+    """Show what a lane prints, until it has ended; of one that has, what it had printed."""
     while lane.is_alive():
         lane.join(0.5)
         lane.show()
+    lane.show()
 
 
 def finish(lanes: tuple[Lane, Lane]) -> None:

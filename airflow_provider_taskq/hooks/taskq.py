@@ -134,17 +134,17 @@ class TaskQHook(PostgresHook):
 class TaskQAsyncHook(TaskQHook):
     """The same for an event loop: finds the Airflow connection and connects without ever blocking it."""
 
-    _connect: Callable[..., Any] = staticmethod(psycopg.AsyncConnection.connect)
+    # PostgresHook only puts arguments together: a coroutine that it made would be lost where a wait is cancelled.
+    _connect: Callable[..., Any] = staticmethod(dict)
 
     async def get_async_conn(self) -> psycopg.AsyncConnection[TupleRow]:
         """A new connection in autocommit mode; errors as of `get_conn`."""
         self._connection = await get_async_connection(self.get_conn_id(), hook=type(self))
         with self._explained():
-            # In a thread, as a cloud's token may have to be asked for. What comes back is still to be awaited.
-            opening: Any = await asyncio.to_thread(PostgresHook.get_conn, self)
-            connection: psycopg.AsyncConnection[TupleRow] = await opening
-            await connection.set_autocommit(True)
-            return connection
+            # In a thread, as a cloud's token may have to be asked for.
+            given: Any = await asyncio.to_thread(PostgresHook.get_conn, self)
+            # Nothing is awaited once it is open, so no cancelled wait leaves it open.
+            return await psycopg.AsyncConnection.connect(**{**given, "autocommit": True})
 
     async def wants_notifications(self) -> bool:
         """Whether the Airflow connection's extra has `listen: true`: then a watcher may listen beside its looks."""

@@ -35,7 +35,12 @@ _RETRY = 30.0  # seconds until a topic, schema or connection that is not there i
 
 @dataclass(frozen=True, slots=True)
 class AnewWait(ReadyWait):
-    """Waits until enough tasks are ready, and none of them has been since a moment of `time.monotonic()`."""
+    """Waits until enough tasks are ready, and none of them has been since a moment of `time.monotonic()`.
+
+    How long the oldest has waited is measured on the server, some time after the look began. So counted back from that
+    beginning, it became ready then at the earliest: no late answer makes a new task of an old one. A new one that came
+    within such a time after the moment is told by the next look that is quicker, or else when the cooldown is over.
+    """
 
     max_wait: float | None = math.inf  # it never opens by that, but so the watcher tells how long the oldest has waited
     since: float = 0.0
@@ -43,8 +48,8 @@ class AnewWait(ReadyWait):
     def outcome(self, seen: Sequence[Seen]) -> int | None:
         """How many are ready, once they are others."""
         ready = ReadyWait.outcome(self, seen)
-        ((_, waited),) = seen
-        return ready if waited is not None and waited < time.monotonic() - self.since else None
+        ((_, waited, looked),) = seen
+        return ready if waited is not None and waited < looked - self.since else None
 
 
 class TaskQEventTrigger(BaseEventTrigger):

@@ -1,5 +1,6 @@
 """One look: any number of questions in one query, for triggers, and for a sensor that looks itself."""
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, LiteralString, TypeVar
 
@@ -64,17 +65,19 @@ class Look:
 
     async def taken_on(self, connection: psycopg.AsyncConnection[TupleRow]) -> dict[Asked, Seen]:
         """Looks, and returns what was said to those questions to which there is something to say."""
+        began = time.monotonic()
         async with connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(self._query, self._arguments)
-            return self._told(await cursor.fetchall())
+            return self._told(await cursor.fetchall(), began)
 
     def taken_now(self, connection: psycopg.Connection[Any]) -> dict[Asked, Seen]:
         """The same without an event loop, in the connection's transaction."""
+        began = time.monotonic()
         with translated(), connection.cursor(row_factory=tuple_row) as cursor:
-            return self._told(cursor.execute(self._query, self._arguments).fetchall())
+            return self._told(cursor.execute(self._query, self._arguments).fetchall(), began)
 
-    def _told(self, rows: Sequence[tuple[Any, ...]]) -> dict[Asked, Seen]:
-        return {self._kinds[kind][position - 1]: (number, waited) for kind, position, number, waited in rows}
+    def _told(self, rows: Sequence[tuple[Any, ...]], began: float) -> dict[Asked, Seen]:
+        return {self._kinds[kind][position - 1]: Seen(number, waited, began) for kind, position, number, waited in rows}
 
 
 def outcome_now(connection: psycopg.Connection[Any], wait: Wait[Outcome]) -> Outcome | None:

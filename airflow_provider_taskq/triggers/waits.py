@@ -2,16 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from airflow_provider_taskq.queue import State, UnknownTopic
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
-# What taskq.watch says to a question: a number, and the seconds that the oldest due task has waited. Both None where
-# there is nothing to tell: no task is ready, none of the identifier is stored, groups are still waited for.
-Seen = tuple[int | None, float | None]
-NOTHING: Seen = (None, None)
+
+class Seen(NamedTuple):
+    """What taskq.watch says to a question: a number, and the seconds that the oldest due task has waited.
+
+    Both None where there is nothing to tell: no task is ready, none of the identifier is stored, groups are still
+    waited for. `looked` is the moment of `time.monotonic()` at which the look began: it was said after that.
+    """
+
+    number: int | None
+    waited: float | None
+    looked: float = 0.0
+
+
+NOTHING = Seen(None, None)
 UNKNOWN = -1
 
 
@@ -80,7 +90,7 @@ class ReadyWait:
 
     def outcome(self, seen: Sequence[Seen]) -> int | None:
         """How many are ready; they were counted no further than the most that anybody waits for."""
-        ((ready, waited),) = seen
+        ((ready, waited, _),) = seen
         if not ready:
             return None
         _check(self.topic, ready)
@@ -106,7 +116,7 @@ class StateWait:
     def outcome(self, seen: Sequence[Seen]) -> dict[str, str | None] | None:
         """The state of each identifier, by name; None where no task of it is stored."""
         found: dict[str, str | None] = {}
-        for identifier, (number, _) in zip(self.identifiers, seen, strict=True):
+        for identifier, (number, _, _) in zip(self.identifiers, seen, strict=True):
             _check(self.topic, number)
             found[identifier] = None if number is None else State(number).name
         names = found.values()
@@ -131,7 +141,7 @@ class JunctureWait:
 
     def outcome(self, seen: Sequence[Seen]) -> int | None:
         """How many groups there are, once none is waited for."""
-        ((number, _),) = seen
+        ((number, _, _),) = seen
         _check(self.topic, number)
         return len(self.groups) if number == 0 else None
 

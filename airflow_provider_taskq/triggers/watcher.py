@@ -105,8 +105,9 @@ class Watcher:
     async def _connected(self) -> psycopg.AsyncConnection[TupleRow]:
         """A new connection; the Airflow connection is read anew too, as its password or token may have changed."""
         hook = await asyncio.to_thread(_hook, self._conn_id)
+        listen = await hook.wants_notifications()  # before the connection, which a cancelled wait would leave open
         connection = await hook.get_async_conn()
-        if await hook.wants_notifications():
+        if listen:
             self._listener.start()
         return connection
 

@@ -1,6 +1,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,18 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.triggers import event as event_module
-from airflow_provider_taskq.triggers.event import TaskQEventTrigger
+from airflow_provider_taskq.triggers.event import AnewWait, TaskQEventTrigger
+from airflow_provider_taskq.triggers.look import Look
+from airflow_provider_taskq.triggers.waits import Seen
 from tests.airflow.releases import CLAIMING
+from tests.airflow.test_trigger import until
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
+
+BLOCKED = (
+    "SELECT FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
+    " AND wait_event_type = 'Lock'"
+)
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -46,6 +55,13 @@ def drained(queue: TaskQueue) -> None:
         queue.complete(owner, dict.fromkeys(tasks, 3))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("waited", "looked", "outcome"), [(1.9, 12.0, 1), (2.1, 12.0, None), (0.1, 9.0, None)])
+def test_a_task_is_new_only_if_it_surely_came_after_the_moment(
+    waited: float, looked: float, outcome: int | None
+) -> None:
+    assert AnewWait("work", since=10.0).outcome([Seen(1, waited, looked)]) == outcome
+
+
 def test_a_peek_fires_as_soon_as_tasks_are_ready_and_takes_none(queue: TaskQueue) -> None:
     async def test() -> None:
         peeking = Peeking()
@@ -64,6 +80,57 @@ def test_a_peek_fires_once_as_long_as_the_tasks_stay(queue: TaskQueue) -> None:
         assert await peeking.event() is not None
         queue.push("work", ["b"])
         assert await peeking.event(1.5) is None
+
+    in_loop(test)
+
+
+def test_an_answer_that_comes_late_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a task has waited is told on the server: by the time it is judged, the event may be older than that."""
+    taken_on, late, answers = Look.taken_on, [0.0], list[object]()
+
+    async def slowly(self: Look, connection: psycopg.AsyncConnection) -> object:
+        seen = await taken_on(self, connection)
+        await asyncio.sleep(late[0])  # as a slow network does
+        answers.append(seen)
+        return seen
+
+    monkeypatch.setattr(Look, "taken_on", slowly)
+
+    async def test() -> None:
+        peeking = Peeking()
+        pushed = time.monotonic()
+        queue.push("work", ["a"])
+        assert await peeking.event() is not None
+        late[0] = time.monotonic() - pushed + 0.1  # more than the task's age at the event
+        answers.clear()
+        event = asyncio.create_task(peeking.event())
+        await until(lambda: len(answers) == 3 or event.done())
+        assert not event.done()
+        event.cancel()
+
+    in_loop(test)
+
+
+def test_a_task_that_came_while_a_look_had_begun_is_told_by_the_next(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
+    """A look that began so long before the answer cannot tell whether the task came after the event."""
+
+    async def test() -> None:
+        peeking = Peeking(cooldown=600)
+        queue.push("work", ["a"])
+        assert await peeking.event() is not None
+        told = time.monotonic()
+        drained(queue)
+        queue.push("work", ["b"])
+        age = time.monotonic() - told
+        blocking = open_queue()
+        blocking.conn.execute("LOCK TABLE taskq.live IN ACCESS EXCLUSIVE MODE")
+        event = asyncio.create_task(peeking.event())
+        await until(lambda: queue.conn.execute(BLOCKED).fetchall() != [])
+        await asyncio.sleep(age)
+        blocking.conn.rollback()
+        assert await event is not None
 
     in_loop(test)
 

@@ -88,12 +88,15 @@ def test_the_maintenance_example_has_a_dag_for_each_pace(monkeypatch: pytest.Mon
 def test_our_imports_take_less_than_a_second_of_a_dag_file(example: Path) -> None:
     """Without a database, and beside what every DAG file pays for Airflow."""
     marker = "from here on it is ours"
-    program = f"{AIRFLOWS}import sys; sys.stderr.write('{marker}\\n')\nimport {example.stem}"
-    lines = run(program, "-X", "importtime").stderr.split(marker)[1].splitlines()
-    took = [line.split("|") for line in lines if line.startswith("import time:")]
-    ours = {name.strip(): int(own.removeprefix("import time:")) for own, _, name in took}
+    program = (
+        f"{AIRFLOWS}import sys, time; sys.stderr.write('{marker}\\n'); before = time.process_time()\n"
+        f"import {example.stem}\nprint(time.process_time() - before)"
+    )
+    result = run(program, "-X", "importtime")
+    lines = [line for line in result.stderr.split(marker)[1].splitlines() if line.startswith("import time:")]
+    ours = [line.split("|")[-1].strip() for line in lines]
     assert example.stem in ours
-    assert sum(ours.values()) < 1_000_000
+    assert float(result.stdout.splitlines()[-1]) < 1  # of its own work: how long that takes is the machine's affair
     assert [name for name in ours if name.startswith(HEAVY)] == []
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_taskq.demo.airflow_api import until
 from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import NewTask, Result, State, TaskQueue, connect
 from tests.airflow.site import instance, returned
@@ -54,9 +55,14 @@ def test_a_deferred_juncture_releases_groups_as_they_come(site: AirflowSite, que
     run = site.trigger("juncture_gate", conf={"topic": "joined"})
     site.wait_task("juncture_gate", run, "gate", {"deferred"}, 60)
     queue.push("joined", [NewTask("a", suspended=True), NewTask("c", suspended=True)])
+
+    def states() -> list[State]:
+        return [task.state for task in queue.page("joined")]
+
+    until(lambda: True if states() == [State.SUSPENDED, State.READY] else None, 90, lambda: str(states()))
     with pytest.raises(Exception, match=r"juncture_gate"):
         site.wait_run("juncture_gate", run, {"success", "failed"}, 5)
-    assert [task.state for task in queue.page("joined")] == [State.SUSPENDED, State.READY]
+    assert states() == [State.SUSPENDED, State.READY]
     queue.push("joined", [NewTask("b", suspended=True)])
     assert site.wait_run("juncture_gate", run, {"success"}, 90) == "success"
     assert returned(site, "juncture_gate", run, "gate") == {"topic": "joined", "groups": 2}

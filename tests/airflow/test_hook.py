@@ -1,13 +1,19 @@
+import asyncio
+import gc
 import logging
+import threading
+import warnings
 from typing import Any
 
 import psycopg
 import pytest
 from airflow.providers.postgres.hooks import postgres as airflow_postgres
+from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.hooks import TaskQConnectionError, TaskQHook
+from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 from airflow_provider_taskq.queue import TaskQueue, UnknownTopic
 from tests.airflow.conftest import Connect
 
@@ -50,6 +56,33 @@ def test_asks_postgres_hook_for_cloud_tokens(connect_airflow: Connect, dsn: str)
     conn_id = connect_airflow("cloud", dsn=make_conninfo(dsn, password="stale"), iam=True)
     with CloudHook(conn_id).get_conn() as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_connecting_that_is_cancelled_leaves_nothing_behind(
+    airflow_connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a triggerer, the wait that connects may be cancelled while a cloud's token is asked for."""
+    asked, go_on, get_conn = threading.Event(), threading.Event(), PostgresHook.get_conn
+
+    def asks(self: PostgresHook) -> object:
+        asked.set()
+        assert go_on.wait(60)
+        return get_conn(self)
+
+    monkeypatch.setattr(PostgresHook, "get_conn", asks)
+
+    async def test() -> None:
+        connecting = asyncio.create_task(TaskQAsyncHook(airflow_connection).get_async_conn())
+        await asyncio.to_thread(asked.wait, 60)
+        connecting.cancel()
+        await asyncio.wait({connecting})
+        go_on.set()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(test())
+        gc.collect()
+    assert [str(each.message) for each in warned if "never awaited" in str(each.message)] == []
 
 
 def test_connects_to_another_database_of_the_server(airflow_connection: str) -> None:

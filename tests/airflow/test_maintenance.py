@@ -1,4 +1,4 @@
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_taskq.operators import TaskQHealthOperator
-from airflow_provider_taskq.queue import Result, State, TaskQueue
+from airflow_provider_taskq.queue import Result, State, TaskQueue, ticks_daily
 from tests.airflow.conftest import Connect, context_of
 from tests.airflow.running import run_dags
 
@@ -25,7 +25,9 @@ def test_the_maintenance_dags_keep_a_queue_in_order(
     queue.claim("work", worker, 1)
     conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute'")
 
+    before = datetime.now(UTC)
     told = run_dags(tmp_path, dsn, EXAMPLE, "taskq_watch", "taskq_ticks", "taskq_purge")
+    reports = queue.page("reports")
 
     assert told["import_errors"] == {}
     assert told["states"] == dict.fromkeys(["taskq_watch", "taskq_ticks", "taskq_purge"], "success")
@@ -33,7 +35,12 @@ def test_the_maintenance_dags_keep_a_queue_in_order(
     assert xcoms["taskq_watch.expire[-1].return_value"] == {"expired": 1}
     assert xcoms["taskq_purge.purge[-1].return_value"]["purged"] == 1
     assert [(task.sequence, task.state) for task in queue.page("work")] == [(stuck.sequence, State.READY)]
-    assert xcoms["taskq_ticks.ticks[-1].return_value"]["installed"] == len(queue.page("reports")) == 4
+    assert xcoms["taskq_ticks.ticks[-1].return_value"]["installed"] == len(reports)
+    # How many that are depends on the clocks being changed; which, on whether one of the times came meanwhile.
+    assert sorted(report.available_at for report in reports) in [
+        ticks_daily([time(6), time(18)], "Europe/Berlin", moment, timedelta(days=2))
+        for moment in (before, reports[0].created)
+    ]
     assert xcoms["taskq_watch.health[-1].return_value"]["critical"] == 0
 
 

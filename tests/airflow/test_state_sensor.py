@@ -27,7 +27,7 @@ OPEN = {"topic": "work", "states": {"SUCCEEDED": 2}}
 
 
 def gate(**arguments: Any) -> TaskQStateSensor:
-    given = {"task_id": "gate", "topic": "work", "identifiers": ["a", "b"], "poke_interval": 0.05, "timeout": 5}
+    given = {"task_id": "gate", "topic": "work", "identifiers": ["a", "b"], "poke_interval": 0.05, "timeout": 60}
     return TaskQStateSensor(**{**given, **arguments})
 
 
@@ -305,7 +305,7 @@ class TestTimeouts:
     def test_a_deferred_gate_times_out_or_is_skipped(self, option: str) -> None:
         late = {"deadline": "2013-01-01T00:00:00+00:00"}
         with pytest.raises(AirflowSensorTimeout, match="was not open within 5"):
-            resume(gate(deferrable=True), **late)
+            resume(gate(deferrable=True, timeout=5), **late)
         with pytest.raises(AirflowSkipException):
             resume(gate(deferrable=True, **{option: True}), **late)
 

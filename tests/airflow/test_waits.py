@@ -7,22 +7,22 @@ from airflow_provider_taskq.triggers.pace import IDLE, Pace
 from airflow_provider_taskq.triggers.waits import NOTHING, JunctureWait, ReadyWait, Seen, StateWait
 
 STATE = StateWait("work", ("a", "b"), frozenset({"SUCCEEDED"}), frozenset({"FAILED"}))
-SUCCEEDED, FAILED, READY = (6, None), (3, None), (1, None)
+SUCCEEDED, FAILED, READY = Seen(6, None), Seen(3, None), Seen(1, None)
 
 
 @pytest.mark.parametrize(
     ("wait", "seen", "outcome"),
     [
         (ReadyWait("work", 2), NOTHING, None),
-        (ReadyWait("work", 2), (1, 99.0), None),
-        (ReadyWait("work", 2), (2, None), 2),
-        (ReadyWait("work", 2, max_wait=5), (1, 4.9), None),
-        (ReadyWait("work", 2, max_wait=5), (1, 5.0), 1),
-        (ReadyWait("work", 2, max_wait=0), (1, 0.0), 1),
-        (ReadyWait("work", 2, max_wait=5), (0, 9.0), None),
+        (ReadyWait("work", 2), Seen(1, 99.0), None),
+        (ReadyWait("work", 2), Seen(2, None), 2),
+        (ReadyWait("work", 2, max_wait=5), Seen(1, 4.9), None),
+        (ReadyWait("work", 2, max_wait=5), Seen(1, 5.0), 1),
+        (ReadyWait("work", 2, max_wait=0), Seen(1, 0.0), 1),
+        (ReadyWait("work", 2, max_wait=5), Seen(0, 9.0), None),
         (JunctureWait("gate", "work", (("a",), ("b",))), NOTHING, None),
-        (JunctureWait("gate", "work", (("a",), ("b",))), (1, None), None),
-        (JunctureWait("gate", "work", (("a",), ("b",))), (0, None), 2),
+        (JunctureWait("gate", "work", (("a",), ("b",))), Seen(1, None), None),
+        (JunctureWait("gate", "work", (("a",), ("b",))), Seen(0, None), 2),
     ],
 )
 def test_a_wait_ends_with_its_outcome(wait: ReadyWait | JunctureWait, seen: Seen, outcome: int | None) -> None:
@@ -48,7 +48,7 @@ def test_an_unknown_topic_is_refused_by_every_wait() -> None:
     state = StateWait("work", ("a",), STATE.states, STATE.failed_states)
     for wait in (ReadyWait("work"), JunctureWait("gate", "work", (("a",),)), state):
         with pytest.raises(UnknownTopic, match="topic 'work' is not known"):
-            wait.outcome([(-1, None)])
+            wait.outcome([Seen(-1, None)])
 
 
 def test_pace_slows_down_while_idle_and_backs_off_while_it_fails() -> None:

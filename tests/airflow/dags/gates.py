@@ -20,6 +20,9 @@ class FailsAfterItsFirstClaim(TaskQSensor):
     """Takes tasks and then dies: what a try leaves behind that never reported."""
 
     def execute(self, context: Context) -> Any:
+        with self.hook.transaction() as queue:
+            held = [task.owner for task in queue.page(self.topic)]
+        self.log.info("Before try %d the tasks are held by %s", context["ti"].try_number, held)
         return self.broken(context, super().execute(context))
 
     def execute_complete(self, context: Context, event: Any, deadline: str | None = None) -> Any:
