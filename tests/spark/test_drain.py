@@ -1,6 +1,7 @@
 """drain: claim, keep, transform, commit, release."""
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -133,11 +134,13 @@ def test_a_lease_lost_on_the_way_commits_nothing(
 
     def take_over() -> None:
         with connect(dsn, autocommit=True) as conn:
+            deadline = time.monotonic() + 120
             while conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]:
-                pass
+                assert time.monotonic() < deadline
+                time.sleep(0.05)  # between two looks
             TaskQueue(conn).register("me")
 
-    successor = threading.Thread(target=take_over)
+    successor = threading.Thread(target=take_over, daemon=True)
     successor.start()
     try:
         with pytest.raises(LeaseLost, match="registered anew"):
@@ -147,11 +150,11 @@ def test_a_lease_lost_on_the_way_commits_nothing(
                 "me",
                 lambda tasks: wait_for_gate(tasks, {"gate": str(gate)}),
                 dsn=dsn,
-                lease=timedelta(seconds=3),
+                lease=timedelta(seconds=12),
                 partitions=2,
             )
     finally:
-        successor.join()
+        successor.join(150)
         gate.touch()
     assert states(queue) == {"ACTIVE": 100}
     result = drain(spark, "work", "me", succeed, dsn=dsn)
@@ -163,14 +166,42 @@ def test_a_short_lease_is_kept_through_a_long_job(spark: SparkSession, dsn: str,
 
     def slow(tasks: DataFrame) -> DataFrame:
         waiting = threading.Event()
-        for _ in range(8):
+        for _ in range(20):
             waiting.wait(0.5)
             with connect(dsn) as conn:
                 assert TaskQueue(conn).expire() == 0
         return succeed(tasks)
 
-    assert drain(spark, "work", "me", slow, dsn=dsn, lease=timedelta(seconds=2)).done == 10
+    assert drain(spark, "work", "me", slow, dsn=dsn, lease=timedelta(seconds=9)).done == 10
     assert states(queue) == {"SUCCEEDED": 10}
+
+
+def test_a_lease_is_kept_while_its_drain_frees_what_others_let_lapse(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
+    push(1)
+    queue.claim("work", queue.register("ghost"), 1)
+    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    freeing = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%taskq.expire%'"
+    extended: list[bool] = []
+
+    def let_go_after_a_heartbeat() -> None:
+        told: set[object] = set()
+        deadline = time.monotonic() + 60
+        while len(told) < 2 and time.monotonic() < deadline:
+            told.update(queue.conn.execute("SELECT lease_until FROM taskq.owner WHERE name = 'me'").fetchall())
+            time.sleep(0.05)  # between two looks
+        extended.append(len(told) == 2 and queue.conn.execute(freeing).fetchone() is not None)
+        busy.rollback()
+
+    with connect(dsn) as busy:
+        busy.execute("SELECT FROM taskq.live FOR UPDATE")  # the ghost's task, for which expire() waits
+        letting_go = threading.Thread(target=let_go_after_a_heartbeat, daemon=True)
+        letting_go.start()
+        result = drain(spark, "work", "me", succeed, dsn=dsn, lease=timedelta(seconds=12))
+        letting_go.join(60)
+    assert extended == [True]
+    assert (result.claimed, result.done) == (1, 1)
 
 
 def test_the_database_may_be_named_after_spark_was_started(

@@ -168,23 +168,25 @@ def test_a_lease_that_is_lost_on_the_way(
             wait_until(conn, "SELECT count(*) > 0 FROM taskq.staged")
             TaskQueue(conn).register("me")
 
-    successor = threading.Thread(target=take_over)
+    successor = threading.Thread(target=take_over, daemon=True)
     successor.start()
     gated = {"gate": str(gate)}
-    with pytest.raises(LeaseLost, match="registered anew"):
-        drain(
-            spark,
-            "work",
-            "me",
-            lambda tasks: wait_and_follow(tasks, gated),
-            dsn=dsn,
-            lease=timedelta(seconds=3),
-            partitions=2,
-        )
-    successor.join()
-    assert queue.count("work")["work"][State.ACTIVE].count == 100
-    assert queue.page("next") == []
-    gate.touch()
+    try:
+        with pytest.raises(LeaseLost, match="registered anew"):
+            drain(
+                spark,
+                "work",
+                "me",
+                lambda tasks: wait_and_follow(tasks, gated),
+                dsn=dsn,
+                lease=timedelta(seconds=12),
+                partitions=2,
+            )
+        assert queue.count("work")["work"][State.ACTIVE].count == 100
+        assert queue.page("next") == []
+    finally:
+        successor.join(150)
+        gate.touch()
     result = drain(spark, "work", "me", follow, dsn=dsn, partitions=2)
     assert result.resumed == 100
     check_once(queue, sequences, result)

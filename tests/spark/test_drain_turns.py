@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from airflow_provider_taskq.queue import (
     Condition,
     Decision,
     NewTask,
+    Order,
     Owner,
     Result,
     RetryPolicy,
@@ -21,8 +23,10 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
     TopicPolicy,
+    connect,
 )
 from airflow_provider_taskq.spark import Ended, by_task, drain, in_arrow
+from airflow_provider_taskq.spark.draining.holding import Holding
 
 Connection = psycopg.Connection[Any]
 
@@ -104,8 +108,6 @@ def test_a_retry_that_is_not_due_keeps_its_identifier(conn: Connection, queue: T
 
 
 def test_claims_at_once_never_share_an_identifier(dsn: str, queue: TaskQueue) -> None:
-    from airflow_provider_taskq.queue import connect
-
     queue.push("work", [f"id-{number % 50}" for number in range(5_000)])
     claimed: dict[str, dict[str, int]] = {}
 
@@ -237,3 +239,45 @@ def test_dataframes_come_in_turn_too(spark: SparkSession, dsn: str, queue: TaskQ
         mine = [(part, payload) for part, identifier, payload in seen if identifier == name]
         assert len({part for part, _ in mine}) == 1
         assert [payload for _, payload in mine] == [f'"{name}{number}"' for number in (1, 2, 3)]
+
+
+def succeed(tasks: DataFrame) -> DataFrame:
+    return tasks.selectExpr("sequence", "'SUCCESS' AS result")
+
+
+@slow
+@PANDAS
+def test_a_drain_of_rounds_does_not_end_at_what_a_poll_looks_at_and_takes_nothing_of(
+    spark: SparkSession, dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(queue, "a1 a2")
+    claim_as_ever = Holding.claim
+    claimed: list[int] = []
+
+    def claim_and_let_go(holding: Holding, size: int, order: Order) -> int:
+        claimed.append(claim_as_ever(holding, size, order))
+        if len(claimed) == 3:
+            other.rollback()
+        return claimed[-1]
+
+    monkeypatch.setattr(Holding, "claim", claim_and_let_go)
+    with connect(dsn) as other:
+        other.execute("SELECT FROM taskq.lane_lock FOR UPDATE")  # as a poll does that began earlier
+        result = drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR, size=1, rounds=None)
+    assert claimed == [0, 0, 0, 1, 1, 0]
+    assert (result.claimed, result.done, result.rounds, result.ended) == (2, 2, 2, Ended.EMPTY)
+
+
+@slow
+@PANDAS
+def test_a_drain_that_waits_for_what_a_poll_looks_at_ends_at_its_deadline_and_a_single_round_does_not_wait(
+    spark: SparkSession, dsn: str, queue: TaskQueue
+) -> None:
+    push(queue, "a1 a2")
+    with connect(dsn) as other:
+        other.execute("SELECT FROM taskq.lane_lock FOR UPDATE")  # as a poll does that began earlier
+        soon = timedelta(seconds=2)
+        waited = drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR, rounds=None, deadline=soon)
+        assert (waited.done, waited.ended) == (0, Ended.DEADLINE)
+        assert drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR).ended is Ended.EMPTY
+    assert queue.owners() == []

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
@@ -18,12 +19,15 @@ from airflow_provider_taskq.queue import (
     State,
     Task,
     TaskQueue,
+    TaskQueueError,
     UnknownTopic,
     connect,
 )
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
-from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, open_stage
+from airflow_provider_taskq.spark.draining.follow_ups import Staging
+from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, check_of, open_stage
+from airflow_provider_taskq.spark.source.options import SourceOptions
 
 Connection = psycopg.Connection[Any]
 Push = Callable[[int], list[int]]
@@ -87,6 +91,25 @@ def test_only_what_follows_continued_tasks_of_the_try_that_won_is_pushed_and_onc
     assert conn.execute("SELECT taskq.stage_pushed(%s)", (stage,)).fetchall() == [(2,)]
     abandon_stage(conn, stage)
     assert conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall() == [(0,)]
+
+
+def test_follow_ups_that_are_staged_as_their_stage_is_carried_out_are_refused(
+    conn: Connection, dsn: str, owner: Owner, sequences: list[int]
+) -> None:
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 1, [(sequences[0], 3, None)])
+    following = [{"sequence": sequences[0], "result": "SUCCESS", "push": '[{"topic": "next", "identifier": "late"}]'}]
+    options = SourceOptions(
+        mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage
+    )
+    with connect(dsn) as late:
+        staging = Staging((stage, 0, 2), lambda: late)
+        assert list(staging.kept_apart(iter([pa.RecordBatch.from_pylist(following)])))
+        carry_out(conn, owner, stage, 1, 1)
+        with pytest.raises(TaskQueueError, match="was committed"), translated():
+            staging.commit(check_of(options, stage))
+        late.rollback()
+    assert conn.execute("SELECT taskq.stage_pushed(%s)", (stage,)).fetchall() == [(1,)]
 
 
 def test_of_a_task_decided_twice_all_decisions_have_to_continue(

@@ -14,14 +14,14 @@ from airflow_provider_taskq.spark.route import Route
 
 @pytest.fixture
 def brief(queue: TaskQueue) -> Owner:
-    """An owner with a lease of 1.2 seconds."""
-    return queue.register("owner", timedelta(seconds=1.2))
+    """An owner with a lease of 8 seconds: a heartbeat may come a third of that late, as on a busy machine."""
+    return queue.register("owner", timedelta(seconds=8))
 
 
 def test_a_kept_lease_outlives_its_length(dsn: str, queue: TaskQueue, brief: Owner) -> None:
     lost = threading.Event()
     with LeaseKeeper(brief, Route.found(dsn), lost.set) as keeper:
-        assert not lost.wait(3)
+        assert not lost.wait(9)
         assert keeper.lost is None
         assert queue.expire() == 0
         assert [owner.name for owner in queue.owners()] == ["owner"]
@@ -32,7 +32,7 @@ def test_a_lease_that_was_taken_is_told_at_the_next_heartbeat(dsn: str, queue: T
     lost = threading.Event()
     with LeaseKeeper(brief, Route.found(dsn), lost.set) as keeper:
         queue.register("owner")
-        assert lost.wait(3)
+        assert lost.wait(30)
         assert "the name was registered anew" in str(keeper.lost)
 
 
@@ -40,9 +40,17 @@ def test_two_thirds_of_a_lease_without_a_heartbeat_is_lost(brief: Owner) -> None
     lost = threading.Event()
     began = time.monotonic()
     with LeaseKeeper(brief, Route("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set) as keeper:
-        assert lost.wait(3)
-        assert 0.7 < time.monotonic() - began < 1.2
+        assert lost.wait(30)
+        assert 5.3 < time.monotonic() - began < 8
         assert "two thirds of its lease" in str(keeper.lost)
+
+
+def test_a_lease_counts_from_when_its_registration_began(brief: Owner) -> None:
+    lost = threading.Event()
+    since = time.monotonic() - 6  # so long did the answer take
+    with LeaseKeeper(brief, Route("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set, since):
+        assert lost.wait(30)
+        assert time.monotonic() - since < 8
 
 
 def test_a_server_that_accepts_and_never_answers_does_not_hide_the_loss(brief: Owner) -> None:
@@ -51,5 +59,5 @@ def test_a_server_that_accepts_and_never_answers_does_not_hide_the_loss(brief: O
         route = Route(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nowhere")
         began = time.monotonic()
         with LeaseKeeper(brief, route, lost.set):
-            assert lost.wait(3)
-            assert time.monotonic() - began < 1.2
+            assert lost.wait(30)  # while a connect is under way, its second
+            assert time.monotonic() - began < 8

@@ -63,6 +63,7 @@ def test_nothing_shows_the_password_or_a_payload(
     spark.sparkContext.setLogLevel("DEBUG")
     try:
         assert drain(spark, "work", "me", decide, dsn=marked_dsn).done == 10
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # by which the interface hears of jobs
         seen.extend(everything_shown(spark))
     finally:
         spark.sparkContext.setLogLevel("OFF")

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def driver(dsn_file: Path, environment: Mapping[str, str], *arguments: str) -> I
         try:
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # nothing is left of it
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def number(conn: psycopg.Connection[Any], query: str) -> int:

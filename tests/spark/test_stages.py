@@ -1,5 +1,6 @@
 """What executors staged is carried out whole, once, by the living owner (sql/functions/spark.sql)."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -19,11 +20,15 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
     TopicPolicy,
+    connect,
 )
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, open_stage
+from tests.queue.conftest import await_lock_wait, until
 
 Connection = psycopg.Connection[Any]
+
+CHECK = "SELECT taskq.check_stage(%s, %s, %s)"
 
 
 @pytest.fixture
@@ -147,14 +152,66 @@ def test_an_owner_that_is_locked_out_changes_nothing(
 @pytest.mark.usefixtures("sequences")
 def test_a_try_that_comes_late_leaves_nothing(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
     stage = open_stage(conn, "owner", owner.fence)
-    check = "SELECT taskq.check_stage(%s, %s, %s)"
-    conn.execute(check, (owner.name, owner.fence, stage))
+    conn.execute(CHECK, (owner.name, owner.fence, stage))
     assert carry_out(conn, owner, stage, {}) == 0
     with pytest.raises(TaskQueueError, match="was committed"), translated():
-        conn.execute(check, (owner.name, owner.fence, stage))
+        conn.execute(CHECK, (owner.name, owner.fence, stage))
     queue.release(owner)
     with pytest.raises(LeaseLost), translated():
-        conn.execute(check, (owner.name, owner.fence, stage))
+        conn.execute(CHECK, (owner.name, owner.fence, stage))
+
+
+def test_a_try_that_ends_as_its_stage_is_carried_out_leaves_nothing_and_is_not_counted(
+    conn: Connection, dsn: str, owner: Owner, sequences: list[int]
+) -> None:
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
+    with connect(dsn) as late, connect(dsn, autocommit=True) as driver, ThreadPoolExecutor() as pool:
+        put(late, stage, 0, 2, dict.fromkeys(sequences, 0))
+        late.execute(CHECK, (owner.name, owner.fence, stage))
+        done = pool.submit(carry_out, driver, owner, stage, {(0, 1): 4})
+        waiting = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        until(lambda: done.done() or conn.execute(waiting, (driver.info.backend_pid,)).fetchone() is not None)
+        late.commit()
+        assert done.result(60) == 4
+    assert conn.execute("SELECT * FROM taskq.stage_results(%s)", (stage,)).fetchall() == [(3, 4)]
+    abandon_stage(conn, stage)
+    assert staged(conn) == 0
+
+
+def test_a_try_that_comes_to_its_end_while_its_stage_is_carried_out_is_refused(
+    conn: Connection, dsn: str, owner: Owner, sequences: list[int]
+) -> None:
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
+    with connect(dsn) as late, connect(dsn) as driver, ThreadPoolExecutor() as pool:
+        put(late, stage, 0, 2, dict.fromkeys(sequences, 0))
+        assert carry_out(driver, owner, stage, {(0, 1): 4}) == 4
+        checked = pool.submit(late.execute, CHECK, (owner.name, owner.fence, stage))
+        await_lock_wait(conn, TaskQueue(late))
+        driver.commit()
+        with pytest.raises(TaskQueueError, match="was committed"), translated():
+            checked.result(60)
+    abandon_stage(conn, stage)
+    assert staged(conn) == 0
+
+
+def test_a_try_that_stands_still_holds_no_stage_up_and_goes_with_the_lease(
+    conn: Connection, dsn: str, queue: TaskQueue, owner: Owner, sequences: list[int]
+) -> None:
+    stage = open_stage(conn, "owner", owner.fence)
+    put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
+    with connect(dsn) as still:
+        put(still, stage, 0, 2, dict.fromkeys(sequences, 0))
+        still.execute(CHECK, (owner.name, owner.fence, stage))
+        assert carry_out(conn, owner, stage, {(0, 1): 4}) == 4
+        abandon_stage(conn, stage)
+        still.commit()
+    assert states(queue) == {State.SUCCEEDED: 4}
+    assert staged(conn) == 4
+    queue.release(owner)
+    queue.expire()
+    assert staged(conn) == 0
 
 
 def test_what_the_dead_staged_is_forgotten(conn: Connection, queue: TaskQueue, owner: Owner) -> None:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,8 @@ def killed_at_the_end(command: list[str], environment: Mapping[str, str]) -> Ite
         finally:
             killed = [process, *process.children(recursive=True)]
             for each in killed:
-                each.kill()
+                with suppress(psutil.NoSuchProcess):  # ended with its parent
+                    each.kill()
             assert psutil.wait_procs(killed, timeout=60)[1] == []
 
 

@@ -26,6 +26,8 @@ __all__ = ["DrainResult", "Ended", "drain", "registered_name"]
 logger = logging.getLogger(__name__)
 
 FIVE_MINUTES = timedelta(minutes=5)
+CLAIMED = "claimed %s tasks of topic %s, %s more were held already"
+AGAIN = 0.2  # seconds until a claim looks again at what somebody else was looking at
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,18 @@ def drain(
     route = Route.found(dsn, executors_choose=not local)
     holding = Holding.registered(spark, route, topic, owner, lease, condition, in_rounds=rounds != 1)
     tally = Tally()
-    with LeaseKeeper(holding.lease, route, holding.cancel) as keeper, holding.given_back_on_error(keeper):
+    with holding.kept() as keeper, holding.given_back_on_error(keeper):
+        holding.free_lapsed()
         while (ended := limits.reached(tally)) is None:
             before = Progress(topic, owner, tally.rounds, tally.worked, tally.done, time.monotonic() - began)
-            count = _claimed(holding, limits.room(tally), order, tally)
-            if not count:
+            if count := _claimed(holding, limits.room(tally), order, tally):
+                _round(holding, transform, count, partitions, keeper, before, on_progress, tally)
+            elif holding.has_missed():
+                time.sleep(AGAIN)  # nothing tells when the other has done with it
+            else:
+                _tell_none(holding, tally)
                 ended = Ended.EMPTY
                 break
-            _round(holding, transform, count, partitions, keeper, before, on_progress, tally)
         undecided = holding.give_back()
     result = DrainResult(
         topic, owner, tally.claimed, tally.resumed, tally.done, tally.completed, undecided,
@@ -144,10 +150,15 @@ def _claimed(holding: Holding, room: int, order: Order, tally: Tally) -> int:
     claimed = holding.claim(max(0, room - resumed), order)
     tally.claimed += claimed
     tally.resumed += resumed
-    if claimed + resumed or not tally.rounds:
-        held = f"{resumed:,}"
-        logger.info("claimed %s tasks of topic %s, %s more were held already", f"{claimed:,}", holding.topic, held)
+    if claimed + resumed:
+        logger.info(CLAIMED, f"{claimed:,}", holding.topic, f"{resumed:,}")
     return claimed + resumed
+
+
+def _tell_none(holding: Holding, tally: Tally) -> None:
+    """Says that there was nothing to do, where no round has said otherwise."""
+    if not tally.rounds:
+        logger.info(CLAIMED, 0, holding.topic, 0)
 
 
 def _round(

@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.queue.pushing import chunks
 from airflow_provider_taskq.queue.wire import interval_text
 from airflow_provider_taskq.spark.committing import Staged, winners
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter
+from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, check_of
 
 COLUMNS = frozenset({"continued", "push", "junctions", "company"})
 _OPTIONAL = ("payload", "reference", "suspended", "available_at", "delay", "ttl", "priority", "depends_on")
@@ -78,7 +78,7 @@ class FollowUpWriter(DataSourceArrowWriter):
         with ExitStack() as stack, translated():
             staging = Staging(place, lambda: stack.enter_context(self.decisions.route.connect_executor()))
             staged = self.decisions.write(staging.kept_apart(iterator))
-            staging.commit()
+            staging.commit(check_of(self.decisions.options, self.decisions.stage))
         return Accompanied.of(staged, staging.company)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -130,9 +130,10 @@ class Staging:
                 self.company += [each for each in batch.column("company").to_pylist() if each is not None]
             yield batch.select([name for name in batch.schema.names if name not in COLUMNS])
 
-    def commit(self) -> None:
-        """Ends the transaction, if there is one."""
+    def commit(self, check: tuple[str, Sequence[object]]) -> None:
+        """Ends the transaction, if there is one, with a check: decisions may be carried out since theirs was."""
         if self.conn is not None:
+            self.conn.execute(check[0].encode(), check[1])
             self.conn.commit()
 
     def _stage(self, tasks: list[Row], junctions: list[Row]) -> None:

@@ -3,6 +3,7 @@
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -33,10 +34,21 @@ Transform = Callable[[DataFrame], DataFrame]
 
 
 class Holding:
-    """The tasks that one drain holds under its lease; `in_rounds`: there may be more rounds than one."""
+    """The tasks that one drain holds under its lease.
+
+    `in_rounds`: there may be more rounds than one. `since`: when the registration began, by the monotonic clock.
+    """
 
     def __init__(
-        self, spark: SparkSession, route: Route, topic: str, lease: Owner, condition: Condition, *, in_rounds: bool
+        self,
+        spark: SparkSession,
+        route: Route,
+        topic: str,
+        lease: Owner,
+        condition: Condition,
+        *,
+        in_rounds: bool,
+        since: float,
     ) -> None:
         self.spark = spark
         self.route = route
@@ -44,6 +56,7 @@ class Holding:
         self.lease = lease
         self.condition = condition
         self.in_rounds = in_rounds
+        self.since = since
         self.tag = f"taskq-drain-{lease.fence}"
         self.options = {"topic": topic, "owner": lease.name, "fence": str(lease.fence)}
 
@@ -59,13 +72,20 @@ class Holding:
         *,
         in_rounds: bool,
     ) -> "Holding":
-        """Registers the owner under a new fence; after that, so that it keeps its own, frees what others let lapse."""
+        """Registers the owner under a new fence."""
         with route.connect() as conn:
-            queue = TaskQueue(conn)
-            registered = queue.register(owner, lease)
-            conn.commit()
-            queue.expire()
-        return cls(spark, route, topic, registered, condition, in_rounds=in_rounds)
+            since = time.monotonic()
+            registered = TaskQueue(conn).register(owner, lease)
+        return cls(spark, route, topic, registered, condition, in_rounds=in_rounds, since=since)
+
+    def kept(self) -> LeaseKeeper:
+        """What keeps the lease, and stops this drain's Spark jobs where it is lost."""
+        return LeaseKeeper(self.lease, self.route, self.cancel, self.since)
+
+    def free_lapsed(self) -> None:
+        """Frees what others let lapse: after the registration, which keeps the owner's own, and under a kept lease."""
+        with self.route.connect() as conn:
+            TaskQueue(conn).expire()
 
     def resumed(self) -> int:
         """How many tasks of the topic the name held already."""
@@ -92,6 +112,17 @@ class Holding:
                     (self.topic, self.lease.name, self.lease.fence, size, self.condition),
                 ).fetchone()
             return row[0] if row else 0
+
+    def has_missed(self) -> bool:
+        """Whether a further round could claim something, though this one has just found nothing.
+
+        A claim under a condition leaves out what a poll looks at just then, which may take nothing of it: it began
+        before the last task of that identifier was completed.
+        """
+        if not self.in_rounds or self.condition is Condition.NONE:
+            return False
+        with self.route.connect() as conn:
+            return TaskQueue(conn).ready(self.topic, 1, self.condition) > 0
 
     def open_stage(self) -> str:
         """The number of a new stage, which keeps the turns of identifiers under a condition.

@@ -16,7 +16,7 @@ from airflow_provider_taskq.spark.draining.batches import ARROW
 from airflow_provider_taskq.spark.draining.company import Commit
 from airflow_provider_taskq.spark.draining.follow_ups import Staging
 from airflow_provider_taskq.spark.draining.transforms import values_of
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, carry_out
+from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, carry_out, check_of
 from airflow_provider_taskq.spark.source.decisions import COPY, staged_rows
 
 DRIVER = -1  # the part of a stage that is the driver's own
@@ -51,12 +51,10 @@ def _carry_out(writer: CompleteWriter, won: Sequence[Staged], commit: Commit) ->
 
 def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool:
     """Whether the stage was carried out."""
-    options = writer.options
+    statement, arguments = check_of(writer.options, writer.stage)
     try:
         with conn.transaction(), translated():
-            conn.execute(
-                "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)", (options.owner, options.fence, writer.stage)
-            )
+            conn.execute(statement.encode(), arguments)
     except LeaseLost:
         raise
     except TaskQueueError:

@@ -20,14 +20,15 @@ class LeaseKeeper:
     Lost means that the queue said so, or that two thirds of the lease have passed since the last heartbeat that
     succeeded began, by this machine's monotonic clock. The second is told by a thread that touches no network, since a
     heartbeat may be stuck in one. It calls `on_loss`, and again every second, as what it stops may have a sequel.
+    `since`: when the owner's registration began, by the same clock, as the lease has run since then; None: just now.
     """
 
-    def __init__(self, owner: Owner, route: Route, on_loss: Callable[[], None]) -> None:
+    def __init__(self, owner: Owner, route: Route, on_loss: Callable[[], None], since: float | None = None) -> None:
         self._owner = owner
         self._route = route
         self._on_loss = on_loss
         self._lease = owner.lease.total_seconds()
-        self._alive = time.monotonic()
+        self._alive = time.monotonic() if since is None else since
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._lost: LeaseLost | None = None
@@ -60,7 +61,7 @@ class LeaseKeeper:
 
     def _keep(self) -> None:
         """Heartbeats until stopped or lost; after a failed one the next follows sooner."""
-        pause = self._lease / 3
+        pause = max(0.0, self._alive + self._lease / 3 - time.monotonic())
         while not self._stopped.wait(pause) and self._lost is None:
             pause = self._lease / 3 if self._beat() else min(self._lease / 30, MAX_PAUSE)
         self._disconnect()

@@ -24,8 +24,6 @@ from airflow_provider_taskq.spark.route import Route
 from airflow_provider_taskq.spark.source.decisions import COPY, check_columns, staged_rows
 from airflow_provider_taskq.spark.source.options import SourceOptions
 
-_CHECK = "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)"
-
 
 class CompleteWriter(DataSourceArrowWriter):
     """Ends the tasks that an owner holds, all of a job's decisions together or none of them.
@@ -94,9 +92,14 @@ def stage_decisions(
         COPY,
         batches,
         lambda batch, _: staged_rows(batch, number, part, attempt),
-        (_CHECK, (options.owner, options.fence, stage)),
+        check_of(options, stage),
     )
     return Staged(part, attempt, count, stage, stream, query_of(context))
+
+
+def check_of(options: SourceOptions, stage: str) -> tuple[str, tuple[object, ...]]:
+    """What refuses to stage more where nobody will come for it, and its arguments: last in the transaction."""
+    return "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)", (options.owner, options.fence, stage)
 
 
 def carry_out(conn: psycopg.Connection[Any], options: SourceOptions, stage: str, won: Sequence[Staged]) -> None:

@@ -38,7 +38,9 @@ def wait_and_note(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
         assert context is not None
         yield from batches
         part = context.partitionId()
-        (Path(notes) / f"{part}-{context.attemptNumber()}").write_text(str(os.getpid()))
+        note = Path(notes) / f"{part}-{context.attemptNumber()}"
+        note.with_suffix(".new").write_text(str(os.getpid()))
+        note.with_suffix(".new").rename(note)  # whoever sees it finds it whole
         while part > 0 and not (Path(notes) / "gate").exists():
             time.sleep(0.05)  # between two looks at the gate
 

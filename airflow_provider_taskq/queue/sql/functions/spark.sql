@@ -87,15 +87,27 @@ CREATE FUNCTION taskq.stage_kind(p_stage uuid) RETURNS int LANGUAGE sql IMMUTABL
 $$;
 
 -- Refuses to stage more where nobody will come for it: the stage was committed (TQ007) or its owner's lease is gone
--- (TQ005). For executors, in the transaction that stages: tries that outlived their job leave nothing behind.
+-- (TQ005). For executors, last in the transaction that stages: who carries the stage out waits for its end (see
+-- taskq.await_tries), so that tries that outlived their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtextextended(p_stage::text, taskq.topic_lock_class()));
     IF NOT EXISTS (SELECT FROM taskq.owner WHERE name = p_owner AND fence = p_fence) THEN
         PERFORM taskq.refuse_lease(p_owner, p_fence);
     END IF;
     IF EXISTS (SELECT FROM taskq.stage WHERE stage = p_stage) THEN
         PERFORM taskq.refuse('TQ007', format('stage %s was committed: it takes no more decisions', p_stage));
     END IF;
+END $$;
+
+-- Waits until the tries that have passed taskq.check_stage have come to their end; those that come to it later wait for the end of
+-- this transaction. Not for long: one whose executor stands still holds nothing up, and what it stages goes with the lease.
+CREATE FUNCTION taskq.await_tries(p_stage uuid) RETURNS void LANGUAGE plpgsql
+SET lock_timeout = '5s' AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_stage::text, taskq.topic_lock_class()));
+EXCEPTION WHEN lock_not_available THEN
+    NULL;
 END $$;
 
 -- Carries out a stage: of each part the decisions of its winning try, all of them in this transaction, and what follows them
@@ -116,6 +128,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN (SELECT completed FROM taskq.stage WHERE stage = p_stage);
     END IF;
+    PERFORM taskq.await_tries(p_stage);
     v_owner_id := taskq.hold_lease(p_owner, p_fence);
     PERFORM taskq.check_staged(p_stage, p_parts, p_attempts, p_counts);
     PERFORM taskq.keep_winners(p_stage, p_parts, p_attempts);
