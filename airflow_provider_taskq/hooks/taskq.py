@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import psycopg
 from airflow.providers.common.compat.connection import get_async_connection
@@ -136,6 +136,10 @@ class TaskQAsyncHook(TaskQHook):
 
     # PostgresHook only puts arguments together: a coroutine that it made would be lost where a wait is cancelled.
     _connect: Callable[..., Any] = staticmethod(dict)
+
+    def get_conn(self) -> NoReturn:
+        """There is none that blocks."""
+        raise TypeError("TaskQAsyncHook connects by get_async_conn(); TaskQHook has get_conn()")
 
     async def get_async_conn(self) -> psycopg.AsyncConnection[TupleRow]:
         """A new connection in autocommit mode; errors as of `get_conn`."""

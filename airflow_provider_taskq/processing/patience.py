@@ -13,6 +13,11 @@ class BackOff:
         self._most = most
         self._failures = 0
 
+    @property
+    def failures(self) -> int:
+        """How many there were in a row."""
+        return self._failures
+
     def next(self) -> float:
         """The pause after one more failure: between half of what it may be and all of it."""
         self._failures += 1

@@ -1,5 +1,6 @@
 """Going round: what all threads do that poll, again and again until their shift stops."""
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +17,10 @@ from airflow_provider_taskq.queue import LeaseLost, Task
 if TYPE_CHECKING:
     from airflow_provider_taskq.processing.shift import Shift
 
+log = logging.getLogger(__name__)
+
+LOOKS = 20  # in about ten seconds
+
 
 class Rounds(ABC):
     """A thread that polls: with a session and a lease of its own, and with growing pauses while something fails."""
@@ -29,7 +34,7 @@ class Rounds(ABC):
         self._replaced = False
         self._unanswered = False  # whether what the last poll took is unknown
         self._missed = False  # whether it is to look again soon, though it found nothing
-        self._again = BackOff(0.01, shift.settings.pause.total_seconds())
+        self._again = BackOff(0.01, 1.0)
         self.thread = threading.Thread(target=self._go_round, name=f"taskq {shift.settings.name}", daemon=True)
 
     @abstractmethod
@@ -104,13 +109,24 @@ class Rounds(ABC):
         self._unanswered = True
         tasks = self._next(size)
         run = shift.begin(tasks, self._poller.tenure(), token) if tasks else None
-        missed = not tasks and self._poller.has_missed()
+        missed = not tasks and self._has_missed(quiet)
         self._unanswered = False
         quiet_now = shift.counters.poll_ended(quiet)
         if not tasks and not missed and quiet_now:
             shift.idle.set()
         self._missed = missed or (quiet_now is False and not shift.idle.is_set())
         return tasks, run
+
+    def _has_missed(self, quiet: int | None) -> bool:
+        """Whether to look again where all else is over: not for ever, as somebody's transaction may stay open."""
+        shift = self._shift
+        if shift.idle.is_set() or not shift.counters.is_quiet(quiet) or not self._poller.has_missed():
+            return False
+        if self._again.failures < LOOKS:
+            return True
+        to = shift.settings
+        log.warning("%r leaves what is ready in topic %r: a transaction that stays open keeps it", to.name, to.topic)
+        return False
 
     def _wait(self, calls: int) -> None:
         """Waits after a poll that found nothing: not for long where there is something, or nobody knows."""

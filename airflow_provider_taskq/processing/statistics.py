@@ -73,6 +73,11 @@ class Counters:
             self._polling += not again
             return self._begun if self._in_flight == own else None
 
+    def is_quiet(self, quiet: int | None) -> bool:
+        """Whether nothing has been in flight, or polled beside it, since that poll began, which has not ended yet."""
+        with self._lock:
+            return quiet == self._begun and self._polling == 1 and not self._in_flight
+
     def poll_ended(self, quiet: int | None) -> bool | None:
         """That poll has ended: whether nothing was in flight as long as it took; None where something is now."""
         with self._lock:

@@ -10,7 +10,7 @@ from airflow_provider_taskq.processing.reader import Interrupted, NonTransient, 
 from airflow_provider_taskq.processing.reader.attempts import Attempts
 from airflow_provider_taskq.processing.reader.part import Part
 from airflow_provider_taskq.processing.reader.progress import DatabaseProgress
-from airflow_provider_taskq.queue import Cursor, Task, TaskQueue
+from airflow_provider_taskq.queue import Cursor, Task, TaskQueue, connect
 from tests.processing.reading import Heard, heard_all, place, quick, read_all, state, table, until_at_end
 from tests.queue.conftest import until
 
@@ -236,6 +236,26 @@ def test_a_program_that_stands_still_before_its_commit_is_cut_off_and_then_goes_
         until_at_end(queue)
     assert queue.conn.execute("SELECT book FROM shelf ORDER BY book").fetchall() == [("a",), ("b",)]
     assert (heard.failures, reader.errors, len(stood_still)) == ([], {}, 1)
+
+
+def test_a_handler_that_always_takes_longer_than_the_server_allows_ends_its_partition_with_the_servers_error(
+    dsn: str, queue: TaskQueue
+) -> None:
+    heard = Heard()
+    queue.push("work", ["a"])
+
+    @heard.group.on()
+    def work_long(event: Task, queue: TaskQueue) -> None:
+        heard.hear(event)
+        pid = queue.conn.info.backend_pid
+        queue.conn.execute("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
+        with connect(dsn, autocommit=True) as watching:
+            until(lambda: not has_session(TaskQueue(watching), pid))
+
+    with Reader(dsn, heard.group, "work", quick(transactional=True, retry="none")) as reader:
+        until(lambda: reader.errors)
+    assert isinstance(reader.errors[0], psycopg.errors.IdleInTransactionSessionTimeout)
+    assert heard.identifiers == ["a"] * 3
 
 
 def test_a_reader_whose_connection_is_lost_as_it_begins_makes_another(

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.processing import TaskResultException, Work, Worker, WorkerListener, batch, each
+from airflow_provider_taskq.processing import TaskResultException, Work, Worker, WorkerListener, batch, each, rounds
 from airflow_provider_taskq.queue import (
     Condition,
     Decision,
@@ -373,4 +373,21 @@ def test_a_drain_does_not_end_at_what_another_poll_looks_at_and_takes_nothing_of
         until(lambda: listener.polls > 2)
         assert not worker.is_idle
         other.rollback()
-        assert drained.result(20).handled == 2
+        assert drained.result(60).handled == 2
+
+
+def test_a_drain_leaves_what_a_transaction_keeps_that_stays_open(
+    dsn: str,
+    queue: TaskQueue,
+    make_worker: MakeWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(rounds, "LOOKS", 3)
+    queue.push("work", ["a"])
+    worker = make_worker(lambda _task: None, condition=Condition.SINGULAR_BY_IDENTIFIER)
+    with connect(dsn) as other:
+        other.execute("SELECT FROM taskq.lane_lock FOR UPDATE")
+        assert worker.drain().handled == 0
+    assert "leaves what is ready in topic 'work': a transaction that stays open keeps it" in caplog.text
+    assert states(queue) == [("a", State.READY)]

@@ -45,7 +45,8 @@ export function usePlace() {
   const go = useCallback(
     (changes, { ifHere, ...options } = {}) => {
       const now = Object.fromEntries(new URLSearchParams(globalThis.location.search));
-      const here = globalThis.location.pathname.endsWith(pathname) && whereabouts(now) === whereabouts(asked);
+      const same = whereabouts(now) === whereabouts(asked) && now.conn_id === asked.conn_id;
+      const here = same && globalThis.location.pathname.endsWith(pathname);
       if (ifHere && !here) return;
       setParams(new URLSearchParams(search({ ...(here ? now : asked), ...changes }).slice(1)), options);
     },

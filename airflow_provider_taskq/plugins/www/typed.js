@@ -11,20 +11,21 @@ const PATIENCE = 400;
 export function useTyped(value, onChange, echo = (text) => text) {
   const [text, setText] = useState(value);
   const timer = useRef(null);
-  const told = useRef(value);
+  const told = useRef([value]); // what the address says, and what it is still to say, as it follows late
   const latest = useRef(onChange); // by when the timer rings, the address may say more than when the letter was typed
   latest.current = onChange;
   useEffect(() => {
-    if (value !== told.current) {
+    const place = told.current.lastIndexOf(value);
+    if (place < 0) {
       clearTimeout(timer.current); // the address changed by itself: what was typed before is over
       setText(value);
     }
-    told.current = value;
+    told.current = place < 0 ? [value] : told.current.slice(place);
   }, [value]);
   useEffect(() => () => clearTimeout(timer.current), []);
   const tell = (now) => {
     clearTimeout(timer.current);
-    told.current = echo(now);
+    told.current.push(echo(now));
     latest.current(now);
   };
   const type = (now) => {

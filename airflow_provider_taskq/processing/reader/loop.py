@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 # What the server says as it ends a session that stood still in a transaction: nothing of it was committed. To psycopg
 # these are no operational errors.
 TIMED_OUT = {"25P03", "25P04"}  # idle_in_transaction_session_timeout, transaction_timeout
+CUT_OFFS = 3  # in a row: then it is the handler that takes longer than the server allows
 
 RECONNECTING = RetryPolicy.event_handling(initial=timedelta(milliseconds=200))
 
@@ -73,6 +74,7 @@ class PartitionLoop:
         self._on_failure = on_failure
         self._attempts = Attempts(settings.policy)
         self._reconnects = Attempts(RECONNECTING)
+        self._cut_offs = 0
         self._halted = False
         self._bell = threading.Event()
         name = f"reader {led.group} {led.topic} {led.partition}"
@@ -106,11 +108,16 @@ class PartitionLoop:
         try:
             self._with_connection()
         except Exception as error:
-            if not is_transient(error):
+            if not is_transient(error) or self._is_cut_off_for_good(error):
                 raise
             self._reconnect(error)
             return False
         return True
+
+    def _is_cut_off_for_good(self, error: Exception) -> bool:
+        """Whether the server has ended one transaction after the other, with nothing done between."""
+        self._cut_offs += _is_cut_off(error)
+        return self._cut_offs >= CUT_OFFS
 
     def _reconnect(self, error: Exception) -> None:
         """Waits before another try; nothing is skipped for a database that is away."""
@@ -161,6 +168,7 @@ class PartitionLoop:
             calls = [(handlers, event) for _, event in some if (handlers := self._handlers_of(event))]
             if calls:
                 progress.proceed(partial(_call_all, calls), after, some[-1][0])
+                self._cut_offs = 0
         except HandlerFailed as failed:
             if progress.conn.closed:
                 raise psycopg.OperationalError("the connection was lost in a handler") from failed.__cause__
@@ -175,6 +183,7 @@ class PartitionLoop:
                 if handlers:
                     progress.proceed(partial(_call, handlers, event), after, place)
                     self._attempts.reset()
+                    self._cut_offs = 0
                 return bool(handlers)
             except HandlerFailed as failed:
                 cause = failed.__cause__ or failed
@@ -253,8 +262,13 @@ def _is_rejection(error: BaseException) -> bool:
 
 def is_transient(error: BaseException) -> bool:
     """Whether another connection may do: the errors of connections, those of opening one, and a transaction cut off."""
-    if isinstance(error, psycopg.InternalError):
-        return error.diag.sqlstate in TIMED_OUT
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
-        type(error) is TaskQueueError and "cannot connect" in str(error)
+    return (
+        isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        or (type(error) is TaskQueueError and "cannot connect" in str(error))
+        or _is_cut_off(error)
     )
+
+
+def _is_cut_off(error: BaseException) -> bool:
+    """Whether the server has ended a transaction that took too long."""
+    return isinstance(error, psycopg.InternalError) and error.diag.sqlstate in TIMED_OUT

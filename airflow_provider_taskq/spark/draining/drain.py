@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 FIVE_MINUTES = timedelta(minutes=5)
 CLAIMED = "claimed %s tasks of topic %s, %s more were held already"
 AGAIN = 0.2  # seconds until a claim looks again at what somebody else was looking at
+LOOKS = 50  # in a row, until what that keeps is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +110,15 @@ def drain(
     local = (context.master or "").split("[")[0] == "local"
     route = Route.found(dsn, executors_choose=not local)
     holding = Holding.registered(spark, route, topic, owner, lease, condition, in_rounds=rounds != 1)
-    tally = Tally()
+    tally, missed = Tally(), 0
     with holding.kept() as keeper, holding.given_back_on_error(keeper):
         holding.free_lapsed()
         while (ended := limits.reached(tally)) is None:
             before = Progress(topic, owner, tally.rounds, tally.worked, tally.done, time.monotonic() - began)
             if count := _claimed(holding, limits.room(tally), order, tally):
+                missed = 0
                 _round(holding, transform, count, partitions, keeper, before, on_progress, tally)
-            elif holding.has_missed():
+            elif _may_look_again(holding, missed := missed + 1):
                 time.sleep(AGAIN)  # nothing tells when the other has done with it
             else:
                 _tell_none(holding, tally)
@@ -153,6 +155,16 @@ def _claimed(holding: Holding, room: int, order: Order, tally: Tally) -> int:
     if claimed + resumed:
         logger.info(CLAIMED, f"{claimed:,}", holding.topic, f"{resumed:,}")
     return claimed + resumed
+
+
+def _may_look_again(holding: Holding, missed: int) -> bool:
+    """Whether there is something to claim that this many claims in a row have missed, and are not to leave yet."""
+    if not holding.has_missed():
+        return False
+    if missed <= LOOKS:
+        return True
+    logger.warning("what is ready in topic %s is left: a transaction that stays open keeps it", holding.topic)
+    return False
 
 
 def _tell_none(holding: Holding, tally: Tally) -> None:
