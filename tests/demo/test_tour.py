@@ -50,9 +50,9 @@ def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: s
 
 
 @pytest.fixture
-def site(dsn: str, tmp_path: Path) -> Iterator[AirflowSite]:
+def site(dsn: str, metadata: str, tmp_path: Path) -> Iterator[AirflowSite]:
     prepare(dsn)
-    with AirflowSite(tmp_path / "airflow", DAGS, env=environment(dsn)) as site:
+    with AirflowSite(tmp_path / "airflow", DAGS, metadata_dsn=metadata, env=environment(dsn)) as site:
         site.wait_dags("flights_push", "flights_drain")
         yield site
 

@@ -1,6 +1,7 @@
 """Health: old errors, stuck owners and readers, a signal for errors that go on, and figures from the database."""
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -9,7 +10,7 @@ from airflow_provider_taskq.processing.health import Health, Signal, look
 from airflow_provider_taskq.processing.reader import NonTransient, Reader
 from airflow_provider_taskq.queue import Decision, Owner, Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy
 from tests.processing.reading import Heard, quick
-from tests.queue.conftest import lapse, pass_time, task_in, until
+from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
@@ -205,6 +206,17 @@ def test_handling_times_are_noted_by_those_who_handle_and_told_by_hour(queue: Ta
     queue.conn.execute("UPDATE taskq.handling SET hour = hour - interval '8 days'")
     queue.note_handling("work", [1.0])
     assert queue.handling_times(timedelta(days=30))[0].count == 1, "what is older than 8 days is forgotten"
+
+
+def test_who_notes_handling_times_waits_for_no_drop_of_the_topic(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.note_handling("work", [1.0])
+    session = open_queue()
+    session.drop_topic("work")
+    hurry(queue).note_handling("work", [1.0, 2.0])
+    session.conn.commit()
+    assert queue.handling_times() == []
 
 
 def test_queue_statistics_count_tasks_by_state(queue: TaskQueue, owner: Owner) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_taskq.queue import (
     Condition,
+    Cursor,
     Insertion,
     NewTask,
     Owner,
@@ -26,6 +27,7 @@ from tests.queue.conftest import (
     InBackground,
     await_lock_wait,
     everything,
+    hurry,
     identifiers,
     image,
     known,
@@ -327,6 +329,41 @@ def test_a_move_that_failed_on_the_way_can_be_tried_again(queue: TaskQueue, owne
         queue.push("work", ["b"])
     assert queue.own_partition("work")
     assert identifiers(queue.poll("work", owner)) == ["a"]
+
+
+def test_a_drop_that_waits_for_a_reader_of_its_topic_keeps_no_other_topic_waiting(
+    queue: TaskQueue, dsn: str, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
+) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["x"])
+    queue.push("work", ["a"])
+    queue.own_partition("work")
+    queue.advance("readers", "work", 0, Cursor(1))
+    session.advance("readers", "work", 0, Cursor(2))
+    with connect(dsn, autocommit=True) as conn:
+        dropping = TaskQueue(conn)
+        dropped = background(lambda: dropping.drop_topic("work"))
+        await_lock_wait(queue.conn, dropping)
+        other = hurry(open_queue())
+        owner = other.register("owner")
+        other.complete(owner, dict.fromkeys(other.poll("other", owner), Result.SUCCESS))
+        other.conn.commit()
+        session.conn.commit()
+        assert dropped.result(60)
+
+
+def test_a_purge_that_cannot_have_the_tables_alone_keeps_no_push_waiting(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a"])
+    queue.own_partition("work")
+    reading = open_queue()
+    reading.page("work")
+    assert session.conn.execute("SELECT taskq.purge_all('work', true)").fetchone() == (1,)
+    assert identifiers(hurry(queue).push("work", ["b"])) == ["b"]
+    reading.conn.rollback()
+    session.conn.commit()
+    assert states(queue) == [("b", State.READY)]
 
 
 HELD_UP = """CREATE FUNCTION public.held_up() RETURNS void LANGUAGE plpgsql AS $$ BEGIN

@@ -282,6 +282,25 @@ def test_rows_that_were_lost_with_the_server_are_missed(dsn: str, queue: TaskQue
     assert everything(queue) == []
 
 
+def test_a_stage_that_is_forgotten_while_it_is_pushed_pushes_nothing(
+    dsn: str, conn: psycopg.Connection[Any], queue: TaskQueue
+) -> None:
+    """As somebody's expire() may do when it has lain for a day."""
+    stage = uuid4()
+    body = conn.execute("SELECT pg_get_functiondef('taskq.check_staged_tasks'::regproc)").fetchall()[0][0]
+    conn.execute("    DELETE FROM taskq.staged_task;\nEND".join(body.rsplit("END", 1)).encode())
+    conn.execute(
+        "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier)"
+        " SELECT %s, 0, 1, g, 'x' FROM generate_series(0, 2) g",
+        (stage,),
+    )
+    conn.commit()
+    options = PushOptions.parsed({"mode": "push", "topic": "work"})
+    with pytest.raises(TaskQueueError, match="was forgotten while it was pushed: run the job again"):
+        push_stage(Route.found(dsn), options, str(stage), [Staged(0, 1, 3)], None, None)
+    assert everything(queue) == []
+
+
 def test_what_dead_drivers_staged_is_forgotten_after_a_day(conn: psycopg.Connection[Any], queue: TaskQueue) -> None:
     fresh, old = str(uuid4()), str(uuid4())
     ghost = queue.register("ghost")

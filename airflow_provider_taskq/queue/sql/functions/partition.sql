@@ -198,23 +198,39 @@ END $$;
 
 -- Empties a topic that has tables of its own, at once, and returns how many tasks it had; NULL, and nothing is changed, where it
 -- has none, or where they are in use for longer than a second or a push to it is open: then it has to be done row by row. For a
--- transaction that ends at once, as all that meet these tables wait for its end.
-CREATE FUNCTION taskq.truncate_topic(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
+-- transaction that ends at once, as all that meet these tables wait for its end: p_drops, that it removes the topic as well, and
+-- with it rows that somebody may hold, which it is not to wait for either.
+CREATE FUNCTION taskq.truncate_topic(p_topic_id int, p_drops boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    IF NOT taskq.is_apart(p_topic_id) OR NOT pg_try_advisory_xact_lock(taskq.topic_lock_class(), p_topic_id) THEN
+    IF NOT taskq.is_apart(p_topic_id) THEN
         RETURN NULL;
     END IF;
-    v_count := (SELECT count(*) FROM taskq.task WHERE topic_id = p_topic_id);
-    BEGIN
+    BEGIN  -- what is locked here is let go where it comes to nothing
+        IF NOT pg_try_advisory_xact_lock(taskq.topic_lock_class(), p_topic_id) THEN
+            RETURN NULL;
+        END IF;
+        v_count := (SELECT count(*) FROM taskq.task WHERE topic_id = p_topic_id);
         PERFORM taskq.have_alone(ARRAY(SELECT t || '_' || p_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), interval '1 second');
-    EXCEPTION WHEN SQLSTATE 'TQ000' THEN
+        IF p_drops THEN
+            PERFORM taskq.hold_what_goes_along(p_topic_id);
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'TQ000' OR lock_not_available THEN
         RETURN NULL;
     END;
     EXECUTE format('TRUNCATE taskq.task_%1$s, taskq.live_%1$s, taskq.ended_%1$s', p_topic_id);
     PERFORM taskq.forget_waits(p_topic_id);
     RETURN v_count;
+END $$;
+
+-- Locks what is removed along with a topic and others write to while they use its tasks; an error (55P03) where they do just now.
+CREATE FUNCTION taskq.hold_what_goes_along(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM taskq.reader WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq.reader_partition WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq.progress WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq.handling WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
 END $$;
 
 -- Forgets what the tasks of a topic, which are gone, waited for and what happened to them, and wakes those that wait for them.

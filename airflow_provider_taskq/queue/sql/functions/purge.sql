@@ -23,7 +23,7 @@ DECLARE
     v_count    bigint;
 BEGIN
     IF p_alone THEN
-        v_count := taskq.truncate_topic(v_topic_id);
+        v_count := taskq.truncate_topic(v_topic_id, false);
     END IF;
     IF v_count IS NOT NULL THEN
         RETURN v_count;

@@ -33,6 +33,9 @@ BEGIN
     END IF;
     PERFORM taskq.check_staged_tasks(p_stage, p_parts, p_attempts, p_counts);
     v_done := taskq.push_from_stage(p_stage, p_topic, p_insertion, p_parts, p_attempts);
+    IF v_done <> (SELECT coalesce(sum(c), 0) FROM unnest(p_counts) AS c) THEN
+        PERFORM taskq.refuse('TQ007', format('stage %s was forgotten while it was pushed: run the job again', p_stage));
+    END IF;
     UPDATE taskq.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
 END $$;

@@ -28,12 +28,17 @@ BEGIN
 END $$;
 
 -- Notes for how many seconds tasks of a topic were handled, a number for each, by those who handled them. They are kept by hour
--- in buckets of 5 %, for 8 days. Best in a transaction of its own: two that note for a topic wait for each other.
+-- in buckets of 5 %, for 8 days. Best in a transaction of its own: two that note for a topic wait for each other. Notes nothing
+-- of a topic that is being dropped.
 CREATE FUNCTION taskq.note_handling(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
     v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
 BEGIN
+    PERFORM FROM taskq.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;  -- which each new row needs, by its foreign key
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
     INSERT INTO taskq.handling AS h (topic_id, hour, bucket, count, total, shortest, longest)
     SELECT v_topic_id, v_hour, taskq.bucket_of(u.seconds), count(*), sum(u.seconds), min(u.seconds), max(u.seconds)
     FROM unnest(p_seconds) AS u (seconds) WHERE u.seconds >= 0 AND u.seconds < 1e9

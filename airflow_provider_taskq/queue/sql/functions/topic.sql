@@ -78,7 +78,7 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM pg_advisory_xact_lock(taskq.topic_lock_class(), v_topic_id);
-    IF NOT p_alone OR taskq.truncate_topic(v_topic_id) IS NULL THEN
+    IF NOT p_alone OR taskq.truncate_topic(v_topic_id, true) IS NULL THEN
         DELETE FROM taskq.live WHERE topic_id = v_topic_id;
         DELETE FROM taskq.ended WHERE topic_id = v_topic_id;
         DELETE FROM taskq.task WHERE topic_id = v_topic_id;
