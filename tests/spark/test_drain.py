@@ -25,6 +25,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.spark import drain
 from tests.spark.programs.transforms import wait_for_gate
+from tests.spark.successor import taken_over
 
 pytestmark = [
     pytest.mark.slow,
@@ -131,31 +132,17 @@ def test_a_lease_lost_on_the_way_commits_nothing(
 ) -> None:
     push(100)
     gate = tmp_path / "gate"
-
-    def take_over() -> None:
-        with connect(dsn, autocommit=True) as conn:
-            deadline = time.monotonic() + 120
-            while conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)  # between two looks
-            TaskQueue(conn).register("me")
-
-    successor = threading.Thread(target=take_over, daemon=True)
-    successor.start()
-    try:
-        with pytest.raises(LeaseLost, match="registered anew"):
-            drain(
-                spark,
-                "work",
-                "me",
-                lambda tasks: wait_for_gate(tasks, {"gate": str(gate)}),
-                dsn=dsn,
-                lease=timedelta(seconds=12),
-                partitions=2,
-            )
-    finally:
-        successor.join(150)
-        gate.touch()
+    gated = {"gate": str(gate)}
+    with taken_over(dsn, gate), pytest.raises(LeaseLost, match="registered anew"):
+        drain(
+            spark,
+            "work",
+            "me",
+            lambda tasks: wait_for_gate(tasks, gated),
+            dsn=dsn,
+            lease=timedelta(seconds=12),
+            partitions=2,
+        )
     assert states(queue) == {"ACTIVE": 100}
     result = drain(spark, "work", "me", succeed, dsn=dsn)
     assert (result.resumed, result.done) == (100, 100)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_taskq.queue import Condition, LeaseLost, NewTask, Result, State, Task, TaskQueue, connect
 from airflow_provider_taskq.spark import Decided, DrainResult, by_task, drain
 from tests.spark.programs.transforms import wait_and_follow
+from tests.spark.successor import taken_over
 
 pytestmark = [
     pytest.mark.slow,
@@ -162,16 +162,8 @@ def test_a_lease_that_is_lost_on_the_way(
 ) -> None:
     sequences = push(100)
     gate = tmp_path / "gate"
-
-    def take_over() -> None:
-        with connect(dsn, autocommit=True) as conn:
-            wait_until(conn, "SELECT count(*) > 0 FROM taskq.staged")
-            TaskQueue(conn).register("me")
-
-    successor = threading.Thread(target=take_over, daemon=True)
-    successor.start()
     gated = {"gate": str(gate)}
-    try:
+    with taken_over(dsn, gate):
         with pytest.raises(LeaseLost, match="registered anew"):
             drain(
                 spark,
@@ -184,9 +176,6 @@ def test_a_lease_that_is_lost_on_the_way(
             )
         assert queue.count("work")["work"][State.ACTIVE].count == 100
         assert queue.page("next") == []
-    finally:
-        successor.join(150)
-        gate.touch()
     result = drain(spark, "work", "me", follow, dsn=dsn, partitions=2)
     assert result.resumed == 100
     check_once(queue, sequences, result)

@@ -218,7 +218,7 @@ def _stop_when_asked(spark: SparkSession) -> threading.Event:
         with suppress(Exception):  # when the session has stopped there is nothing left to cancel
             while True:
                 spark.sparkContext.cancelAllJobs()
-                time.sleep(0.5)  # a job may begin after the cancelling
+                time.sleep(0.5)  # nothing tells when the drain begins another job after the cancelling
 
     def stop(_: int, __: FrameType | None) -> None:
         if not asked.is_set():

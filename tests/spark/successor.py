@@ -1,0 +1,27 @@
+"""A successor: somebody who registers a drain's name anew while its executors work."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from airflow_provider_taskq.queue import TaskQueue, connect
+from tests.queue.conftest import until
+
+
+@contextmanager
+def taken_over(dsn: str, gate: Path) -> Iterator[None]:
+    """Takes the name `me` over once something is staged; in the end the executors that wait for the gate go on."""
+
+    def take_over() -> None:
+        with connect(dsn, autocommit=True) as conn:
+            until(lambda: conn.execute("SELECT FROM taskq.staged LIMIT 1").fetchone() is not None, 120)
+            TaskQueue(conn).register("me")
+
+    with ThreadPoolExecutor(1) as pool:
+        successor = pool.submit(take_over)
+        try:
+            yield
+            successor.result(120)
+        finally:
+            gate.touch()
