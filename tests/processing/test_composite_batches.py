@@ -10,6 +10,7 @@ import pytest
 from airflow_provider_taskq.processing.composite import Composite
 from airflow_provider_taskq.queue import Condition, Result, Task, TaskQueueError
 from airflow_provider_taskq.spark.draining.by_composite import ByComposite, by_composite
+from airflow_provider_taskq.spark.draining.company import Company
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 PLAIN = Condition.SINGULAR_BY_IDENTIFIER
@@ -42,7 +43,7 @@ def decided(transform: ByComposite, *identifiers: str, batch: int = 100) -> list
         for number, given in enumerate(identifiers)
     ]
     batches = [pa.RecordBatch.from_pylist(rows[place : place + batch]) for place in range(0, len(rows), batch)]
-    return [row["sequence"] for made in transform._decided(iter(batches)) for row in made.to_pylist()]
+    return [row["sequence"] for made in transform.decided(iter(batches), Company.pickled) for row in made.to_pylist()]
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_batch_that_fails_as_a_whole_is_failed_and_the_next_one_is_not() -> No
         return own | {Task(9, "work", "x", None, None, 1, False): SUCCESS} if tasks[0].sequence == 0 else own
 
     failing = ByComposite(Composite("foreign").with_batch(foreign), 2)
-    rows = pa.Table.from_batches(failing._decided(iter([_batch(3)]))).to_pylist()
+    rows = pa.Table.from_batches(failing.decided(iter([_batch(3)]), Company.pickled)).to_pylist()
     assert [row["result"] for row in rows] == ["FAILURE", "FAILURE", "SUCCESS"]
     assert "decided on what it was not given: sequence 9" in rows[0]["error"]
 

@@ -1,6 +1,7 @@
 """Batches of decisions in the one form that Spark needs to know beforehand, from whatever a function makes."""
 
 import json
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 import pyarrow as pa
@@ -28,13 +29,18 @@ ARROW = pa.schema(
 _RESULTS = pa.array([result.name for result in sorted(Result)])
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Raises InvalidTask for the first name that is not a column of decisions."""
+    for name in names:
+        if name not in ARROW.names:
+            raise InvalidTask(f"decisions have no column {name!r}; theirs are {', '.join(ARROW.names)}")
+
+
 def decisions_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch with all columns of decisions, those that are missing empty; InvalidTask where it cannot be one."""
     if not isinstance(batch, pa.RecordBatch):
         raise InvalidTask(f"the function yielded a {type(batch).__name__}, not a batch of decisions")
-    for name in batch.schema.names:
-        if name not in ARROW.names:
-            raise InvalidTask(f"decisions have no column {name!r}; theirs are {', '.join(ARROW.names)}")
+    check_names(batch.schema.names)
     for name in ("sequence", "result"):
         if name not in batch.schema.names:
             raise InvalidTask(f"decisions need a column {name}; these have {', '.join(batch.schema.names) or 'none'}")

@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,14 +15,13 @@ from airflow_provider_taskq.processing.handling import completed, decision_on
 from airflow_provider_taskq.processing.work import FollowUp, Release, Work
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
 from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS
-from airflow_provider_taskq.spark.draining.company import company_of
+from airflow_provider_taskq.spark.draining.company import Company, company_of
 from airflow_provider_taskq.spark.draining.follow_ups import follow_up
 from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK, stops, values_of
 
 BATCH = 1_000  # tasks that go through the steps together, unless said otherwise
 
-_ARROW = ARROW.append(pa.field("company", pa.binary()))
-_COLUMNS = f"{DECISIONS}, company binary"
+Carry = Callable[[Company], object]  # takes what a batch leaves to the driver
 
 
 def by_composite(composite: Composite, size: int = BATCH) -> "ByComposite":
@@ -47,7 +46,12 @@ def by_composite(composite: Composite, size: int = BATCH) -> "ByComposite":
 
 @dataclass(frozen=True, slots=True)
 class ByComposite:
-    """A transform that works batches through the steps of a composite."""
+    """A transform that works batches through the steps of a composite.
+
+    A drain whose transform this is runs the steps in its writer (`CompositeWriter`), and calls `decided`. As a part of
+    another transform it is a function of DataFrames. A DataFrame carries decisions, pushes with APPEND and junctions,
+    and no functions: `in_commit`, `after_commit` and other pushes are then refused.
+    """
 
     composite: Composite
     size: int = BATCH
@@ -59,16 +63,23 @@ class ByComposite:
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """The decisions on these tasks."""
-        return tasks.select(*OF_A_TASK).mapInArrow(self._decided, _COLUMNS)
 
-    def _decided(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The decisions on a partition, on an executor; the composite's threads end with it."""
+        def decided(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from self.decided(batches, _refuse)
+
+        return tasks.select(*OF_A_TASK).mapInArrow(decided, DECISIONS)
+
+    def decided(self, batches: Iterator[pa.RecordBatch], carry: Carry) -> Iterator[pa.RecordBatch]:
+        """The decisions on a partition, on an executor; the composite's threads end with it.
+
+        `carry` is called with what a batch leaves to the driver, before its decisions are yielded.
+        """
         stopped: set[str] = set()
         try:
             for tasks in _chunks(batches, self.size):
                 for wave in self._waves(tasks, stopped):
-                    rows = self._rows(wave)
-                    yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+                    rows = self._rows(wave, carry)
+                    yield pa.RecordBatch.from_pylist(rows, schema=ARROW)
                     if self.condition is not Condition.NONE:
                         ended = zip(wave, rows, strict=True)
                         stopped.update(task.identifier for task, row in ended if stops(row, self.condition))
@@ -87,8 +98,8 @@ class ByComposite:
         while lanes := {name: lane for name, lane in lanes.items() if lane and name not in stopped}:
             yield [lane.popleft() for lane in lanes.values()]
 
-    def _rows(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        """What is decided on one batch; the functions for its commit are in its first row."""
+    def _rows(self, tasks: Sequence[Task], carry: Carry) -> list[dict[str, Any]]:
+        """What is decided on one batch; what only the driver can do is given to `carry`."""
         work = Work(tasks)
         try:
             decisions = completed(self.composite, work, self.composite.handle(work))
@@ -96,9 +107,17 @@ class ByComposite:
             work, decisions = Work(tasks), dict.fromkeys(tasks, decision_on(error))
         company = company_of(self.composite.name, work, decisions, self.condition)
         follow_ups, releases = ([], []) if company.pushes else (work.follow_ups, work.releases)
-        rows = _with_follow_ups(decisions, follow_ups, releases)
-        rows[0]["company"] = company.pickled()
-        return rows
+        if not company.is_empty:
+            carry(company)
+        return _with_follow_ups(decisions, follow_ups, releases)
+
+
+def _refuse(company: Company) -> None:
+    """Refuses what a DataFrame of decisions cannot carry."""
+    raise TaskQueueError(
+        f"composite {company.composite!r} is only a part of the drain's transform, so it has no in_commit, no"
+        " after_commit, and no push but APPEND: pass the composite itself to drain()"
+    )
 
 
 def _with_follow_ups(

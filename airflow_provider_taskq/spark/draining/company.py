@@ -2,7 +2,8 @@
 
 What a batch has beside its decisions goes to the driver with them, pickled: functions of `work.in_commit` and
 `work.after_commit`, and pushes with another insertion than APPEND, which a stage does not have. The driver calls the
-first in the transaction that lands all decisions, before these, and the pushes after these.
+first in the transaction that lands all decisions, before these, and the pushes after these. The bytes travel inside
+Spark's own commit messages only: see composite_writer.py.
 """
 
 import logging
@@ -39,10 +40,13 @@ class Company:
         """Whether the driver pushes."""
         return bool(self.follow_ups)
 
-    def pickled(self) -> bytes | None:
-        """All of it as bytes, or None where there is nothing; TaskQueueError where it does not pickle."""
-        if not (self.participants or self.follow_ups or self.afterwards):
-            return None
+    @property
+    def is_empty(self) -> bool:
+        """Whether the driver has nothing to do beside the decisions."""
+        return not (self.participants or self.follow_ups or self.afterwards)
+
+    def pickled(self) -> bytes:
+        """All of it as bytes; TaskQueueError where it does not pickle."""
         try:
             return bytes(cloudpickle.dumps(self))  # type: ignore[no-untyped-call]
         except Exception as error:
@@ -94,7 +98,7 @@ class Commit:
 
     @classmethod
     def of(cls, pickled: Iterable[bytes]) -> "Commit":
-        """The batches of all partitions, in their order."""
+        """The batches of all partitions, in their order. Loads pickles: only ever those of a CompositeWriter."""
         return cls([cloudpickle.loads(each) for each in pickled], [], {})
 
     def take_part(self, conn: psycopg.Connection[Any]) -> list[tuple[Task, Decision]]:

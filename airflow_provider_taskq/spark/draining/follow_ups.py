@@ -4,13 +4,13 @@ A DataFrame of decisions may have three columns more. `push`: the new tasks, an 
 text, with the fields `topic` and `identifier`, and if wanted `payload` (JSON text), `reference`, `suspended`,
 `available_at`, `delay`, `ttl` (seconds), `priority`, `depends_on` (pairs of topic and identifier). `junctions`:
 `topic`, `groups` (lists of identifiers), `junction`. `continued`: whether they are carried out; where it is null or
-missing, for a SUCCESS only. A composite has one column more, `company`: see company.py.
+missing, for a SUCCESS only.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,10 +23,10 @@ from airflow_provider_taskq.queue import InvalidTask, Junction, NewTask, Result,
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.queue.pushing import chunks
 from airflow_provider_taskq.queue.wire import interval_text
-from airflow_provider_taskq.spark.committing import Staged, winners
+from airflow_provider_taskq.spark.committing import Staged
 from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, check_of
 
-COLUMNS = frozenset({"continued", "push", "junctions", "company"})
+COLUMNS = frozenset({"continued", "push", "junctions"})
 _OPTIONAL = ("payload", "reference", "suspended", "available_at", "delay", "ttl", "priority", "depends_on")
 _FIELDS = {"topic", "identifier", *_OPTIONAL}
 _COPY_TASKS = (
@@ -69,7 +69,7 @@ class FollowUpWriter(DataSourceArrowWriter):
     def __init__(self, decisions: CompleteWriter) -> None:
         self.decisions = decisions
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stages one partition, on an executor."""
         context = TaskContext.get()
         if context is None:
@@ -79,46 +79,25 @@ class FollowUpWriter(DataSourceArrowWriter):
             staging = Staging(place, lambda: stack.enter_context(self.decisions.route.connect_executor()))
             staged = self.decisions.write(staging.kept_apart(iterator))
             staging.commit(check_of(self.decisions.options, self.decisions.stage))
-        return Accompanied.of(staged, staging.company)
+        return staged
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Carries the stage out, on the driver."""
-        company = [each for message in messages if isinstance(message, Accompanied) for each in message.company]
-        if not company:
-            self.decisions.commit(messages)
-            return
-        from airflow_provider_taskq.spark.draining.landing import land
-
-        land(self.decisions, winners(messages), company)
+        self.decisions.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Forgets what was staged."""
         self.decisions.abort(messages)
 
 
-@dataclass(frozen=True, slots=True)
-class Accompanied(Staged):
-    """What one try staged, and what the driver has to do for its batches, pickled."""
-
-    company: tuple[bytes, ...] = ()
-
-    @classmethod
-    def of(cls, staged: Staged, company: Sequence[bytes]) -> Staged:
-        """With company where there is any."""
-        if not company:
-            return staged
-        return cls(**{each.name: getattr(staged, each.name) for each in fields(staged)}, company=tuple(company))
-
-
 @dataclass(slots=True)
 class Staging:
-    """The follow-ups of one try; it connects when the first one comes. What is the driver's to do is kept."""
+    """The follow-ups of one try; it connects when the first one comes."""
 
     place: tuple[str, int, int]
     connect: Callable[[], psycopg.Connection[Any]]
     conn: psycopg.Connection[Any] | None = None
     count: int = 0
-    company: list[bytes] = field(default_factory=list)
 
     def kept_apart(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches without the columns of follow-ups, which are staged on the way."""
@@ -126,8 +105,6 @@ class Staging:
             tasks, junctions = _rows_of(batch)
             if tasks or junctions:
                 self._stage(tasks, junctions)
-            if "company" in batch.schema.names:
-                self.company += [each for each in batch.column("company").to_pylist() if each is not None]
             yield batch.select([name for name in batch.schema.names if name not in COLUMNS])
 
     def commit(self, check: tuple[str, Sequence[object]]) -> None:

@@ -17,11 +17,11 @@ from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Res
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.draining.by_composite import ByComposite
 from airflow_provider_taskq.spark.draining.claiming import Claiming
-from airflow_provider_taskq.spark.draining.drain_source import registered_name
+from airflow_provider_taskq.spark.draining.drain_source import composite_format, registered_name
 from airflow_provider_taskq.spark.draining.failure import own_error
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
 from airflow_provider_taskq.spark.draining.limits import Tally
-from airflow_provider_taskq.spark.draining.transforms import ByTask
+from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK, ByTask
 from airflow_provider_taskq.spark.route import Route
 from airflow_provider_taskq.spark.source.complete_writer import abandon_stage
 
@@ -142,15 +142,24 @@ class Holding:
         source = registered_name(self.spark, self.route)
         wanted = partitions or self._partitions(transform, count)
         reader = self.spark.read.format(source).options(mode="held", partitions=str(wanted), **self.options)
-        if isinstance(transform, ByTask | ByComposite):
+        if isinstance(transform, ByComposite):
+            tasks = self._in_turn(reader, wanted, together=True).select(*OF_A_TASK)
+            with composite_format(self.spark, self.route, transform.under(self.condition)) as composite:
+                self._write(tasks, composite, stage, keeper)
+            return
+        if isinstance(transform, ByTask):
             transform = transform.under(self.condition)
-        decisions: object = transform(self._in_turn(reader, wanted, together=isinstance(transform, ByComposite)))
-        if keeper.lost is not None:
-            raise keeper.lost
+        decisions: object = transform(self._in_turn(reader, wanted, together=False))
         if not isinstance(decisions, DataFrame):
             kind = type(decisions).__name__
             raise TaskQueueError(f"the transform returned a {kind}, not a DataFrame of decisions")
-        writer = decisions.write.format(source).mode("append").options(**self.options)
+        self._write(decisions, source, stage, keeper)
+
+    def _write(self, frame: DataFrame, source: str, stage: str, keeper: LeaseKeeper) -> None:
+        """Runs the job that stages decisions and commits them, unless the lease is lost already."""
+        if keeper.lost is not None:
+            raise keeper.lost
+        writer = frame.write.format(source).mode("append").options(**self.options)
         writer.options(mode="complete", stage=stage).save()
 
     def _in_turn(self, reader: DataFrameReader, partitions: int, *, together: bool) -> DataFrame:

@@ -1,0 +1,202 @@
+"""The driver unpickles nothing that a task or a transform supplies, and refuses columns that decisions do not have."""
+
+import base64
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_taskq.processing import Composite
+from airflow_provider_taskq.queue import InvalidTask, NewTask, State, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.spark import by_composite, by_task, drain, in_arrow
+from airflow_provider_taskq.spark.draining.drain_source import composite_format
+from airflow_provider_taskq.spark.draining.failure import own_error
+from airflow_provider_taskq.spark.route import Route
+from tests.processing.orders import orders
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+# `company` once carried pickled functions to the driver. The other names belong to what an executor reports to it.
+INTERNAL = ["company", "Company", "participants", "stage"]
+ALLOWED = "theirs are sequence, result, message, error, delay"
+
+
+class Attack:
+    """Its pickle creates a file in the process that loads it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.file,)
+
+
+@pytest.fixture
+def created(tmp_path: Path) -> Path:
+    """The file that exists once a process has loaded the attack."""
+    return tmp_path / "created"
+
+
+@pytest.fixture
+def attacked(queue: TaskQueue, created: Path) -> None:
+    """Two tasks whose payloads hold the attack."""
+    attack = base64.b64encode(pickle.dumps(Attack(created))).decode()
+    queue.push("work", [NewTask(name, {"attack": attack}) for name in ("a", "b")])
+
+
+def columns(name: str) -> tuple[str, str, str]:
+    """Decisions with one column more, of the bytes in the payload."""
+    return "sequence", "'SUCCESS' AS result", f"unbase64(get_json_object(payload, '$.attack')) AS {name}"
+
+
+def states(queue: TaskQueue) -> set[State]:
+    return {task.state for task in queue.page("work")}
+
+
+def test_the_attack_works_on_a_process_that_loads_it(created: Path) -> None:
+    pickle.loads(pickle.dumps(Attack(created)))  # noqa: S301 -- shows that the other tests can fail
+    assert created.exists()
+
+
+@pytest.mark.usefixtures("attacked")
+@pytest.mark.parametrize("name", INTERNAL)
+def test_a_transform_cannot_supply_an_internal_column(
+    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path, name: str
+) -> None:
+    with pytest.raises(InvalidTask, match=f"decisions have no column '{name}'; {ALLOWED}, continued, push, junctions"):
+        drain(spark, "work", "me", lambda tasks: tasks.selectExpr(*columns(name)), dsn=dsn)
+    assert not created.exists()
+    assert states(queue) == {State.READY}
+
+
+@pytest.mark.usefixtures("attacked")
+def test_a_sql_text_cannot_supply_an_internal_column(
+    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
+) -> None:
+    def by_sql(tasks: DataFrame) -> DataFrame:
+        return spark.sql(f"SELECT {', '.join(columns('company'))} FROM {{tasks}}", tasks=tasks)  # noqa: S608
+
+    with pytest.raises(InvalidTask, match="decisions have no column 'company'"):
+        drain(spark, "work", "me", by_sql, dsn=dsn)
+    assert not created.exists()
+    assert states(queue) == {State.READY}
+
+
+@pytest.mark.usefixtures("attacked")
+def test_functions_on_executors_cannot_supply_an_internal_column(
+    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
+) -> None:
+    attack = pickle.dumps(Attack(created))
+
+    def arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            count = batch.num_rows
+            results, attacks = pa.repeat("SUCCESS", count), pa.repeat(pa.scalar(attack), count)
+            yield pa.record_batch({"sequence": batch["sequence"], "result": results, "company": attacks})
+
+    def each(task: Task) -> Any:
+        return {"sequence": task.sequence, "result": "SUCCESS", "company": attack}
+
+    with pytest.raises(InvalidTask, match=f"decisions have no column 'company'; {ALLOWED}"):
+        drain(spark, "work", "me", in_arrow(arrow), dsn=dsn)
+    assert states(queue) == {State.READY}
+    drain(spark, "work", "me", by_task(each), dsn=dsn)
+    assert states(queue) == {State.FAILED}
+    assert not created.exists()
+
+
+@pytest.mark.usefixtures("attacked")
+def test_a_transform_around_a_composite_cannot_supply_an_internal_column(
+    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
+) -> None:
+    def around(tasks: DataFrame) -> DataFrame:
+        decisions = by_composite(orders)(tasks)
+        return decisions.join(tasks.select("sequence", "payload"), "sequence").selectExpr(*columns("company"))
+
+    with pytest.raises(InvalidTask, match="decisions have no column 'company'"):
+        drain(spark, "work", "me", around, dsn=dsn)
+    assert not created.exists()
+    assert states(queue) == {State.READY}
+
+
+@pytest.mark.usefixtures("attacked")
+def test_a_composite_inside_a_transform_decides_but_sends_no_functions_to_the_driver(
+    spark: SparkSession, dsn: str, queue: TaskQueue
+) -> None:
+    taking_part = Composite("taking part").with_step(lambda _, work: work.in_commit(lambda *_: None), name="a")
+    with pytest.raises(TaskQueueError, match="'taking part' is only a part of the drain's transform"):
+        drain(spark, "work", "me", lambda tasks: by_composite(taking_part)(tasks), dsn=dsn)
+    assert states(queue) == {State.READY}
+    drain(spark, "work", "me", lambda tasks: by_composite(orders)(tasks).drop("delay"), dsn=dsn)
+    assert states(queue) == {State.SUCCEEDED}
+    assert {task.output for task in queue.page("work")} == {"orders: a", "orders: b"}
+
+
+@pytest.mark.usefixtures("attacked")
+def test_the_writer_of_a_composite_takes_the_tasks_of_its_drain_only(
+    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
+) -> None:
+    with composite_format(spark, Route.found(dsn), by_composite(orders)) as name:
+        options = {"mode": "complete", "owner": "me", "fence": "1"}
+        frame = spark.createDataFrame([(1, pickle.dumps(Attack(created)))], "sequence long, company binary")
+        with pytest.raises(PySparkException) as refused:
+            frame.write.format(name).mode("append").options(**options).save()
+    assert "takes the tasks of one drain" in str(own_error(refused.value))
+    assert not created.exists()
+    assert states(queue) == {State.READY}
+
+
+def test_drains_that_run_at_once_do_not_share_a_format(spark: SparkSession, dsn: str) -> None:
+    route = Route.found(dsn)
+    with composite_format(spark, route, by_composite(orders)) as first:
+        with composite_format(spark, route, by_composite(orders)) as second:
+            assert first != second
+        with composite_format(spark, route, by_composite(orders)) as third:
+            assert third == second
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_the_writer_of_decisions_refuses_an_internal_column(
+    queue: TaskQueue,
+    held: Callable[[int], dict[str, str]],
+    tasks: Callable[..., DataFrame],
+    complete: Callable[[DataFrame, Mapping[str, str]], None],
+    created: Path,
+    name: str,
+) -> None:
+    options = held(1)
+    attack = pickle.dumps(Attack(created)).hex()
+    decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS {name}")
+    with pytest.raises(PySparkException) as refused:
+        complete(decisions, options)
+    assert f"decisions have no column '{name}'; {ALLOWED}" in str(own_error(refused.value))
+    assert not created.exists()
+    assert states(queue) == {State.ACTIVE}
+
+
+def test_a_stream_of_decisions_refuses_an_internal_column(
+    spark: SparkSession,
+    source: str,
+    queue: TaskQueue,
+    held: Callable[[int], dict[str, str]],
+    tmp_path: Path,
+    created: Path,
+) -> None:
+    options = held(1)
+    attack = pickle.dumps(Attack(created)).hex()
+    log = spark.readStream.format(source).options(mode="log", topic="work", partitions="1").load()
+    decisions = log.selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS company")
+    stream = decisions.writeStream.format(source).outputMode("append").options(mode="complete", **options)
+    with pytest.raises(PySparkException, match="decisions have no column 'company'"):
+        query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+    assert not created.exists()
+    assert states(queue) == {State.ACTIVE}
