@@ -133,8 +133,14 @@ def _values(texts: Texts) -> dict[str, Any]:
 def _happening_row(happening: Happening, now: datetime) -> tuple[object, ...]:
     """A line of the timeline."""
     when = "now" if happening.happened is None else _when(happening.happened, now)
-    who = happening.actor or happening.holder
-    return when, _what(happening), happening.attempt or "", who, last_line(happening.error)
+    return when, _what(happening), happening.attempt or "", _who(happening), last_line(happening.error)
+
+
+def _who(happening: Happening) -> str | None:
+    """The person with the database role, else the owner that held the task, else the role alone."""
+    if happening.actor and happening.role:
+        return f"{happening.actor} via role {happening.role}"
+    return happening.actor or happening.holder or (happening.role and f"role {happening.role}")
 
 
 _TOLD: dict[str, Callable[[Happening], str]] = {

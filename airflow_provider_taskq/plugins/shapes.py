@@ -102,6 +102,7 @@ def happening(each: Happening) -> Shape:
         "attempt": each.attempt,
         "holder": each.holder,
         "actor": each.actor,
+        "role": each.role,
         "other": other,
         "error": each.error,
         "links": links(each.holder),

@@ -169,11 +169,15 @@ class TickLine:
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """What somebody did by a page or a command line."""
+    """An action of the page or the command line.
+
+    `actor` is the person, as the client said. `role` is the database role that was connected, as the database says.
+    """
 
     audit_id: int
     happened: datetime
     actor: str
+    role: str
     action: str
     topic: str | None
     what: str

@@ -12,6 +12,7 @@ class Happening:
 
     `what`: pushed, failed (and is tried again), lapsed (its owner's lease), started anew, recreated, reassigned, held
     (now), ended. `state` is what it was before; of held and ended, what it is. `actor` is the person who did it,
+    as the client said, `role` the database role that was connected, as the database says,
     `other` the sequence of the copy that was recreated or the state that was assigned. `happened` is None for who holds
     it now.
     """
@@ -22,6 +23,7 @@ class Happening:
     attempt: int
     holder: str | None
     actor: str | None
+    role: str | None
     other: int | None
     error: str | None
 

@@ -119,7 +119,9 @@ def test_retry_starts_named_tasks_anew_without_asking(ask: Ask, run: Run, queue:
     assert answer["tasks"] == [{"sequence": failed[0], "goes_on_as": failed[0]}]
     assert known(queue, failed[0]).state is State.READY
     assert "have not ended" in run("retry", "work", *failed, code=1).stderr
-    assert queue.timeline("work", failed[0])[-1].actor == session.actor()
+    told = queue.timeline("work", failed[0])[-1]
+    assert (told.actor, told.role) == (session.actor(), queue.conn.info.user)
+    assert f"{session.actor()} via role {queue.conn.info.user}" in run("show", "work", failed[0]).stdout
 
 
 def test_retry_of_a_choice_asks_and_takes_what_the_filter_finds(

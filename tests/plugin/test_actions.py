@@ -79,10 +79,11 @@ def test_all_that_match_are_retried_and_no_other(client: Client, acts: TaskQueue
     assert done(client, "retry", filter=given, expected=3) == 3
     assert states(acts) == {State.READY: 3, State.FAILED: 2}
     (line,) = acts.audit_trail()
-    assert (line.actor, line.action, line.topic, line.count) == ("op", "retry", "work", 3)
+    role = acts.conn.info.user
+    assert (line.actor, line.role, line.action, line.topic, line.count) == ("op", role, "retry", "work", 3)
     assert line.what == "RESET of state FAILED, error TimeOut"
     (shown,) = client("viewer").get("/api/taskq_acts/audit", params={"topic": "work"}).json()["audit"]
-    assert (shown["actor"], shown["count"]) == ("op", 3)
+    assert (shown["actor"], shown["role"], shown["count"]) == ("op", role, 3)
 
 
 def test_a_selection_is_recreated_all_or_none(client: Client, acts: TaskQueue) -> None:

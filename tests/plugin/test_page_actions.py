@@ -47,6 +47,7 @@ def tick(main: Locator, *sequences: int) -> None:
 
 
 def test_a_task_is_reset_and_the_audit_says_who_did_it(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+    role = acts.conn.info.user
     visit = tab()
     main = visit.view(conn_id="taskq_acts", topic="work", sequence=failed[0])
     expect(main.get_by_test_id("error")).to_contain_text("on fire")
@@ -54,10 +55,10 @@ def test_a_task_is_reset_and_the_audit_says_who_did_it(tab: OpenTab, acts: TaskQ
     confirm(visit.page, "1")
     assert states(acts, failed) == [State.READY] + [State.FAILED] * 4
     expect(main.get_by_test_id("why")).to_contain_text("ready")
-    expect(main.get_by_test_id("timeline")).to_contain_text("asked for by admin")
+    expect(main.get_by_test_id("timeline")).to_contain_text(f"asked for by admin via role {role}")
     main.get_by_role("link", name="Audit", exact=True).click()
     expect(main.get_by_test_id("audit").get_by_role("row").nth(1)).to_contain_text(
-        re.compile("admin.*retry.*work", re.DOTALL)
+        re.compile(f"admin via role {re.escape(role)}.*retry.*work", re.DOTALL)
     )
 
 

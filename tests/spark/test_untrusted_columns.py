@@ -82,7 +82,7 @@ def test_a_sql_text_cannot_supply_an_internal_column(
     spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
 ) -> None:
     def by_sql(tasks: DataFrame) -> DataFrame:
-        return spark.sql(f"SELECT {', '.join(columns('company'))} FROM {{tasks}}", tasks=tasks)  # noqa: S608
+        return spark.sql(f"SELECT {', '.join(columns('company'))} FROM {{tasks}}", tasks=tasks)
 
     with pytest.raises(InvalidTask, match="decisions have no column 'company'"):
         drain(spark, "work", "me", by_sql, dsn=dsn)
@@ -195,8 +195,8 @@ def test_a_stream_of_decisions_refuses_an_internal_column(
     log = spark.readStream.format(source).options(mode="log", topic="work", partitions="1").load()
     decisions = log.selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS company")
     stream = decisions.writeStream.format(source).outputMode("append").options(mode="complete", **options)
+    query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     with pytest.raises(PySparkException, match="decisions have no column 'company'"):
-        query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         query.awaitTermination()
     assert not created.exists()
     assert states(queue) == {State.ACTIVE}

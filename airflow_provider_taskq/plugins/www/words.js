@@ -5,6 +5,12 @@ const DIGITS = new Intl.NumberFormat("en");
 
 export const number = (value) => DIGITS.format(value);
 
+/** The person, as the client said, and the database role, as the database says: alice via role airflow. */
+export function person(actor, role) {
+  if (!role) return actor;
+  return actor ? `${actor} via role ${role}` : `role ${role}`;
+}
+
 /** A count that was not counted further than a bound: 10,000+. */
 export function count(counted) {
   if (counted === null || counted === undefined) return "–";

@@ -3,11 +3,11 @@ import { h, To, UI } from "../host.js";
 import { useLive } from "../live.js";
 import { Empty, Shown, Title, When } from "../parts.js";
 import { Pages, Rows } from "../table.js";
-import { number } from "../words.js";
+import { number, person } from "../words.js";
 
 const columns = (place, asOf) => [
   { title: "When", show: (row) => h(When, { at: row.happened, from: asOf }) },
-  { title: "Who", show: (row) => row.actor },
+  { title: "Who", show: (row) => person(row.actor, row.role) },
   { title: "Action", look: { fontWeight: "semibold" }, show: (row) => row.action },
   { title: "Topic", show: (row) => (row.topic ? h(To, { to: place.at({ topic: row.topic }) }, row.topic) : "–") },
   { title: "Which", show: (row) => row.what || "–" },

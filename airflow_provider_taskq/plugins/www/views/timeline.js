@@ -2,6 +2,7 @@
 import { h, To, UI } from "../host.js";
 import { Icon } from "../icons.js";
 import { When } from "../parts.js";
+import { person } from "../words.js";
 import { InAirflow } from "./in_airflow.js";
 import { Holder } from "./task_rows.js";
 
@@ -40,7 +41,7 @@ function Copy({ event, place, task }) {
 
 function Event({ event, asOf, place, task, last }) {
   const [icon, palette] = (event.what === "ended" && ENDS[event.state]) || (LOOKS[event.what] ?? ["next", "gray"]);
-  const by = [event.holder ? ["by", h(Holder, { name: event.holder, place })] : null, event.actor ? ["asked for by", event.actor] : null];
+  const by = [event.holder ? ["by", h(Holder, { name: event.holder, place })] : null, event.actor || event.role ? ["asked for by", person(event.actor, event.role)] : null];
   const people = by.filter(Boolean).map(([word, who]) => h(UI.Box, { key: word, fontSize: "sm", overflowWrap: "anywhere" }, `${word} `, who));
   return h(
     UI.Timeline.Item,

@@ -1,20 +1,21 @@
 -- What people do by a page or a command line, and the trail that it leaves.
 
 -- Enters an action of this transaction in the trail, under the name that taskq.actor() gives; refuses where nobody is said to act.
+-- The actor is what the client says. session_user is the role that logged in: SET ROLE and function owners do not change it.
 CREATE FUNCTION taskq.note_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF taskq.actor() IS NULL THEN
         PERFORM taskq.refuse('TQ000', 'an action that leaves a trail needs somebody who acts: call acting() first');
     END IF;
-    INSERT INTO taskq.audit (happened, actor, action, topic, what, count)
-    VALUES (clock_timestamp(), taskq.actor(), p_action, p_topic, left(p_what, 2000), p_count);
+    INSERT INTO taskq.audit (happened, actor, role, action, topic, what, count)
+    VALUES (clock_timestamp(), taskq.actor(), session_user, p_action, p_topic, left(p_what, 2000), p_count);
 END $$;
 
 -- The trail, the newest first, of a topic or of all, before a place in it.
 CREATE FUNCTION taskq.audit_trail(p_topic text, p_after bigint, p_size int)
-RETURNS TABLE (audit_id bigint, happened timestamptz, actor text, action text, topic text, what text, count bigint)
+RETURNS TABLE (audit_id bigint, happened timestamptz, actor text, role text, action text, topic text, what text, count bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT a.* FROM taskq.audit a
+    SELECT a.audit_id, a.happened, a.actor, a.role, a.action, a.topic, a.what, a.count FROM taskq.audit a
     WHERE (p_topic IS NULL OR a.topic = p_topic) AND a.audit_id < coalesce(p_after, 9223372036854775807)
     ORDER BY a.audit_id DESC LIMIT p_size
 $$;

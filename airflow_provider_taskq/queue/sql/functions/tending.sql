@@ -99,8 +99,8 @@ END $$;
 
 -- Notes in the history what is done to a READY task. p_other: the new number of attempts, of kind 9.
 CREATE FUNCTION taskq.note_waiting(p_task taskq.live, p_kind int, p_other bigint) RETURNS void LANGUAGE sql AS $$
-    INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, other, actor)
-    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, 1, p_task.attempt, p_other, taskq.actor()
+    INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
+    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, 1, p_task.attempt, p_other, taskq.actor(), session_user
 $$;
 
 -- Removes READY and FAILED tasks that failed and have outlived their time to live, the p_size lowest of each, and returns how

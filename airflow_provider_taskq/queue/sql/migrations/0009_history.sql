@@ -11,7 +11,8 @@ CREATE TABLE taskq.history (
     attempt  int NOT NULL,
     holder   text,                             -- the name of whoever held it last: owners may be purged
     other    bigint,                           -- 4: the sequence of the copy; 5: the new state
-    actor    text,                             -- who did it, where a person did
+    actor    text,                             -- who did it, where a person did, as the client says
+    role     text,                             -- of 3 and above: the database role that was connected
     error    text
 );
 CREATE INDEX history_task ON taskq.history (topic_id, sequence, happened);

@@ -3,7 +3,8 @@
 CREATE TABLE taskq.audit (
     audit_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     happened timestamptz NOT NULL,
-    actor    text NOT NULL,
+    actor    text NOT NULL,                    -- the person, as the client says
+    role     text NOT NULL,                    -- the database role that was connected, which no client can choose
     action   text NOT NULL,
     topic    text,                             -- its name: the row outlives the topic
     what     text NOT NULL,                    -- which tasks, and how
