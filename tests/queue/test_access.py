@@ -1,7 +1,9 @@
 """Who may do what: roles with a grant use the functions, and reach nothing past them."""
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import uuid4
 
 import psycopg
@@ -9,6 +11,7 @@ import pytest
 from psycopg import sql
 
 from airflow_provider_taskq.queue import (
+    Cursor,
     Owner,
     Result,
     State,
@@ -37,6 +40,9 @@ TABLES = [
     "reader",
     "reader_partition",
     "handling",
+    "audit",
+    "worker",
+    "staged",
 ]
 
 LEASE = timedelta(minutes=5)
@@ -83,6 +89,10 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
     owner = Owner("me", 1, LEASE, datetime.now(UTC), resumed=False)
     return {
         "push": lambda: queue.push("work", ["a"]),
+        "push_stream": lambda: queue.push_stream("work", iter(["a"])),
+        "install_ticks": lambda: queue.install_ticks("work", "daily", "hash", [(datetime.now(UTC), None)]),
+        "uninstall_ticks": lambda: queue.uninstall_ticks("work", "daily", "hash"),
+        "wake": lambda: queue.wake("work"),
         "topics": queue.topics,
         "policy": lambda: queue.policy("work"),
         "register": lambda: queue.register("someone", LEASE),
@@ -90,32 +100,86 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "poll": lambda: queue.poll("work", owner),
         "poll_batch": lambda: queue.poll_batch("work", owner),
         "complete": lambda: queue.complete(owner, {1: Result.SUCCESS}),
+        "exchange": lambda: queue.exchange(owner, {1: Result.SUCCESS}, "work"),
+        "claim": lambda: queue.claim("work", owner, 1),
+        "held": lambda: queue.held(owner),
         "release": lambda: queue.release(owner),
+        "owners": queue.owners,
+        "expire": queue.expire,
         "lock": lambda: queue.lock("name", "me", LEASE),
+        "unlock": lambda: queue.unlock("name", "me"),
+        "junction": lambda: queue.junction("work", [["a"]]),
+        "juncture": lambda: queue.juncture("a wait", "work", [["a"]]),
+        "events": lambda: queue.events("work", None, 1),
+        "progress": lambda: queue.progress("group", "work", 0),
+        "advance": lambda: queue.advance("group", "work", 0, Cursor(0)),
         "ready": lambda: queue.ready("work"),
         "task": lambda: queue.task("work", 1),
         "page": lambda: queue.page("work"),
+        "latest": lambda: queue.latest("work", ["a"]),
         "count": queue.count,
         "results": queue.results,
+        "resolve": lambda: queue.resolve(datetime.now(UTC)),
+        "timeline": lambda: queue.timeline("work", 1),
+        "why": lambda: queue.why("work", 1),
+        "health": queue.health,
+        "audit_trail": queue.audit_trail,
         "create_topic": lambda: queue.create_topic("other"),
         "alter_topic": lambda: queue.alter_topic("work", TopicPolicy()),
         "pause_topic": lambda: queue.pause_topic("work"),
         "resume_topic": lambda: queue.resume_topic("work"),
         "revive": lambda: queue.revive("work", State.FAILED),
         "reassign": lambda: queue.reassign("work", Result.SUCCESS, state=State.FAILED),
-        "junction": lambda: queue.junction("work", [["a"]]),
+        "pause_task": lambda: queue.pause_task("work", 1),
+        "resume_task": lambda: queue.resume_task("work", 1),
         "purge": lambda: queue.purge("work"),
+        "purge_all": lambda: queue.purge_all("work"),
+        "purge_owners": lambda: queue.purge_owners(LEASE),
+        "purge_junctures": lambda: queue.purge_junctures(LEASE),
+        "note_action": lambda: queue.note_action("purge", "work", "all", 1),
         "drop_topic": lambda: queue.drop_topic("other"),
     }
 
 
 ALLOWED = {
-    "producer": {"push", "topics", "policy"},
+    "producer": {"push", "push_stream", "install_ticks", "uninstall_ticks", "wake", "topics", "policy"},
     "consumer": {
-        *("register", "heartbeat", "poll", "poll_batch", "complete", "release", "lock", "ready", "topics", "policy")
+        *("register", "heartbeat", "release", "owners", "held", "claim", "poll", "poll_batch", "ready", "complete"),
+        *("exchange", "expire", "lock", "unlock", "junction", "juncture", "wake", "task", "events", "progress"),
+        *("advance", "topics", "policy"),
     },
-    "reader": {"topics", "policy", "ready", "task", "page", "count", "results"},
+    "reader": {
+        *("topics", "policy", "owners", "ready", "task", "page", "latest", "count", "results", "resolve", "events"),
+        *("progress", "timeline", "why", "health", "audit_trail"),
+    },
 }
+
+
+def documented(repository: Path) -> dict[str, set[str]]:
+    """The kinds that may call each function, by the table of docs/operations.md."""
+    text = (repository / "docs" / "operations.md").read_text(encoding="utf-8")
+    header = "| functions | producer | consumer | reader | operator |\n|---|---|---|---|---|\n"
+    rows = text.split(header)[1].split("\n\n")[0].splitlines()
+    table: dict[str, set[str]] = {}
+    for row in rows:
+        functions, *marks = (cell.strip() for cell in row.strip("|").split("|"))
+        for name in re.findall(r"`(\w+)`", functions):
+            assert name not in table, f"{name} stands in two rows"
+            table[name] = {kind for kind, mark in zip(KINDS, marks, strict=True) if mark == "yes"}
+    return table
+
+
+def test_every_function_is_granted_as_the_documentation_says(own_queue: TaskQueue, repository: Path) -> None:
+    conn, granted = own_queue.conn, {}
+    query = """SELECT DISTINCT p.proname FROM pg_proc p WHERE p.pronamespace = 'taskq'::regnamespace
+               AND has_function_privilege(%s, p.oid, 'EXECUTE')"""
+    for kind in KINDS:
+        with conn.transaction(force_rollback=True):
+            conn.execute("CREATE ROLE taskq_of_a_kind")
+            conn.execute("SELECT taskq.grant_access('taskq_of_a_kind', %s)", (kind,))
+            granted[kind] = {name for (name,) in conn.execute(query, ("taskq_of_a_kind",)).fetchall()}
+    table = documented(repository)
+    assert granted == {kind: {name for name, kinds in table.items() if kind in kinds} for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,6 +33,8 @@ _COPY_TASKS = (
     "COPY taskq.staged_task (stage, part, attempt, place, parent, topic, identifier, payload, reference, suspended,"
     " available_at, delay, ttl, priority, depends_on) FROM STDIN"
 )
+# The columns that a consumer may insert, who has no right to push.
+_COPY_CONTINUED = "COPY taskq.staged_task (stage, part, attempt, place, parent, suspended) FROM STDIN"
 _COPY_JUNCTIONS = "COPY taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction) FROM STDIN"
 
 Row = tuple[Any, ...]
@@ -102,9 +104,9 @@ class Staging:
     def kept_apart(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches without the columns of follow-ups, which are staged on the way."""
         for batch in batches:
-            tasks, junctions = _rows_of(batch)
-            if tasks or junctions:
-                self._stage(tasks, junctions)
+            rows = _rows_of(batch)
+            if any(rows):
+                self._stage(*rows)
             yield batch.select([name for name in batch.schema.names if name not in COLUMNS])
 
     def commit(self, check: tuple[str, Sequence[object]]) -> None:
@@ -113,40 +115,42 @@ class Staging:
             self.conn.execute(check[0].encode(), check[1])
             self.conn.commit()
 
-    def _stage(self, tasks: list[Row], junctions: list[Row]) -> None:
+    def _stage(self, continued: list[Row], tasks: list[Row], junctions: list[Row]) -> None:
         """Sends the rows of one batch."""
         if self.conn is None:
             self.conn = self.connect()
         cursor = self.conn.cursor()
-        if tasks:  # which takes the rights of a producer
-            with cursor.copy(_COPY_TASKS) as copy:
-                for row in tasks:
-                    copy.write_row((*self.place, self.count, *row))
-                    self.count += 1
+        for statement, rows in ((_COPY_CONTINUED, continued), (_COPY_TASKS, tasks)):  # tasks take a producer's rights
+            if rows:
+                with cursor.copy(statement.encode()) as copy:
+                    for row in rows:
+                        copy.write_row((*self.place, self.count, *row))
+                        self.count += 1
         if junctions:
             with cursor.copy(_COPY_JUNCTIONS) as copy:
                 for row in junctions:
                     copy.write_row((*self.place, *row))
 
 
-def _rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Row]]:
-    """The rows of both tables from parent on, for one batch of decisions."""
+def _rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Row], list[Row]]:
+    """Whether decisions are continued, where they say so, and the rows of both tables; each from parent on."""
     columns = [name for name in ("push", "junctions", "continued") if name in batch.schema.names]
     if all(batch.column(name).null_count == batch.num_rows for name in columns):
-        return [], []
+        return [], [], []
+    said: list[Row] = []
     tasks: list[Row] = []
     junctions: list[Row] = []
     for values in batch.select(["sequence", "result", *columns]).to_pylist():
         sequence, success = values["sequence"], values["result"] in ("SUCCESS", int(Result.SUCCESS))
         continued = values.get("continued")
         if continued is not None and continued != success:
-            tasks.append((sequence, None, None, None, None, continued, *[None] * 5))  # see sql/functions/follow_ups.sql
+            said.append((sequence, continued))  # see sql/functions/follow_ups.sql
         if continued is False or (continued is None and not success):
             continue
         with _about(sequence):
             tasks += [_task_row(sequence, task) for task in _listed(values.get("push"), "push")]
             junctions += [_junction_row(sequence, group) for group in _listed(values.get("junctions"), "junctions")]
-    return tasks, junctions
+    return said, tasks, junctions
 
 
 class _about:  # noqa: N801 -- a context manager is called like a function

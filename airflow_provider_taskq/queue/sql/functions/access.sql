@@ -1,19 +1,20 @@
 -- Access: who may do what. The functions that the clients call run with the rights of the schema's owner, so that a
 -- role needs no right on any table; and a role may call only what it was granted, by kind:
 --
---   producer   push; the topics and their policies
---   consumer   work: leases, polls, completions, stages, locks, and the log with its progress
+--   producer   push, recurring tasks too; the topics and their policies
+--   consumer   work: leases, polls, completions, junctions, stages, locks, and the log with its progress
 --   reader     look at tasks, counts, owners and health, without changing anything
 --   operator   all of these, and what changes topics, takes leases, revives, reassigns, releases, purges
 --
--- A consumer that pushes follow-ups is granted both kinds. Installing and upgrading stay with the schema's owner.
+-- A consumer that pushes follow-ups is granted both kinds. docs/operations.md lists every function; a test compares. Installing and upgrading stay with the schema's owner.
 
 -- The functions that clients call, by the kind that may call them first; operators may call all.
 CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE sql IMMUTABLE AS $$
-    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'open_push', 'check_push', 'push_staged', 'abandon_push', 'begin_batch', 'wake', 'topics', 'policy_of'])
+    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'open_push', 'check_push', 'push_staged', 'abandon_push', 'begin_batch',
+        'install_ticks', 'uninstall_ticks', 'wake', 'topics', 'policy_of'])
     UNION ALL SELECT 'consumer', unnest(ARRAY[
         'register', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many',
-        'watch', 'watch_tasks', 'juncture', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
+        'watch', 'watch_tasks', 'junction', 'juncture', 'wake', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
         'claim_batch', 'lay_aside', 'stage_size', 'stage_pushed', 'wake_staged', 'carried_out', 'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'begin_batch', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy_of',
         'join_readers', 'lead', 'keep_leading', 'read_led', 'advance_led', 'stop_leading', 'give_back', 'note_handling',
         'set_worker', 'worker_is_active'])
@@ -24,8 +25,8 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
         'browse_topics', 'browse_owners', 'browse_holders', 'browse_locks', 'browse_readers', 'browse_ticks', 'browse_tasks', 'browse_held',
         'find_tasks', 'pushed_between', 'newest_of', 'dependencies_of', 'texts_of', 'audit_trail', 'count_lapsed'])
     UNION ALL SELECT 'operator', unnest(ARRAY[
-        'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'junction', 'purge_junctures', 'purge', 'purge_all',
-        'purge_owners', 'purge_streams', 'forget_stream', 'forget_readers', 'pause_task', 'resume_task', 'set_due', 'set_attempts', 'purge_outlived', 'install_ticks', 'uninstall_ticks', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
+        'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'purge_junctures', 'purge', 'purge_all',
+        'purge_owners', 'purge_streams', 'forget_stream', 'forget_readers', 'pause_task', 'resume_task', 'set_due', 'set_attempts', 'purge_outlived', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
         'close_shared', 'move_rows', 'open_shared', 'move_back', 'drop_vacant', 'note_action', 'hold_found', 'purge_named', 'forget_worker'])
 $$;
 
@@ -64,6 +65,8 @@ BEGIN
     END LOOP;
     IF p_kind IN ('consumer', 'operator') THEN
         EXECUTE format('GRANT INSERT ON taskq.staged, taskq.staged_junction TO %I', p_role);
+        -- Whether a decision is continued (see follow_ups.sql). Without the columns of a task such a row pushes nothing.
+        EXECUTE format('GRANT INSERT (stage, part, attempt, place, parent, suspended) ON taskq.staged_task TO %I', p_role);
     END IF;
     IF p_kind IN ('producer', 'operator') THEN
         EXECUTE format('GRANT INSERT ON taskq.staged_task TO %I', p_role);
