@@ -10,8 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
+from airflow_provider_taskq.processing import Composite, Work
 from airflow_provider_taskq.queue import (
     Decision,
+    Insertion,
     InvalidTask,
     NewTask,
     Owner,
@@ -28,6 +30,7 @@ from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
 from airflow_provider_taskq.spark.draining.follow_ups import Staging
 from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, check_of, open_stage
 from airflow_provider_taskq.spark.source.options import SourceOptions
+from tests.roles import logged_in
 
 Connection = psycopg.Connection[Any]
 Push = Callable[[int], list[int]]
@@ -112,6 +115,31 @@ def test_follow_ups_that_are_staged_as_their_stage_is_carried_out_are_refused(
     assert conn.execute("SELECT taskq.stage_pushed(%s)", (stage,)).fetchall() == [(1,)]
 
 
+def test_a_consumer_says_that_a_decision_is_continued_and_pushes_nothing(
+    conn: Connection, dsn: str, queue: TaskQueue, owner: Owner, sequences: list[int]
+) -> None:
+    queue.push("next", [NewTask("suspended", suspended=True)])
+    stage = open_stage(conn, "owner", owner.fence)
+    conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 2)",
+        (stage, sequences[0]),
+    )
+    decision = {"sequence": sequences[0], "result": "FILTER", "continued": True}
+    groups = '[{"topic": "next", "groups": [["suspended"]]}]'
+    with logged_in(conn, dsn, "consumer") as consumer:
+        with connect(consumer) as own:
+            staging = Staging((stage, 0, 1), lambda: own)
+            assert list(staging.kept_apart(iter([pa.RecordBatch.from_pylist([{**decision, "junctions": groups}])])))
+            own.commit()
+        pushing = {**decision, "push": '[{"topic": "next", "identifier": "pushed"}]'}
+        with connect(consumer) as own:
+            staging = Staging((stage, 0, 1), lambda: own)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                list(staging.kept_apart(iter([pa.RecordBatch.from_pylist([pushing])])))
+    carry_out(conn, owner, stage, 1, 1)
+    assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
+
+
 def test_of_a_task_decided_twice_all_decisions_have_to_continue(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
@@ -178,6 +206,32 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
         "wait-2": (State.SUSPENDED, 0),
     }
     assert following["4-1"].payload == {"of": 4}
+
+
+@slow
+@PANDAS
+def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
+    spark: SparkSession, conn: Connection, dsn: str, queue: TaskQueue, push: Push
+) -> None:
+    queue.create_topic("next")
+    queue.push("next", [NewTask("suspended", suspended=True)])
+
+    def release(_: Task) -> Decided:
+        return Decided(Decision(Result.FILTER, continued=True), junctions=[Groups("next", [["suspended"]])])
+
+    def follow(task: Task, work: Work) -> None:
+        work.push(task, "next", ["plain"])
+        work.push(task, "next", ["displacing"], Insertion.REPLACE)
+
+    push(2)
+    with logged_in(conn, dsn, "consumer") as consumer:
+        assert drain(spark, "work", "me", by_task(release), dsn=consumer).completed == {Result.FILTER: 2}
+    assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
+    push(1)
+    with logged_in(conn, dsn, "consumer", "producer") as both:
+        following = Composite("following").with_step(follow)
+        assert drain(spark, "work", "me", following, dsn=both, rounds=None).completed == {Result.SUCCESS: 1}
+    assert identifiers(queue, "next") == ["suspended", "plain", "displacing"]
 
 
 @slow

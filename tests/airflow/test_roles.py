@@ -1,0 +1,72 @@
+"""Gates and operators connect as roles with the access that docs/operations.md asks for, and no more."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.providers.common.compat.sdk import TaskDeferred
+
+from airflow_provider_taskq.operators import (
+    TaskQCompleteOperator,
+    TaskQExpireOperator,
+    TaskQProcessOperator,
+    TaskQPushOperator,
+)
+from airflow_provider_taskq.queue import NewTask, NotHeld, Result, State, TaskQueue
+from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
+from tests.airflow.conftest import Connect, context_of
+from tests.roles import logged_in
+
+
+@pytest.fixture
+def as_consumer(conn: psycopg.Connection, dsn: str, connect_airflow: Connect) -> Iterator[None]:
+    """Makes `taskq_default` the connection of a consumer."""
+    with logged_in(conn, dsn, "consumer") as consumer:
+        connect_airflow(dsn=consumer)
+        yield
+
+
+def executed(operator: Any) -> Any:
+    context = context_of(operator.task_id)
+    operator.render_template_fields(context)
+    return operator.execute(context)
+
+
+@pytest.mark.usefixtures("as_consumer")
+def test_gates_are_consumers(queue: TaskQueue) -> None:
+    queue.push("work", ["a", NewTask("b", suspended=True)])
+    claim = executed(TaskQSensor(task_id="claiming", topic="work", claim=5))
+    assert claim["claimed"] == 1
+    sensor = TaskQStateSensor(task_id="states", topic="work", identifiers=["b"], states={"SUSPENDED"})
+    assert executed(sensor) == {"topic": "work", "states": {"SUSPENDED": 1}}
+    assert executed(TaskQJunctureSensor(task_id="junctures", topic="work", groups=[["b"]]))["groups"] == 1
+    with pytest.raises(TaskDeferred):
+        executed(TaskQSensor(task_id="deferred", topic="work", min_tasks=5, deferrable=True))
+
+
+@pytest.mark.usefixtures("as_consumer")
+def test_operators_that_complete_are_consumers(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    claim = executed(TaskQSensor(task_id="claiming", topic="work", claim=1))
+    first, second = (task.sequence for task in queue.page("work"))
+    queue.register(claim["owner"])  # as the task between gate and completion does
+    with pytest.raises(NotHeld, match=f"sequence {second}"):
+        executed(
+            TaskQCompleteOperator(task_id="complete", owner=claim["owner"], topic="work", sequences=[first, second])
+        )
+    complete = TaskQCompleteOperator(task_id="complete", owner=claim["owner"], topic="work", sequences=[first])
+    assert executed(complete)["completed"] == 1
+    process = TaskQProcessOperator(task_id="process", topic="work", python_callable=lambda _: Result.SUCCESS)
+    assert executed(process)["succeeded"] == 1
+    executed(TaskQExpireOperator(task_id="expire"))
+    assert {task.state for task in queue.page("work")} == {State.SUCCEEDED}
+
+
+def test_an_operator_that_pushes_is_a_producer(
+    conn: psycopg.Connection, dsn: str, connect_airflow: Connect, queue: TaskQueue
+) -> None:
+    with logged_in(conn, dsn, "producer") as producer:
+        connect_airflow(dsn=producer)
+        assert executed(TaskQPushOperator(task_id="push", topic="work", tasks=["a"]))["pushed"] == 1
+    assert [task.identifier for task in queue.page("work")] == ["a"]
