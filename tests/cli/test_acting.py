@@ -302,6 +302,7 @@ def test_a_producer_pushes_though_no_trail_is_open_to_it(
         queue.conn.execute("SELECT taskq.grant_access('taskq_cli_producer', 'producer')")
         monkeypatch.setenv("PGOPTIONS", "-c role=taskq_cli_producer")
         assert ask("push", "work", "a")["pushed"] == 1
+        assert ask("ticks", "install", "work", "hourly", "--every", "1h")["installed"] > 0
         monkeypatch.delenv("PGOPTIONS")
         assert trail(queue) == []
     finally:

@@ -142,7 +142,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
 
 
 ALLOWED = {
-    "producer": {"push", "push_stream", "install_ticks", "uninstall_ticks", "wake", "topics", "policy"},
+    "producer": {"push", "push_stream", "install_ticks", "wake", "topics", "policy"},
     "consumer": {
         *("register", "heartbeat", "release", "owners", "held", "claim", "poll", "poll_batch", "ready", "complete"),
         *("exchange", "expire", "lock", "unlock", "junction", "juncture", "wake", "task", "events", "progress"),

@@ -11,7 +11,7 @@
 -- The functions that clients call, by the kind that may call them first; operators may call all.
 CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE sql IMMUTABLE AS $$
     SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'open_push', 'check_push', 'push_staged', 'abandon_push', 'begin_batch',
-        'install_ticks', 'uninstall_ticks', 'wake', 'topics', 'policy_of'])
+        'install_ticks', 'wake', 'topics', 'policy_of'])
     UNION ALL SELECT 'consumer', unnest(ARRAY[
         'register', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many',
         'watch', 'watch_tasks', 'junction', 'juncture', 'wake', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
@@ -26,7 +26,7 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
         'find_tasks', 'pushed_between', 'newest_of', 'dependencies_of', 'texts_of', 'audit_trail', 'count_lapsed'])
     UNION ALL SELECT 'operator', unnest(ARRAY[
         'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'purge_junctures', 'purge', 'purge_all',
-        'purge_owners', 'purge_streams', 'forget_stream', 'forget_readers', 'pause_task', 'resume_task', 'set_due', 'set_attempts', 'purge_outlived', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
+        'purge_owners', 'purge_streams', 'forget_stream', 'forget_readers', 'pause_task', 'resume_task', 'set_due', 'set_attempts', 'purge_outlived', 'uninstall_ticks', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
         'close_shared', 'move_rows', 'open_shared', 'move_back', 'drop_vacant', 'note_action', 'hold_found', 'purge_named', 'forget_worker'])
 $$;
 
