@@ -167,17 +167,25 @@ CREATE FUNCTION taskq.displace(p_topic_id int, p_insertion text, p_identifiers t
 RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
+    v_lanes   text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers) AS u (identifier));
     v_waiting bigint[];
     v_ended   bigint[];
 BEGIN
-    v_waiting := ARRAY(SELECT l.sequence FROM taskq.live l
-                       WHERE l.topic_id::bigint = p_topic_id AND l.identifier = ANY (p_identifiers) AND l.holder IS NULL
-                       FOR UPDATE SKIP LOCKED);
+    -- One index lookup per identifier. Given "identifier = ANY (array)", a server before PostgreSQL 17 may read all of
+    -- the topic and compare each row with the whole array. A subquery that locks, or has an OFFSET, stays a lookup.
+    v_waiting := ARRAY(SELECT l.sequence FROM unnest(v_lanes) AS u (identifier)
+                       CROSS JOIN LATERAL (
+                           SELECT b.sequence FROM taskq.live b
+                           WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+                           FOR UPDATE SKIP LOCKED) l);
     IF p_insertion IN ('REPLACE', 'DELETE') OR p_since IS NOT NULL THEN
-        v_ended := ARRAY(SELECT t.sequence FROM taskq.task t
-                         WHERE t.identifier = ANY (p_identifiers) AND t.topic_id = p_topic_id
-                           AND (p_insertion <> 'SUPERSEDE'
-                                OR t.sequence >= p_since AND t.pushed_in = pg_current_xact_id()));
+        v_ended := ARRAY(SELECT t.sequence FROM unnest(v_lanes) AS u (identifier)
+                         CROSS JOIN LATERAL (
+                             SELECT b.sequence FROM taskq.task b
+                             WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id
+                               AND (p_insertion <> 'SUPERSEDE'
+                                    OR b.sequence >= p_since AND b.pushed_in = pg_current_xact_id())
+                             OFFSET 0) t);
         v_ended := ARRAY(SELECT e.sequence FROM taskq.ended e
                          WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_ended) FOR UPDATE SKIP LOCKED);
     END IF;
