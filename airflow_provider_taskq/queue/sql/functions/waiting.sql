@@ -9,6 +9,7 @@
 CREATE FUNCTION taskq.fulfilled(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
+    -- OFFSET 0 keeps the planner from joining the tasks with all dependencies of the topic: each task is looked up.
     RETURN ARRAY(
         SELECT u.sequence FROM unnest(p_sequences) AS u (sequence)
         WHERE NOT EXISTS (
@@ -17,8 +18,9 @@ BEGIN
                                 WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
                                 ORDER BY t.sequence DESC LIMIT 1) latest
             WHERE d.topic_id = p_topic_id AND d.sequence = u.sequence
-              AND NOT EXISTS (SELECT FROM taskq.ended e
-                              WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence AND e.state = 6)));
+              AND (SELECT e.state FROM taskq.ended e
+                   WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence) IS DISTINCT FROM 6
+            OFFSET 0));
 END $$;
 
 -- The same of one task.
@@ -38,7 +40,8 @@ BEGIN
         RETURN false;
     END IF;
     v_doubtful := ARRAY(SELECT l.sequence FROM taskq.live l
-                        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits = -1
+                        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
+                          AND l.waits + 0 = -1  -- not by live_ready
                         FOR UPDATE SKIP LOCKED);
     RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq.judge_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
@@ -51,20 +54,31 @@ $$;
 -- Judges READY tasks that have dependencies, whose rows this transaction holds: those that are fulfilled may go out, at
 -- the place that they have; the others wait. Returns the former.
 CREATE FUNCTION taskq.judge_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_custom_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off AS $$
 DECLARE
     v_now  timestamptz := clock_timestamp();
     v_free bigint[] := taskq.fulfilled(p_topic_id, p_sequences);
+    v_rest bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_free));
 BEGIN
-    UPDATE taskq.live l SET waits = CASE WHEN l.sequence = ANY (v_free) THEN -1 ELSE 1 END,
-        available_at = CASE WHEN l.sequence <> ALL (v_free) THEN taskq.next_look(v_now, t.created)
-                            WHEN l.waits = -1 THEN l.available_at ELSE coalesce(l.due_again, t.due) END,
-        due_again = CASE WHEN l.sequence = ANY (v_free) THEN NULL
-                         WHEN l.waits = -1 THEN nullif(l.available_at, t.due) ELSE l.due_again END
-    FROM (SELECT * FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
-    WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND t.sequence = l.sequence;
-    UPDATE taskq.dependency d SET waiting = NOT d.waiting
-    WHERE d.topic_id = p_topic_id AND d.sequence = ANY (p_sequences) AND d.waiting = (d.sequence = ANY (v_free));
+    -- A statement per outcome, and a lookup per task: no row is compared with a whole array, and nothing is joined, as
+    -- callers forbid different kinds of joins.
+    IF cardinality(v_free) > 0 THEN
+        UPDATE taskq.live l SET waits = -1, due_again = NULL,
+            available_at = CASE WHEN l.waits = -1 THEN l.available_at ELSE coalesce(l.due_again, (
+                SELECT t.due FROM taskq.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_free);
+        UPDATE taskq.dependency d SET waiting = false
+        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_free) AND d.waiting::int = 1;  -- not by dependency_waiting
+    END IF;
+    IF cardinality(v_rest) > 0 THEN
+        UPDATE taskq.live l SET waits = 1, (available_at, due_again) = (
+            SELECT taskq.next_look(v_now, t.created),
+                   CASE WHEN l.waits = -1 THEN nullif(l.available_at, t.due) ELSE l.due_again END
+            FROM taskq.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_rest);
+        UPDATE taskq.dependency d SET waiting = true
+        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_rest) AND NOT d.waiting;
+    END IF;
     RETURN v_free;
 END $$;
 
@@ -78,29 +92,31 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 DECLARE
     v_unknown record;
 BEGIN
-    SELECT u.place, u.topic, u.identifier, p.topic_id INTO v_unknown
+    SELECT u.place, u.topic, u.identifier INTO v_unknown
     FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
-    LEFT JOIN taskq.topic p ON p.name = u.topic
-    WHERE p.topic_id IS NULL OR NOT EXISTS (
-        SELECT FROM taskq.task t WHERE t.identifier = u.identifier AND t.topic_id = p.topic_id
-                                   AND t.sequence < p_sequences[u.place + 1])
+    WHERE NOT EXISTS (
+        SELECT FROM taskq.task t
+        WHERE t.identifier = u.identifier AND t.topic_id = (SELECT p.topic_id FROM taskq.topic p WHERE p.name = u.topic)
+          AND t.sequence < p_sequences[u.place + 1]
+        OFFSET 0)
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
         PERFORM taskq.refuse('TQ002', format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
                                              p_topic.name, p_offset + v_unknown.place, v_unknown.topic, v_unknown.identifier));
     END IF;
     INSERT INTO taskq.dependency (topic_id, sequence, on_topic_id, on_identifier)
-    SELECT DISTINCT p_topic.topic_id, t.sequence, p.topic_id, u.identifier
+    SELECT DISTINCT p_topic.topic_id, p_sequences[u.place + 1], (SELECT p.topic_id FROM taskq.topic p WHERE p.name = u.topic),
+           u.identifier
     FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
-    JOIN taskq.topic p ON p.name = u.topic
-    JOIN taskq.task t ON t.topic_id = p_topic.topic_id AND t.sequence = p_sequences[u.place + 1];
+    WHERE EXISTS (  -- DELETE does not store a task whose identifier comes again later in the push
+        SELECT FROM taskq.task t WHERE t.topic_id = p_topic.topic_id AND t.sequence = p_sequences[u.place + 1] OFFSET 0);
     PERFORM taskq.judge_dependents(p_topic.topic_id, ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
 END $$;
 
 -- Wakes the tasks that wait for these identifiers of a topic, so that the next poll looks at them. Never waits: a task
 -- that another transaction is looking at is left to its next look.
 CREATE FUNCTION taskq.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET enable_seqscan = off AS $$
 DECLARE
     v_waiting  record;
     v_sleeping bigint[];
@@ -109,12 +125,17 @@ BEGIN
         RETURN;
     END IF;
     FOR v_waiting IN
-        SELECT d.topic_id, array_agg(d.sequence) AS sequences FROM taskq.dependency d
-        WHERE d.on_topic_id = p_topic_id AND d.on_identifier = ANY (p_identifiers) AND d.waiting GROUP BY d.topic_id
+        SELECT d.topic_id, array_agg(DISTINCT d.sequence) AS sequences
+        FROM (SELECT DISTINCT i.identifier COLLATE "C" AS identifier FROM unnest(p_identifiers) AS i (identifier)) u
+        CROSS JOIN LATERAL (
+            SELECT w.topic_id, w.sequence FROM taskq.dependency w
+            WHERE w.on_topic_id = p_topic_id AND w.on_identifier = u.identifier AND w.waiting OFFSET 0) d
+        GROUP BY d.topic_id
     LOOP
         v_sleeping := ARRAY(SELECT l.sequence FROM taskq.live l
                             WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
-                              AND l.holder IS NULL AND l.waits = 1 AND l.available_at > '-infinity'
+                              AND l.holder IS NULL AND l.waits + 0 = 1  -- not by live_waiting
+                              AND l.available_at > '-infinity'
                             FOR UPDATE SKIP LOCKED);
         UPDATE taskq.live SET available_at = '-infinity'
         WHERE topic_id = v_waiting.topic_id AND sequence = ANY (v_sleeping);
@@ -152,13 +173,16 @@ CREATE FUNCTION taskq.let_out_dependents(p_topic_id int, p_size int) RETURNS voi
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_looked bigint[];
+    v_after  bigint := 0;
     v_freed  bigint := 0;
 BEGIN
     LOOP
         v_looked := ARRAY(SELECT l.sequence FROM taskq.live l
                           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at = '-infinity'
+                            AND l.sequence > v_after  -- past the dead index entries of those that this call has moved
                           ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
         EXIT WHEN cardinality(v_looked) = 0;
+        v_after := v_looked[cardinality(v_looked)];
         v_freed := v_freed + cardinality(taskq.judge_dependents(p_topic_id, v_looked));
         EXIT WHEN v_freed >= p_size;
     END LOOP;
@@ -290,7 +314,8 @@ DECLARE
     v_failed bigint[];
     v_ok     boolean;
 BEGIN
-    v_failed := ARRAY(SELECT l.sequence FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_sequences) AND l.waits = 2
+    v_failed := ARRAY(SELECT l.sequence FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_sequences)
+                        AND l.waits + 0 = 2  -- not by live_waiting
                       UNION ALL
                       SELECT e.sequence FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.state = 3);
     SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
