@@ -5,8 +5,8 @@
 -- of it for a few rows. They do take a busy topic for a small one while the table was not analysed, or where thousands of
 -- others are small. With costs of rows only, they choose by what counts here, the number of rows. An index entry keeps a
 -- small cost: at the usual one, ten lookups would cost more than a topic of four rows, which is what a server assumes of a
--- table that was never analysed; at none, reading an index from end to end would cost nothing. Later servers know the first
--- way only.
+-- table that was never analysed; at none, reading an index from end to end would cost nothing. Bitmaps are off, as at such costs
+-- a server would combine whole indexes for a few rows. Later servers know the first way only.
 CREATE FUNCTION taskq.suit_planner() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;
@@ -17,6 +17,6 @@ BEGIN
     FOR v_function IN SELECT p.oid FROM pg_proc p
                       WHERE p.pronamespace = 'taskq'::regnamespace AND p.prosrc ~ '(sequence|identifier) = ANY \(' LOOP
         EXECUTE format('ALTER FUNCTION %s SET random_page_cost = 0 SET seq_page_cost = 0 SET cpu_operator_cost = 0'
-                       ' SET cpu_index_tuple_cost = 0.0001', v_function);
+                       ' SET cpu_index_tuple_cost = 0.0001 SET enable_bitmapscan = off', v_function);
     END LOOP;
 END $$;

@@ -134,8 +134,7 @@ BEGIN
     LOOP
         v_sleeping := ARRAY(SELECT l.sequence FROM taskq.live l
                             WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
-                              AND l.holder IS NULL AND l.waits + 0 = 1  -- not by live_waiting
-                              AND l.available_at > '-infinity'
+                              AND l.holder IS NULL AND l.waits + 0 = 1 AND l.available_at <> '-infinity'  -- by sequence alone
                             FOR UPDATE SKIP LOCKED);
         UPDATE taskq.live SET available_at = '-infinity'
         WHERE topic_id = v_waiting.topic_id AND sequence = ANY (v_sleeping);
@@ -172,6 +171,7 @@ END $$;
 CREATE FUNCTION taskq.let_out_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
+    v_now    timestamptz := clock_timestamp();  -- a variable, as an index range needs: the function is volatile
     v_looked bigint[];
     v_after  bigint := 0;
     v_freed  bigint := 0;
@@ -188,7 +188,7 @@ BEGIN
     END LOOP;
     v_looked := ARRAY(SELECT l.sequence FROM taskq.live l
                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 1
-                        AND l.available_at > '-infinity' AND l.available_at <= clock_timestamp()
+                        AND l.available_at > '-infinity' AND l.available_at <= v_now
                       ORDER BY l.available_at, l.sequence LIMIT 100 FOR UPDATE SKIP LOCKED);
     IF cardinality(v_looked) > 0 THEN
         PERFORM taskq.judge_dependents(p_topic_id, v_looked);
