@@ -13,6 +13,7 @@ from psycopg.rows import TupleRow, tuple_row
 
 from airflow_provider_taskq.hooks.lineage import ObservedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
+from airflow_provider_taskq.queue.connection import defaults_for
 
 # Read by DbApiHook from a connection's extra; to libpq they are unknown words, and it refuses those.
 _OPTIONS_OF_SQL_HOOKS = {
@@ -26,7 +27,6 @@ _OPTIONS_OF_SQL_HOOKS = {
 
 _DEFAULTS: dict[str, Any] = {
     "application_name": "airflow-taskq",
-    "connect_timeout": 10,
     "prepare_threshold": None,  # a transaction pooler may stand between
 }
 
@@ -114,7 +114,7 @@ class TaskQHook(PostgresHook):
     def _create_connection(self, conn_args: dict[str, Any]) -> Any:
         """Connects with what PostgresHook has put together, leaving out what a form left empty."""
         given = {name: value for name, value in conn_args.items() if value is not None and value != ""}
-        return self._connect(**{**_DEFAULTS, **given})
+        return self._connect(**{**_DEFAULTS, **defaults_for("", given), **given})
 
     def _get_cursor_config(self, raw_cursor: str) -> tuple[str, Any]:  # noqa: ARG002  PostgresHook's signature
         """Plain tuples, also on a connection that asks for other rows on behalf of other hooks."""

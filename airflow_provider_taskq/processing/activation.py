@@ -28,7 +28,7 @@ class PersistentWorker:
     def __init__(self, worker: Worker, look: timedelta = timedelta(seconds=30)) -> None:
         self._worker = worker
         self._look = look.total_seconds()
-        self._session = Session(worker.connect)
+        self._session = Session(worker.connect, worker.call_limit())
         self._notices: Notices | None = None
         self._told = threading.Event()
         self._ended = threading.Event()

@@ -8,19 +8,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
+import psycopg
+
 from airflow_provider_taskq.processing.handling import decision_of, decision_on, takes_work
+from airflow_provider_taskq.processing.patience import BackOff
 from airflow_provider_taskq.processing.periodic import Routine
-from airflow_provider_taskq.processing.session import Connect, connects_to
-from airflow_provider_taskq.queue import Decision, InvalidArgument, LeaseLost, Owner, Result, Task, TaskQueue
+from airflow_provider_taskq.processing.session import (
+    HANDLER_STATEMENT_TIMEOUT,
+    Connect,
+    call_limit,
+    connects_to,
+    heartbeat_limit,
+)
+from airflow_provider_taskq.queue import Decision, InvalidArgument, Owner, Result, Task, TaskQueue
+from airflow_provider_taskq.queue.transient import is_transient
 
 log = logging.getLogger(__name__)
 
+_AGAIN = 0.5  # seconds after a heartbeat that did not get through
+
 Sorter = Callable[[Task], Any]
+T = TypeVar("T")
 Rules = Mapping[type[BaseException], Decision | Result]
 NO_RULES: Rules = {}
+
+
+class _HandlerFailed(Exception):
+    """The handler raised its cause."""
 
 
 class Mode(StrEnum):
@@ -52,7 +69,8 @@ class Batches(Routine):
     An error is a FAILURE, retried by the topic's policy, or what `rules` say of its kind; `mode` says what becomes of
     the rest of the group. A group with an error that is not due yet, or that has no attempts left, is kept back whole.
     `size`: how many of each group are handled in a run, -1 for all. `groups`: how many are taken at once.
-    `cleanup`: how often errors that outlived their time to live are removed; None for never.
+    `cleanup`: how often errors that outlived their time to live are removed; None for never. `call_timeout` and
+    `handler_statement_timeout` as of a Worker; the second is for statements of a handler that takes the queue.
     """
 
     def __init__(
@@ -70,6 +88,8 @@ class Batches(Routine):
         rules: Rules = NO_RULES,
         cleanup: timedelta | None = None,
         owner: str | None = None,
+        call_timeout: timedelta | None = None,
+        handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT,
     ) -> None:
         if groups < 1 or size < -1:
             raise InvalidArgument("groups is 1 or more, size -1 for whole groups, else 0 or more")
@@ -80,9 +100,10 @@ class Batches(Routine):
         self._sorter, self._rules = sorter, rules
         self._cleanup, self._cleaned = cleanup, 0.0
         self._owner: Owner | None = None
-        self._connect = connects_to(dsn)
+        self._connect = connects_to(dsn, lease)
         self._seconds: list[float] = []
-        super().__init__(f"batches {topic}", self._connect, self._poll, self._pause)
+        limit = call_limit(lease, call_timeout, handler_statement_timeout)
+        super().__init__(f"batches {topic}", self._connect, self._poll, self._pause, limit)
 
     def run_once(self) -> Tally:
         """One run: takes groups that may go out, handles them, and says what came of it."""
@@ -138,22 +159,60 @@ class Batches(Routine):
         """Handles one task in a transaction with its end; an error undoes it, and is noted in another."""
         begun = time.monotonic()
         try:
-            with queue.conn.transaction():
-                outcome = self._handler(task, queue) if self._takes_queue else self._handler(task)
-                decision = decision_of(outcome)
-                queue.complete(owner, {task: decision})
-        except LeaseLost:
-            raise
-        except Exception as error:
-            if queue.conn.closed:
-                raise
-            log.warning("topic %s, sequence %s: %s", task.topic, task.sequence, type(error).__name__)
-            queue.complete(owner, {task: self._ruled(error)})
-            return False
-        else:
+            decision = self._decided(queue, owner, task)
+            if decision is None:
+                return False
             return decision.result is not Result.FAILURE
         finally:
             self._seconds.append(time.monotonic() - begun)
+
+    def _decided(self, queue: TaskQueue, owner: Owner, task: Task) -> Decision | None:
+        """What the handler decided, committed; None where it failed, and that is committed instead."""
+        try:
+            if self._takes_queue:
+                return self._until_committed(lambda: self._handled_within(queue, owner, task))
+            decision = self._called(task)
+            self._until_committed(lambda: queue.complete(owner, {task: decision}))
+        except (_HandlerFailed, psycopg.IntegrityError) as failed:  # the second of a deferred constraint, at the commit
+            if queue.conn.closed:
+                raise
+            error = failed.__cause__ or failed
+            log.warning("topic %s, sequence %s: %s", task.topic, task.sequence, type(error).__name__)
+            ruled = self._ruled(error)
+            self._until_committed(lambda: queue.complete(owner, {task: ruled}))
+            return None
+        return decision
+
+    def _handled_within(self, queue: TaskQueue, owner: Owner, task: Task) -> Decision:
+        """Handles a task in the transaction that completes it."""
+        with queue.conn.transaction():
+            with self._session.for_handler_statements():
+                decision = self._called(task, queue)
+            queue.complete(owner, {task: decision})
+        return decision
+
+    def _called(self, *given: Any) -> Decision:
+        """What the handler decides; _HandlerFailed tells its errors from those of the queue."""
+        try:
+            return decision_of(self._handler(*given))
+        except Exception as error:
+            raise _HandlerFailed from error
+
+    def _until_committed(self, commit: Callable[[], T]) -> T:
+        """Commits, again and again while that fails for a reason that may pass; LeaseLost ends it.
+
+        A handler that takes the queue is called again, as what it wrote was undone.
+        """
+        back_off = BackOff()
+        while True:
+            try:
+                return commit()
+            except psycopg.Error as error:
+                if not is_transient(error) or self._periodic.sleep(back_off.next()):
+                    raise
+                log.warning(
+                    "not committed: topic=%s error=%s; tried again: %s", self.topic, type(error).__name__, error
+                )
 
     def _ruled(self, error: BaseException) -> Decision:
         """What an error decides: by the first rule of its kind, else as a worker has it."""
@@ -186,7 +245,8 @@ class Keeper(Routine):
         self._owner = owner
         self._third = owner.lease.total_seconds() / 3
         self._first = True
-        super().__init__(f"lease of {owner.name}", connect, self._keep, self._third)
+        limit = heartbeat_limit(owner.lease.total_seconds())
+        super().__init__(f"lease of {owner.name}", connect, self._keep, min(self._third, _AGAIN), limit)
 
     def _keep(self) -> float:
         if not self._first:

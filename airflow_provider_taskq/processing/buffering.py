@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from airflow_provider_taskq.processing.finishing import Finisher, WorkerStopped, decide
 from airflow_provider_taskq.processing.patience import BackOff
 from airflow_provider_taskq.processing.rounds import Rounds
-from airflow_provider_taskq.processing.session import Session
 from airflow_provider_taskq.processing.settings import Pending
 from airflow_provider_taskq.processing.tenure import Run
 from airflow_provider_taskq.queue import Decision, Task
@@ -97,7 +96,7 @@ class Handler:
         self._shift = shift
         self._buffer = buffer
         self._inherited = inherited  # a batch that its predecessor is stuck in, to be FAILED
-        self._session = Session(shift.connect)
+        self._session = shift.session()
         self._finisher = Finisher(shift, self._session)
         self._back_off = BackOff()
         self._replaced = False

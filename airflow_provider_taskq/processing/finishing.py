@@ -4,20 +4,28 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import psycopg
+
 from airflow_provider_taskq.processing.handling import TaskResultException, completed, decision_on, name_of
 from airflow_provider_taskq.processing.patience import BackOff
 from airflow_provider_taskq.processing.session import Disconnected, Session
-from airflow_provider_taskq.processing.settling import TRANSIENT, after_commit, settle
+from airflow_provider_taskq.processing.settling import (
+    Interruptions,
+    ParticipantInterrupted,
+    after_commit,
+    commit_batch,
+)
 from airflow_provider_taskq.processing.tenure import Run
 from airflow_provider_taskq.processing.work import Work
-from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Owner, Result, Task, TaskQueue
+from airflow_provider_taskq.queue.transient import is_transient
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.processing.shift import Shift
 
 log = logging.getLogger(__name__)
 
-_TRIES = 5  # of a transaction that fails by chance
+_TRIES = 5  # of a commit for tasks that are not held; from then on errors that may pass are told to `on_fatal` too
 
 
 class WorkerStopped(Exception):
@@ -90,8 +98,13 @@ class Finisher:
     def _commit(
         self, run: Run, work: Work, decisions: Mapping[Task, Decision], in_doubt: bool
     ) -> Mapping[Task, Decision]:
-        """Commits decisions on what is held, again and again while that fails by chance or the server is away."""
+        """Commits decisions on what is held.
+
+        Tries again, as long as the lease lasts, while the server is away or the queue's own calls fail for a reason
+        that may pass: work that was done is not FAILED by that. A participant that is always interrupted is given up.
+        """
         back_off, tries, look = BackOff(), 0, in_doubt
+        interruptions = Interruptions(self._shift.settings.lease.total_seconds())
         while True:
             try:
                 with self._session.queue() as queue:
@@ -101,19 +114,47 @@ class Finisher:
                             after_commit(queue, work, {each.topic: None for each in work.follow_ups})
                             return decisions
                         decisions = held
-                    return settle(queue, run.tenure.owner, work, decisions)
+                    return self._commit_batch(queue, run.tenure.owner, work, decisions, interruptions)
             except Disconnected as error:
-                in_doubt = look = True
+                in_doubt = True
+                if isinstance(error.__cause__, ParticipantInterrupted):
+                    interruptions.note(error.__cause__)
                 log.info("A batch is not committed yet, which is tried again: %s", error)
-                self._wait(run, back_off)
+            except ParticipantInterrupted as interrupted:
+                interruptions.note(interrupted)
             except LeaseLost:
                 raise
-            except (NotHeld, *TRANSIENT):
+            except (NotHeld, psycopg.Error) as error:
                 tries += 1
-                if tries > _TRIES:
+                if not self._may_pass(error, tries):
                     raise
-                look = True
-                self._wait(run, back_off)
+            look = True
+            self._wait(run, back_off)
+
+    def _commit_batch(
+        self,
+        queue: TaskQueue,
+        owner: Owner,
+        work: Work,
+        decisions: Mapping[Task, Decision],
+        interruptions: Interruptions,
+    ) -> Mapping[Task, Decision]:
+        """One try. Participants' statements may take longer than the queue's own calls."""
+        if not work.participants:
+            return commit_batch(queue, owner, work, decisions)
+        with self._session.for_handler_statements():
+            return commit_batch(queue, owner, work, decisions, interruptions.given_up)
+
+    def _may_pass(self, error: NotHeld | psycopg.Error, tries: int) -> bool:
+        """Whether to try again; an error that goes on is told."""
+        if isinstance(error, NotHeld):
+            return tries <= _TRIES
+        if not is_transient(error):
+            return False
+        log.warning("batch not committed: error=%s; try=%d; tried again: %s", type(error).__name__, tries, error)
+        if tries > _TRIES:
+            self._shift.telling.on_fatal(error)
+        return True
 
     def _still_held(self, queue: TaskQueue, run: Run, decisions: Mapping[Task, Decision]) -> dict[Task, Decision]:
         """The decisions on those tasks that the owner still holds; LeaseLost where it is none any more.

@@ -4,11 +4,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from airflow_provider_taskq.processing.patience import BackOff, left
-from airflow_provider_taskq.processing.session import Connect, Session
+from airflow_provider_taskq.processing.session import Connect, Session, call_limit, heartbeat_limit
 from airflow_provider_taskq.processing.tenure import Tenure
 from airflow_provider_taskq.queue import LeaseLost
+from airflow_provider_taskq.queue.deadline import CallLimit
 
 log = logging.getLogger(__name__)
 
@@ -18,19 +20,26 @@ _PARTING = 5.0  # seconds that both threads get to end in
 class LeaseKeeper:
     """Extends the leases of a worker every third of their length, and lets lapsed ones of others expire.
 
-    A lease that is gone is told to its tenure, which gives up what it holds, and to `on_loss`.
+    A lease that is gone is told to its tenure, which gives up what it holds, and to `on_loss`. The worker's own leases
+    are never taken by its own expiry while their heartbeats do not get through. `limit`: of an expiry's call.
     """
 
-    def __init__(self, connect: Connect, lease: float, on_loss: Callable[[LeaseLost], None]) -> None:
-        self._session = Session(connect)
+    def __init__(
+        self, connect: Connect, lease: float, on_loss: Callable[[LeaseLost], None], limit: CallLimit | None = None
+    ) -> None:
+        self._session = Session(connect, heartbeat_limit(lease))
         self._pause = lease / 3
         self._on_loss = on_loss
         self._tenures: dict[int, Tenure] = {}
+        self._doubtful: dict[int, Tenure] = {}  # lost by this machine's clock, since when no heartbeat got through
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="taskq lease", daemon=True)
         self._expiring = threading.Thread(
-            target=self._expire, args=(Session(connect),), name="taskq expiry", daemon=True
+            target=self._expire,
+            args=(Session(connect, limit or call_limit(timedelta(seconds=lease))),),
+            name="taskq expiry",
+            daemon=True,
         )
 
     def start(self) -> None:
@@ -71,6 +80,8 @@ class LeaseKeeper:
         """Gives up the leases that nobody could extend in time; touches no network, which may be what is stuck."""
         for tenure in self.tenures():
             if (error := tenure.has_lapsed()) is not None:
+                with self._lock:
+                    self._doubtful[id(tenure)] = tenure
                 self.lose(tenure, error)
 
     def _keep(self) -> None:
@@ -89,16 +100,47 @@ class LeaseKeeper:
         self._session.close()
 
     def _round(self) -> None:
-        """One heartbeat for each lease."""
+        """One heartbeat for each lease; after a failure the next round begins with the other leases."""
+        doubtful = self._doubtful_tenures()
         for tenure in self.tenures():
-            self._beat(tenure)
+            try:
+                self._beat(tenure)
+            except Exception:
+                self._put_last(tenure)
+                raise
+        self._clear_doubt(doubtful)
+
+    def _put_last(self, tenure: Tenure) -> None:
+        """Moves a lease behind the others, which one call that gets no answer must not keep from their heartbeats."""
+        with self._lock:
+            if self._tenures.pop(id(tenure), None) is not None:
+                self._tenures[id(tenure)] = tenure
+
+    def _doubtful_tenures(self) -> list[Tenure]:
+        """The leases that were lost by this machine's clock and are still kept from the worker's own expiry."""
+        with self._lock:
+            return list(self._doubtful.values())
+
+    def _clear_doubt(self, doubtful: list[Tenure]) -> None:
+        """Lets leases expire that were lost by the clock, once the heartbeats' session reaches the database again."""
+        if not doubtful:
+            return
+        with self._session.queue() as queue:
+            queue.owner(doubtful[0].owner.name)
+        with self._lock:
+            for tenure in doubtful:
+                self._doubtful.pop(id(tenure), None)
+
+    def _own_names(self) -> list[str]:
+        """The owners whose leases this worker keeps, or cannot reach now."""
+        return list({tenure.owner.name for tenure in (*self.tenures(), *self._doubtful_tenures())})
 
     def _expire(self, session: Session) -> None:
         """Lets lapsed leases of others expire: by itself, as that takes long for many tasks, and waits for a purge."""
         while not self._stopped.wait(self._pause):
             try:
                 with session.queue() as queue:
-                    queue.expire()
+                    queue.expire(except_owners=self._own_names())
             except Exception as error:  # noqa: BLE001 -- the next time it may go well
                 log.warning("A worker could not let lapsed leases of others expire: %s", error)
         session.close()

@@ -11,10 +11,15 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_taskq.processing.patience import BackOff
-from airflow_provider_taskq.processing.session import Connect
+from airflow_provider_taskq.processing.session import Connect, limited
 from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.transient import is_read_only
 
 log = logging.getLogger(__name__)
+
+_ANSWER = 10.0  # seconds that the server has to answer in
+_SILENCE = 30.0  # seconds without a notification after which the connection is tested
 
 
 class Notices:
@@ -52,8 +57,7 @@ class Notices:
         back_off = BackOff(0.5, 30)
         while not self._stopped.is_set():
             try:
-                with self._connect() as conn:
-                    conn.autocommit = True
+                with limited(self._connect, CallLimit(_ANSWER, grows=False)) as conn:
                     conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     back_off.reset()
                     self._missed()
@@ -67,6 +71,10 @@ class Notices:
     def _listen(self, conn: psycopg.Connection[Any], hung_up: socket.socket) -> None:
         """Listens on a connection until it is lost, or all is over."""
         while not self._stopped.is_set():
-            select.select([conn.fileno(), hung_up.fileno()], [], [])
+            heard, _, _ = select.select([conn.fileno(), hung_up.fileno()], [], [], _SILENCE)
+            if not heard:  # a connection that is never answered, or a standby, tells of nothing
+                conn.execute("SELECT")
+                if is_read_only(conn):
+                    raise psycopg.OperationalError("the server has become read-only")
             for notice in conn.notifies(timeout=0):
                 self._hear(notice.payload)

@@ -9,6 +9,7 @@ from typing import Self
 
 from airflow_provider_taskq.processing.session import Connect, Session
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.deadline import CallLimit
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,10 @@ class Periodic:
             self._thread.join(timeout)
         return not self.is_running
 
+    def sleep(self, seconds: float) -> bool:
+        """Sleeps within an `act`; True, and at once, where it was asked to stop."""
+        return self._stopped.wait(seconds) and self.is_running
+
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
@@ -64,11 +69,13 @@ class Periodic:
 class Routine:
     """The base of what works on the queue every so often, or once when it is called: a session, and when it goes.
 
-    Started and stopped, or used as a context.
+    Started and stopped, or used as a context. `limit`: how long each call waits for an answer, a minute by default.
     """
 
-    def __init__(self, name: str, connect: Connect, act: Callable[[], float], pause: float) -> None:
-        self._session = Session(connect)
+    def __init__(
+        self, name: str, connect: Connect, act: Callable[[], float], pause: float, limit: CallLimit | None = None
+    ) -> None:
+        self._session = Session(connect, limit)
         self._periodic = Periodic(name, act, pause)
 
     @property

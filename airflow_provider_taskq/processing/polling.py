@@ -1,5 +1,6 @@
 """Polling: how a thread becomes an owner, takes tasks, and finds again what it took when an answer was lost."""
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,8 +28,9 @@ class Poller:
         """The lease to work under: registered where there is none, or where the last one is lost."""
         if self._tenure is None or self._tenure.lost is not None:
             with self._session.queue() as queue:
+                since = time.monotonic()
                 owner = queue.register(self._owner, self._shift.settings.lease)
-            self._tenure = Tenure(owner, self._shift.given_up)
+            self._tenure = Tenure(owner, self._shift.given_up, since)
             self.in_doubt = owner.resumed
             self._shift.keeper.add(self._tenure)
         return self._tenure

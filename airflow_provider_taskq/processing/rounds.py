@@ -10,7 +10,6 @@ from airflow_provider_taskq.processing.finishing import Finisher
 from airflow_provider_taskq.processing.limiter import Token
 from airflow_provider_taskq.processing.patience import BackOff
 from airflow_provider_taskq.processing.polling import Poller
-from airflow_provider_taskq.processing.session import Session
 from airflow_provider_taskq.processing.tenure import Run
 from airflow_provider_taskq.queue import LeaseLost, Task
 
@@ -27,7 +26,7 @@ class Rounds(ABC):
 
     def __init__(self, shift: "Shift") -> None:
         self._shift = shift
-        self._session = Session(shift.connect)
+        self._session = shift.session()
         self._poller = Poller(shift, self._session, shift.owner_name())
         self._finisher = Finisher(shift, self._session)
         self._back_off = BackOff()

@@ -1,25 +1,24 @@
 """A session with the queue's database that outlives its connections."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, connect
-from airflow_provider_taskq.queue.connection import dsn_from_environment
+from airflow_provider_taskq.queue.connection import defaults_for, dsn_from_environment
+from airflow_provider_taskq.queue.deadline import CallLimit, limit_calls
+from airflow_provider_taskq.queue.transient import is_read_only, means_lost_connection
 
 Connect: TypeAlias = Callable[[], psycopg.Connection[Any]]
 
-# A peer that is gone without a word is noticed within a minute. Where the DSN says otherwise, it is followed.
-_PATIENCE = {
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,  # for what was sent, which Linux else repeats for a quarter of an hour
-}
+HANDLER_STATEMENT_TIMEOUT = timedelta(minutes=5)
+_CALL_SECONDS = 60.0  # for what holds no lease
+_LEAST_CALL_SECONDS = 5.0  # a healthy server may be busy for as long
+_LEAST_HEARTBEAT_SECONDS = 1.0
+_LEAST_CONNECT_SECONDS = 2  # of libpq
 
 
 class Disconnected(TaskQueueError):
@@ -27,23 +26,34 @@ class Disconnected(TaskQueueError):
 
 
 class Session:
-    """The queue through a connection in autocommit, made when it is needed and again when it was lost."""
+    """The queue through a connection in autocommit, made when it is needed and again when it was lost.
 
-    def __init__(self, connect: Connect) -> None:
+    `limit`: how long each call waits for an answer; a minute by default. A call that gets none counts as a lost
+    connection. So does a server that is read-only: a write on it, and it is left before the next call.
+    """
+
+    def __init__(self, connect: Connect, limit: CallLimit | None = None) -> None:
         self._connect = connect
+        self._limit = limit or CallLimit(_CALL_SECONDS)
         self._queue: TaskQueue | None = None
 
     @contextmanager
     def queue(self) -> Iterator[TaskQueue]:
         """The queue, for a few calls: Disconnected where it cannot be reached, or is lost within the block."""
+        if self._queue is not None and is_read_only(self._queue.conn):
+            self.close()  # the address may lead to a server that can write by now
         queue = self._queue or self._connected()
         try:
             yield queue
         except Exception as error:
-            if not queue.conn.closed:
+            if not queue.conn.closed and not means_lost_connection(error):
                 raise
             self.close()
             raise Disconnected(str(error).strip() or type(error).__name__) from error
+
+    def for_handler_statements(self) -> AbstractContextManager[None]:
+        """Allows calls inside the block the time of statements of user code."""
+        return self._limit.for_handler_statements()
 
     def close(self) -> None:
         """Closes the connection; the next call makes another."""
@@ -54,26 +64,55 @@ class Session:
     def _connected(self) -> TaskQueue:
         """The queue through a new connection."""
         try:
-            conn = self._connect()
-            conn.autocommit = True
+            conn = limited(self._connect, self._limit)
         except Exception as error:
             raise Disconnected(str(error).strip() or type(error).__name__) from error
         self._queue = TaskQueue(conn)
         return self._queue
 
 
-def connects_to(dsn: str | Connect | None) -> Connect:
-    """How to connect: as a function says, by a DSN, or as the environment says (see `queue.connect`)."""
+def limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[Any]:
+    """A new connection in autocommit whose calls have a deadline."""
+    conn = connect()
+    limit_calls(conn, limit)
+    try:
+        conn.autocommit = True
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def call_limit(
+    lease: timedelta, timeout: timedelta | None = None, handler_statements: timedelta = HANDLER_STATEMENT_TIMEOUT
+) -> CallLimit:
+    """The limit of calls under a lease: `timeout`, else a third of the lease, but 5 seconds at least."""
+    seconds = max(_LEAST_CALL_SECONDS, lease.total_seconds() / 3) if timeout is None else timeout.total_seconds()
+    return CallLimit(seconds, handler_statements.total_seconds())
+
+
+def heartbeat_limit(lease: float) -> CallLimit:
+    """The limit of calls that keep a lease of so many seconds: a third, so that there is time for another attempt."""
+    return CallLimit(max(_LEAST_HEARTBEAT_SECONDS, lease / 3), grows=False)
+
+
+def connects_to(dsn: str | Connect | None, lease: timedelta | None = None) -> Connect:
+    """How to connect: as a function says, by a DSN, or as the environment says (see `queue.connect`).
+
+    `lease`: connecting takes a third of it at most, unless the DSN sets `connect_timeout`.
+    """
     if callable(dsn):
         return dsn
     found = dsn_from_environment(dsn)
-    return lambda: connect(found, autocommit=True, **_unless_said(found))
+    return lambda: connect(found, autocommit=True, **_connect_timeout(found, lease))
 
 
-def _unless_said(dsn: str) -> dict[str, Any]:
-    """The patience that a DSN says nothing about."""
+def _connect_timeout(dsn: str, lease: timedelta | None) -> dict[str, int]:
+    """A shorter limit for connecting than the default one, where a lease is shorter."""
     try:
-        said = conninfo_to_dict(dsn)
+        default = defaults_for(dsn, {}).get("connect_timeout")
     except psycopg.ProgrammingError:
         return {}  # `connect` says what is wrong with it
-    return {name: value for name, value in _PATIENCE.items() if name not in said}
+    if default is None or lease is None:
+        return {}
+    return {"connect_timeout": min(default, max(_LEAST_CONNECT_SECONDS, int(lease.total_seconds() / 3)))}

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from airflow_provider_taskq.processing.session import call_limit
 from airflow_provider_taskq.processing.work import Rewrite
 from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue.deadline import CallLimit
 
 
 class Pending(StrEnum):
@@ -35,13 +37,27 @@ class Settings:
     limit: timedelta | None
     rewrite: Rewrite | None
     listen: bool
+    call_timeout: timedelta | None
+    handler_statement_timeout: timedelta
+
+    def call_limit(self) -> CallLimit:
+        """A limit for the calls of one session."""
+        return call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def __post_init__(self) -> None:
         least = {"size": 1, "workers": 1, "ready": 0}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} is {value} at least, not {getattr(self, name)}")
-        for name in ("pause", "lease", "slow_after", "report_every", "limit"):
+        for name in (
+            "pause",
+            "lease",
+            "slow_after",
+            "report_every",
+            "limit",
+            "call_timeout",
+            "handler_statement_timeout",
+        ):
             duration = getattr(self, name)
             if duration is not None and duration <= timedelta(0):
                 raise ValueError(f"{name} is a time greater than 0, not {duration}")

@@ -1,19 +1,55 @@
 """The committing transaction of a batch: those who take part, the decisions, and what follows them. All or nothing."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
-
-import psycopg
 
 from airflow_provider_taskq.processing.handling import name_of
 from airflow_provider_taskq.processing.work import FollowUp, Participation, Work
 from airflow_provider_taskq.queue import Decision, Insertion, Junction, NewTask, Owner, Result, Task, TaskQueue
+from airflow_provider_taskq.queue.transient import is_cut_off, is_transient
 
 log = logging.getLogger(__name__)
 
-# What fails by the chance of who else is at work: the whole transaction is worth another try.
-TRANSIENT = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure, psycopg.errors.LockNotAvailable)
+TRIES = 5  # of a participant that fails for a reason that may pass
+LONGEST = 60.0  # seconds for which it is tried at most, if that is more tries
+
+GivenUp = Mapping[int, BaseException]
+NONE_GIVEN_UP: GivenUp = {}
+
+
+class ParticipantInterrupted(Exception):
+    """A participant failed for a reason that may pass, such as a deadlock or a statement_timeout. See `cause`."""
+
+    def __init__(self, participation: Participation, cause: BaseException) -> None:
+        super().__init__(f"{name_of(participation.call)}: {type(cause).__name__}: {cause}")
+        self.participation = participation
+        self.cause = cause
+
+
+class Interruptions:
+    """Counts how often participants of one batch were interrupted, and gives up those that always are.
+
+    A participant is given up after `TRIES` tries, and not before `seconds` have passed since the first: a server may
+    be slow for a while. `given_up` holds the last error of each, by the id of its participation.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.given_up: dict[int, BaseException] = {}
+        self._seconds = min(seconds, LONGEST)
+        self._counts: dict[int, int] = {}
+        self._first: dict[int, float] = {}
+
+    def note(self, interrupted: ParticipantInterrupted) -> None:
+        """Notes one more, and logs it."""
+        key = id(interrupted.participation)
+        first = self._first.setdefault(key, time.monotonic())
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if self._counts[key] >= TRIES and time.monotonic() - first >= self._seconds:
+            self.given_up[key] = interrupted.cause
+        outcome = "its tasks fail" if key in self.given_up else "the commit is retried"
+        log.warning("participant interrupted: %s; try=%d; %s", interrupted, self._counts[key], outcome)
 
 
 def settle(queue: TaskQueue, owner: Owner, work: Work, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
@@ -21,12 +57,30 @@ def settle(queue: TaskQueue, owner: Owner, work: Work, decisions: Mapping[Task, 
 
     In order: the participants, the decisions, pushes that follow continued tasks, junctions that do. After the commit,
     and only then, topics with new tasks are woken and `after_commit` is called. Needs a connection without an open
-    transaction. Raises what `complete`, `push` and `junction` raise; nothing is changed then.
+    transaction. Raises what `complete`, `push` and `junction` raise, and the error of a participant that may pass
+    (a deadlock, a timeout of the server); nothing is changed then.
+    """
+    try:
+        return commit_batch(queue, owner, work, decisions)
+    except ParticipantInterrupted as interrupted:
+        raise interrupted.cause from None
+
+
+def commit_batch(
+    queue: TaskQueue,
+    owner: Owner,
+    work: Work,
+    decisions: Mapping[Task, Decision],
+    given_up: GivenUp = NONE_GIVEN_UP,
+) -> Mapping[Task, Decision]:
+    """The same as `settle`; ParticipantInterrupted for a participant that may succeed at another try.
+
+    Participants in `given_up` (see Interruptions) are not called: their tasks fail with that error.
     """
     with queue.conn.transaction():
         stands = dict(decisions)
         for participant in work.participants:
-            take_part(queue, participant, stands)
+            take_part(queue, participant, stands, given_up)
         queue.complete(owner, cast("Mapping[Task | int, Decision | Result]", stands))
         topics = follow(queue, work, stands)
     after_commit(queue, work, topics)
@@ -46,23 +100,37 @@ def after_commit(queue: TaskQueue, work: Work, topics: Iterable[str] = ()) -> No
         _quietly(name_of(call), call)
 
 
-def take_part(queue: TaskQueue, part: Participation, stands: dict[Task, Decision]) -> None:
-    """Lets one participant do and say its part; where it fails, what it did is undone and its tasks are FAILED."""
+def take_part(
+    queue: TaskQueue, part: Participation, stands: dict[Task, Decision], given_up: GivenUp = NONE_GIVEN_UP
+) -> None:
+    """Lets one participant do and say its part; where it fails, what it did is undone and its tasks are FAILED.
+
+    ParticipantInterrupted where it failed for a reason that may pass, unless it is in `given_up`.
+    """
     seen = {task: decision for task, decision in stands.items() if part.task in (None, task)}
     if not seen:
         return
+    if (reason := given_up.get(id(part))) is not None:
+        said: Mapping[Task, Decision] | None = dict.fromkeys(seen, Decision(Result.FAILURE, error=reason))
+    else:
+        said = _called(queue, part, seen)
+    for task, decision in (said or {}).items():
+        stands[task] = stands[task].merge(decision)
+
+
+def _called(queue: TaskQueue, part: Participation, seen: dict[Task, Decision]) -> Mapping[Task, Decision] | None:
+    """What a participant says, FAILURE where it fails."""
     try:
         with queue.conn.transaction():
             said = part.call(queue, dict(seen))
             _check(part, said, seen)
-    except TRANSIENT:
-        raise
     except Exception as error:
+        if is_transient(error) or is_cut_off(error):
+            raise ParticipantInterrupted(part, error) from error
         if queue.conn.closed:
             raise
-        said = dict.fromkeys(seen, Decision(Result.FAILURE, error=error))
-    for task, decision in (said or {}).items():
-        stands[task] = stands[task].merge(decision)
+        return dict.fromkeys(seen, Decision(Result.FAILURE, error=error))
+    return said
 
 
 def _check(part: Participation, said: Mapping[Task, Decision] | None, seen: Mapping[Task, Decision]) -> None:

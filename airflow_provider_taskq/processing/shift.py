@@ -56,7 +56,7 @@ class Shift:
         self.telling = telling
         self.counters = counters
         self.pause = Pause(settings.pause.total_seconds())
-        self.keeper = LeaseKeeper(connect, settings.lease.total_seconds(), telling.on_fatal)
+        self.keeper = LeaseKeeper(connect, settings.lease.total_seconds(), telling.on_fatal, settings.call_limit())
         self.watch = Watch(
             telling,
             settings.slow_after.total_seconds(),
@@ -150,6 +150,10 @@ class Shift:
         tenure.enter(run)
         return run
 
+    def session(self) -> Session:
+        """One more session with the database."""
+        return Session(self.connect, self.settings.call_limit())
+
     def found_nothing(self) -> None:
         """A poll found nothing."""
         self.telling.on_empty()
@@ -175,7 +179,7 @@ class Shift:
 
     def _try(self) -> None:
         """Refuses to begin what can't work: no server, no schema, no topic, no such condition."""
-        session = Session(self.connect)
+        session = self.session()
         try:
             with session.queue() as queue:
                 queue.ready(self.settings.topic, 1, self.settings.condition)
@@ -189,7 +193,7 @@ class Shift:
     def _give_up_rest(self) -> None:
         """Gives up what is in flight still, and gives back all that is held."""
         reason = WorkerStopped(f"worker {self.settings.name!r} stopped")
-        session = Session(self.connect)
+        session = self.session()
         tenures, reachable = self.keeper.tenures(), True
         for run in [run for tenure in tenures for run in tenure.runs()]:
             run.tenure.give_up(run, reason)

@@ -44,16 +44,19 @@ class Run:
 
 
 class Tenure:
-    """An owner, for as long as it is one. Once lost it stays lost, and so are its batches."""
+    """An owner, for as long as it is one. Once lost it stays lost, and so are its batches.
 
-    def __init__(self, owner: Owner, on_give_up: Callable[["Run"], None]) -> None:
+    `since`: when the registration began, by the monotonic clock, as the lease has run since then; None: just now.
+    """
+
+    def __init__(self, owner: Owner, on_give_up: Callable[["Run"], None], since: float | None = None) -> None:
         self.owner = owner
         self._on_give_up = on_give_up
         self.lost: LeaseLost | None = None
         self._runs: dict[int, Run] = {}
         self._lock = threading.Lock()
         self._lease = owner.lease.total_seconds()
-        self._alive = time.monotonic()
+        self._alive = time.monotonic() if since is None else since
 
     def enter(self, run: Run) -> None:
         """One more batch is held; given up at once where the lease is lost already."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
 
 from airflow_provider_taskq.processing.periodic import Routine
-from airflow_provider_taskq.processing.session import Connect, connects_to
+from airflow_provider_taskq.processing.session import Connect, Disconnected, connects_to
 from airflow_provider_taskq.queue import (
     InvalidArgument,
     Json,
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 Ticks = Iterable[tuple[datetime, NewTask | Json]]
 Make = Callable[[datetime], Ticks]
 Payload = NewTask | Json | Callable[[datetime], NewTask | Json]
+
+_RECONNECT = 1.0  # seconds until a lost connection is made again
 
 NONE, SECOND, DAY = timedelta(0), timedelta(seconds=1), timedelta(days=1)
 
@@ -129,6 +131,9 @@ class Ticker(Routine):
             try:
                 with self._session.queue() as queue:
                     configuration.install(queue)
+            except Disconnected as error:
+                log.warning("ticks not installed: topic=%s; tried again: %s", configuration.topic, error)
+                return _RECONNECT
             except Exception as error:  # the others, and the next run, go on
                 named = (configuration.prefix, configuration.topic, type(error).__name__)
                 log.warning("ticks %s of topic %s were not installed: %s", *named, exc_info=error)

@@ -8,13 +8,14 @@ from airflow_provider_taskq.processing.handling import BatchHandler, TaskFunctio
 from airflow_provider_taskq.processing.lane import Lane
 from airflow_provider_taskq.processing.limiter import Limiter, NoLimit
 from airflow_provider_taskq.processing.listener import Telling, WorkerListener
-from airflow_provider_taskq.processing.session import Connect, connects_to
+from airflow_provider_taskq.processing.session import HANDLER_STATEMENT_TIMEOUT, Connect, connects_to
 from airflow_provider_taskq.processing.settings import Pending, Settings
 from airflow_provider_taskq.processing.shift import Shift
 from airflow_provider_taskq.processing.signals import LOOK, Signals
 from airflow_provider_taskq.processing.statistics import Counters, WorkerStatistics
 from airflow_provider_taskq.processing.work import Rewrite
 from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue.deadline import CallLimit
 
 GRACE = timedelta(seconds=30)
 
@@ -31,6 +32,8 @@ class Worker:
     from others when this process dies. `slow_after`, `report_every`: when a handler that takes long is reported, with
     its stack; `limit`: when its batch is FAILED, and its thread left behind. `rewrite`: of tasks that follow others,
     such as `tagged`. `name`: who this is in owners' names, the topic unless said.
+    `call_timeout`: how long the worker waits for an answer of the database before it opens another connection; a third
+    of the lease by default, 5 seconds at least. `handler_statement_timeout`: the same for statements of participants.
     """
 
     def __init__(
@@ -55,8 +58,10 @@ class Worker:
         rewrite: Rewrite | None = None,
         listen: bool = True,
         name: str | None = None,
+        call_timeout: timedelta | None = None,
+        handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT,
     ) -> None:
-        self._connect = connects_to(dsn)
+        self._connect = connects_to(dsn, lease)
         self._handler = handler_of(handler)
         self._limiter = limiter or NoLimit()
         self._telling = Telling(listener)
@@ -77,6 +82,8 @@ class Worker:
             limit=limit,
             rewrite=rewrite,
             listen=listen,
+            call_timeout=call_timeout,
+            handler_statement_timeout=handler_statement_timeout,
         )
         self._shift: Shift | None = None
         self._hurried = False
@@ -96,6 +103,10 @@ class Worker:
     def connect(self) -> Connect:
         """How it reaches the queue's database."""
         return self._connect
+
+    def call_limit(self) -> CallLimit:
+        """A limit for calls of a session of this worker."""
+        return self._settings.call_limit()
 
     @property
     def is_active(self) -> bool:

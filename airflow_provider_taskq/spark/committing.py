@@ -13,6 +13,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.transient import is_transient, means_lost_connection
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.route import Route
 
@@ -127,21 +128,25 @@ def begins(conn: psycopg.Connection[Any], stream: str | None, batch: int, query:
 
 
 def until_answered(commit: Callable[[], None]) -> None:
-    """Commits; a server that went away is asked again for a minute: what is committed answers the same again."""
+    """Commits; tried again for a minute while the server is away, read-only, or cancels the commit.
+
+    What is committed answers the same again.
+    """
     deadline = time.monotonic() + COMMIT_SECONDS
     while True:
         try:
             commit()
-        except (psycopg.OperationalError, TaskQueueError) as error:
-            if not _is_absence(error) or time.monotonic() > deadline:
+        except (psycopg.Error, TaskQueueError) as error:
+            if not _may_pass(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(PAUSE_SECONDS)  # the server is away: nothing tells when it is back
+            time.sleep(PAUSE_SECONDS)  # nothing tells when the server is back
         else:
             return
 
 
-def _is_absence(error: Exception) -> bool:
-    """Whether the server was away or shutting down, rather than of another opinion."""
-    if isinstance(error, psycopg.OperationalError):
-        return (error.sqlstate or "08").startswith(("08", "57P"))
+def _may_pass(error: Exception) -> bool:
+    """Whether the server was away, could not write or interrupted the commit, rather than of another opinion."""
+    if isinstance(error, psycopg.Error):
+        lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+        return lost or means_lost_connection(error) or is_transient(error)
     return str(error).startswith("cannot connect")

@@ -8,6 +8,7 @@ import psycopg
 from psycopg.rows import TupleRow, tuple_row
 
 from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.transient import is_read_only, means_lost_connection
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
@@ -49,6 +50,12 @@ class Line:
             self._forget(connection)
             await connection.close()
             raise
+        except psycopg.Error as error:
+            if not means_lost_connection(error):
+                raise
+            self._forget(connection)
+            await connection.close()
+            raise psycopg.OperationalError(str(error)) from error
 
     async def close(self) -> None:
         """Closes the connection, if there is one."""
@@ -59,6 +66,8 @@ class Line:
     async def _connected(self) -> Connection:
         """The connection, or a new one; the Airflow connection is read anew too, as its password may have changed."""
         async with self._opening:
+            if self._connection is not None and is_read_only(self._connection):
+                await self.close()  # the address may lead to a server that can write by now
             if self._connection is None or self._connection.closed:
                 hook = await asyncio.to_thread(_hook, self._conn_id)
                 self._connection = await hook.get_async_conn()

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.rows import TupleRow
 
+from airflow_provider_taskq.queue.transient import is_read_only
 from airflow_provider_taskq.triggers.ledger import Asked, Ledger, Standing, concerned
 from airflow_provider_taskq.triggers.listener import Listener
 from airflow_provider_taskq.triggers.look import Look
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 Outcome = TypeVar("Outcome")
 
 _PATIENCE = 30.0  # seconds after which a server that neither answers nor refuses counts as lost
+_READ_ONLY_SECONDS = 30.0  # for which a connection to a server that is read-only is used
 _AT_ONCE = 100  # so many waits are answered before everybody else in the event loop gets their turn
 
 
@@ -52,6 +54,8 @@ class Watcher:
         self._whole: tuple[int, Look] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._left_behind: set[asyncio.Task[Any]] = set()
+        self._renewed = 0.0  # when the connection was opened, by the loop's clock
+        self._reads_only = False  # whether it was read-only then
         self._listener = Listener(self._listening_connection, self._hear)
 
     async def until(self, wait: Wait[Outcome]) -> Outcome:
@@ -86,6 +90,9 @@ class Watcher:
                 whole = loop.time() >= self._pace.due
                 look = self._look_at_all() if whole else self._look_at_woken()
                 try:
+                    if connection is not None and self._is_outdated(connection):
+                        await connection.close()
+                        connection = None
                     connection = connection or await self._connected()
                     await self._take(look, connection, whole=whole)
                 except TimeoutError as error:
@@ -107,9 +114,21 @@ class Watcher:
         hook = await asyncio.to_thread(_hook, self._conn_id)
         listen = await hook.wants_notifications()  # before the connection, which a cancelled wait would leave open
         connection = await hook.get_async_conn()
+        self._renewed = asyncio.get_running_loop().time()
+        self._reads_only = is_read_only(connection)
         if listen:
             self._listener.start()
         return connection
+
+    def _is_outdated(self, connection: psycopg.AsyncConnection[TupleRow]) -> bool:
+        """Whether the connection's address may lead to another server by now.
+
+        It does if the server became read-only, as after a failover. A connection that was read-only from the start,
+        to a standby or for a role that only reads, is used for a short time: a failover is noticed there too.
+        """
+        if not is_read_only(connection):
+            return False
+        return not self._reads_only or asyncio.get_running_loop().time() - self._renewed > _READ_ONLY_SECONDS
 
     async def _listening_connection(self) -> psycopg.AsyncConnection[TupleRow]:
         """One more connection."""

@@ -17,12 +17,12 @@ from airflow_provider_taskq.processing.reader.group import Group, Handler
 from airflow_provider_taskq.processing.reader.progress import Moved, PartitionProgress
 from airflow_provider_taskq.processing.reader.settings import Settings
 from airflow_provider_taskq.queue import Cursor, Handed, LeaseLost, Led, RetryPolicy, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.deadline import CallTimeout
+from airflow_provider_taskq.queue.transient import is_cut_off, is_read_only, means_lost_connection
+from airflow_provider_taskq.queue.transient import is_transient as may_pass
 
 logger = logging.getLogger(__name__)
 
-# What the server says as it ends a session that stood still in a transaction: nothing of it was committed. To psycopg
-# these are no operational errors.
-TIMED_OUT = {"25P03", "25P04"}  # idle_in_transaction_session_timeout, transaction_timeout
 CUT_OFFS = 3  # in a row: then it is the handler that takes longer than the server allows
 
 RECONNECTING = RetryPolicy.event_handling(initial=timedelta(milliseconds=200))
@@ -116,7 +116,7 @@ class PartitionLoop:
 
     def _is_cut_off_for_good(self, error: Exception) -> bool:
         """Whether the server has ended one transaction after the other, with nothing done between."""
-        self._cut_offs += _is_cut_off(error)
+        self._cut_offs += is_cut_off(error) and not isinstance(error, CallTimeout)
         return self._cut_offs >= CUT_OFFS
 
     def _reconnect(self, error: Exception) -> None:
@@ -129,6 +129,8 @@ class PartitionLoop:
         try:
             while not self._halted:
                 try:
+                    if is_read_only(progress.conn):
+                        raise psycopg.OperationalError("the server has become read-only")
                     handed = progress.read(self.settings.size)
                     self._reconnects.reset()
                     self._handle_all(progress, handed)
@@ -261,14 +263,13 @@ def _is_rejection(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether another connection may do: the errors of connections, those of opening one, and a transaction cut off."""
+    """Whether another connection may do: errors of connections, of opening one, and transactions that were ended.
+
+    A server that is read-only counts as lost, as its address may lead to another one later.
+    """
     return (
         isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         or (type(error) is TaskQueueError and "cannot connect" in str(error))
-        or _is_cut_off(error)
+        or means_lost_connection(error)
+        or may_pass(error)
     )
-
-
-def _is_cut_off(error: BaseException) -> bool:
-    """Whether the server has ended a transaction that took too long."""
-    return isinstance(error, psycopg.InternalError) and error.diag.sqlstate in TIMED_OUT

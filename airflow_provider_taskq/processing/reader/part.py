@@ -11,6 +11,7 @@ from airflow_provider_taskq.processing.reader.leading import Leading, interval, 
 from airflow_provider_taskq.processing.reader.loop import PartitionLoop, is_transient
 from airflow_provider_taskq.processing.reader.settings import Settings
 from airflow_provider_taskq.queue import Led, TaskQueue
+from airflow_provider_taskq.queue.transient import is_read_only
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ class Part:
     def _try_to(self, act: Callable[[], None]) -> None:
         """Does it, over another connection where one is lost. What is not kept for a lease is not ours by then."""
         try:
+            if is_read_only(self._leading.queue.conn):
+                self._leading.queue.conn.close()
             if self._leading.queue.conn.closed:
                 self._leading.queue = TaskQueue(self._connect())
                 self._listen()

@@ -8,6 +8,7 @@ from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.processing.reader.errors import HandlerFailed
 from airflow_provider_taskq.queue import Cursor, Handed, Led, TaskQueue
+from airflow_provider_taskq.queue.deadline import CallLimit
 
 Work = Callable[[TaskQueue | None], None]
 
@@ -34,10 +35,11 @@ class PartitionProgress(Protocol):
 class DatabaseProgress:
     """Progress in the database, stored only as long as we lead; with the handler's own rows if `transactional`."""
 
-    def __init__(self, conn: psycopg.Connection, led: Led, *, transactional: bool) -> None:
+    def __init__(self, conn: psycopg.Connection, led: Led, limit: CallLimit, *, transactional: bool) -> None:
         self.conn = conn
         self.queue = TaskQueue(conn)
         self.led = led
+        self.limit = limit
         self.transactional = transactional
 
     def read(self, size: int) -> Handed:
@@ -52,7 +54,8 @@ class DatabaseProgress:
             return
         try:
             with self.conn.transaction():
-                work(self.queue)
+                with self.limit.for_handler_statements():
+                    work(self.queue)
                 if self.conn.info.transaction_status == TransactionStatus.INERROR:
                     raise HandlerFailed("a handler went on after a statement had failed, which undid its transaction")
                 self.skip(after, cursor)

@@ -11,14 +11,15 @@ import psycopg
 
 from airflow_provider_taskq.processing.reader.errors import AlreadyRunning
 from airflow_provider_taskq.processing.reader.group import Group
-from airflow_provider_taskq.processing.reader.leading import ByFence, ByLock, ByNobody, Leading
+from airflow_provider_taskq.processing.reader.leading import ByFence, ByLock, ByNobody, Leading, stored
 from airflow_provider_taskq.processing.reader.loop import Failure, OnFailure, PartitionLoop
 from airflow_provider_taskq.processing.reader.part import Part
 from airflow_provider_taskq.processing.reader.progress import DatabaseProgress, MemoryProgress, PartitionProgress
 from airflow_provider_taskq.processing.reader.settings import Leadership, Progress, Settings
 from airflow_provider_taskq.processing.reader.signals import on_signals
-from airflow_provider_taskq.processing.session import Connect, connects_to
+from airflow_provider_taskq.processing.session import Connect, connects_to, heartbeat_limit, limited
 from airflow_provider_taskq.queue import Cursor, InvalidArgument, Led
+from airflow_provider_taskq.queue.deadline import CallLimit
 
 BUILT_IN = Settings()
 
@@ -50,7 +51,7 @@ class Reader:
             )
         self.group, self.topic, self.settings = group, topic, settings
         self.leader = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._connects = connects_to(dsn)
+        self._connects = connects_to(dsn, settings.lease)
         self._on_failure = on_failure or _ignore
         self._places: dict[int, Cursor] = {}
         self._part: Part | None = None
@@ -132,9 +133,8 @@ class Reader:
         self.stop()
 
     def _connected(self) -> psycopg.Connection:
-        conn = self._connects()
-        conn.autocommit = True
-        return conn
+        """A connection to keep leases by."""
+        return limited(self._connects, heartbeat_limit(stored(self.settings.lease).total_seconds()))
 
     def _leading(self, conn: psycopg.Connection) -> Leading:
         """How this reader gets partitions."""
@@ -145,14 +145,15 @@ class Reader:
 
     def _loop(self, led: Led) -> PartitionLoop:
         """A loop for a partition, not yet started."""
-        return PartitionLoop(led, self.group, self.settings, lambda: self._progress(led), self._on_failure)
+        limit = self.settings.call_limit()
+        return PartitionLoop(led, self.group, self.settings, lambda: self._progress(led, limit), self._on_failure)
 
-    def _progress(self, led: Led) -> PartitionProgress:
+    def _progress(self, led: Led, limit: CallLimit) -> PartitionProgress:
         """Progress of a partition over a connection of its own."""
-        conn = self._connected()
+        conn = limited(self._connects, limit)
         if self.settings.progress == Progress.MEMORY:
             return MemoryProgress(conn, led, self._places)
-        return DatabaseProgress(conn, led, transactional=self.settings.transactional)
+        return DatabaseProgress(conn, led, limit, transactional=self.settings.transactional)
 
 
 def _ignore(failure: Failure) -> None:

@@ -5,7 +5,9 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal, TypedDict, cast
 
+from airflow_provider_taskq.processing.session import HANDLER_STATEMENT_TIMEOUT, call_limit
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
+from airflow_provider_taskq.queue.deadline import CallLimit
 
 
 class Progress(StrEnum):
@@ -52,6 +54,8 @@ class Properties(TypedDict, total=False):
     retry_max_interval: timedelta
     retry_max_attempts: int | None
     retry_max_elapsed: timedelta | None
+    call_timeout: timedelta | None
+    handler_statement_timeout: timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,9 @@ class Settings:
     `level` as `sequence_id` has it. `transactional`: handlers run in the transaction that stores progress, those of
     `together` events in one where none fails. `lease`: how long after its last sign of life a leader is replaced at the
     latest. `lead_at_most`: partitions that one program leads at a time, None for all that it gets. `size`: events read
-    at once. `pause`: between two looks at a log that has nothing new.
+    at once. `pause`: between two looks at a log that has nothing new. `call_timeout`: how long the reader waits for an
+    answer of the database before it opens another connection; a third of the lease by default, 5 seconds at least.
+    `handler_statement_timeout`: the same for statements of transactional handlers.
     """
 
     subject: str | None = None
@@ -84,6 +90,8 @@ class Settings:
     retry_max_interval: timedelta = timedelta(seconds=30)
     retry_max_attempts: int | None = None
     retry_max_elapsed: timedelta | None = None
+    call_timeout: timedelta | None = None
+    handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT
 
     def __post_init__(self) -> None:
         for name, kind in {"progress": Progress, "leadership": Leadership, "retry": Retry}.items():
@@ -93,8 +101,9 @@ class Settings:
             self.lead_at_most is not None and self.lead_at_most < 1
         ):
             raise InvalidArgument("partitions, size, together and lead_at_most are 1 or more")
-        if min(self.lease, self.pause) <= timedelta(0):
-            raise InvalidArgument("lease and pause are longer than nothing")
+        durations = (self.lease, self.pause, self.call_timeout or self.lease, self.handler_statement_timeout)
+        if min(durations) <= timedelta(0):
+            raise InvalidArgument("lease, pause, call_timeout and handler_statement_timeout are longer than nothing")
         if self.progress == Progress.MEMORY and self.transactional:
             raise InvalidArgument("progress in memory is in no transaction")
         if self.together > 1 and not self.transactional:
@@ -115,6 +124,10 @@ class Settings:
             max_attempts=self.retry_max_attempts,
             max_elapsed=None if fixed else self.retry_max_elapsed,
         )
+
+    def call_limit(self) -> CallLimit:
+        """A limit for the calls of one partition."""
+        return call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def concerns(self, event: Task) -> bool:
         """Whether an event is of the subject at all."""

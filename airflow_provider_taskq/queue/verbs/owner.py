@@ -1,5 +1,6 @@
 """Owners and their leases (sql/functions/owner.sql and lease.sql)."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 
@@ -46,9 +47,14 @@ class OwnerVerbs(Caller):
         """
         return int(self._value("SELECT taskq.release(%s::text, %s::bigint)", (owner.name, owner.fence)))
 
-    def expire(self, grace: timedelta = NO_GRACE) -> int:
-        """Takes every lease that lapsed more than `grace` ago; returns how many tasks were held under them."""
-        return int(self._value("SELECT taskq.expire(%s::interval)", (interval_text(grace),)))
+    def expire(self, grace: timedelta = NO_GRACE, *, except_owners: Collection[str] = ()) -> int:
+        """Takes every lease that lapsed more than `grace` ago; returns how many tasks were held under them.
+
+        `except_owners`: names of owners whose leases are left alone, such as the caller's own.
+        """
+        return int(
+            self._value("SELECT taskq.expire(%s::interval, %s::text[])", (interval_text(grace), list(except_owners)))
+        )
 
     def held(self, owner: Owner, topic: str | None = None) -> list[Task]:
         """What this owner holds now, in polled order; nothing once its lease is gone."""

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from pyspark import cloudpickle
 
-from airflow_provider_taskq.processing.settling import follow, take_part
+from airflow_provider_taskq.processing.settling import NONE_GIVEN_UP, GivenUp, follow, take_part
 from airflow_provider_taskq.processing.work import FollowUp, Participation, Release, Work
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
@@ -101,15 +101,20 @@ class Commit:
         """The batches of all partitions, in their order. Loads pickles: only ever those of a CompositeWriter."""
         return cls([cloudpickle.loads(each) for each in pickled], [], {})
 
-    def take_part(self, conn: psycopg.Connection[Any]) -> list[tuple[Task, Decision]]:
-        """Calls who takes part, before the decisions land; returns the decisions that are others now."""
+    def take_part(
+        self, conn: psycopg.Connection[Any], given_up: GivenUp = NONE_GIVEN_UP
+    ) -> list[tuple[Task, Decision]]:
+        """Calls who takes part, before the decisions land; returns the decisions that are others now.
+
+        Participants in `given_up` are not called: their tasks fail. Raises ParticipantInterrupted as `take_part` does.
+        """
         queue = TaskQueue(conn)
         changed: list[tuple[Task, Decision]] = []
         self.stands = []
         for company in self.companies:
             stands = dict(company.decisions)
             for participation in company.participants:
-                take_part(queue, participation, stands)
+                take_part(queue, participation, stands, given_up)
             changed += [(task, made) for task, made in stands.items() if made is not company.decisions[task]]
             self.stands.append(stands)
         return changed

@@ -1,5 +1,6 @@
 """The commit of a drain that others take part in: their writes, all decisions, what follows; one transaction."""
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
@@ -7,7 +8,8 @@ from uuid import UUID
 import psycopg
 import pyarrow as pa
 
-from airflow_provider_taskq.processing.settling import TRANSIENT
+from airflow_provider_taskq.processing.patience import BackOff
+from airflow_provider_taskq.processing.settling import LONGEST, Interruptions, ParticipantInterrupted
 from airflow_provider_taskq.queue import Decision, LeaseLost, Task, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
@@ -20,31 +22,30 @@ from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, 
 from airflow_provider_taskq.spark.source.decisions import COPY, staged_rows
 
 DRIVER = -1  # the part of a stage that is the driver's own
-TRIES = 5  # of a transaction that fails by chance
 
 
 def land(writer: CompleteWriter, won: Sequence[Staged], company: Iterable[bytes]) -> None:
     """Lands what these tries decided, with the company of their batches; then calls what waits for that.
 
     A server that went away is asked again: it knows by the stage whether the transaction came to its end. So is one
-    where others were in the way of those who take part, a few times.
+    that interrupted a participant, for up to a minute; then the participant's tasks fail.
     """
-    commit = Commit.of(company)
-    for left in reversed(range(TRIES)):
+    commit, interruptions, back_off = Commit.of(company), Interruptions(LONGEST), BackOff()
+    while True:
         try:
-            until_answered(lambda: _carry_out(writer, won, commit))
+            until_answered(lambda: _carry_out(writer, won, commit, interruptions))
             break
-        except TRANSIENT:
-            if not left:
-                raise
+        except ParticipantInterrupted as interrupted:
+            interruptions.note(interrupted)
+            time.sleep(back_off.next())
     commit.after_commit(lambda: writer.route.connect(autocommit=True))
 
 
-def _carry_out(writer: CompleteWriter, won: Sequence[Staged], commit: Commit) -> None:
+def _carry_out(writer: CompleteWriter, won: Sequence[Staged], commit: Commit, interruptions: Interruptions) -> None:
     """The transaction, unless it was committed by a try whose answer was lost."""
     with writer.route.connect() as conn:
         if not _is_committed(conn, writer):
-            own = _stage_changes(conn, writer, commit.take_part(conn))
+            own = _stage_changes(conn, writer, commit.take_part(conn, interruptions.given_up))
             carry_out(conn, writer.options, writer.stage, [*won, own])
             commit.follow(conn, writer.stage)
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 import psycopg
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.deadline import CallLimit, limit_calls
 from airflow_provider_taskq.spark.route import Route
 
 MAX_PAUSE = 5.0
@@ -106,8 +107,10 @@ class LeaseKeeper:
     def _connected(self) -> psycopg.Connection[Any]:
         """The connection for heartbeats, made where there is none."""
         if self._conn is None:
-            wait = max(2, int(self._lease / 3))
+            wait = max(2, int(self._lease / 6))
             self._conn = self._route.connect(autocommit=True, connect_timeout=wait)
+            # Half of the time between the first heartbeat and the loss, so that there is time for another connection.
+            limit_calls(self._conn, CallLimit(max(0.5, self._lease / 6), grows=False))
         return self._conn
 
     def _disconnect(self) -> None:

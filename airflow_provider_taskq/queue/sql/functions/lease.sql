@@ -22,12 +22,13 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Takes every lease that lapsed more than p_grace ago, with its tasks, and returns how many tasks those were.
+-- Takes every lease that lapsed more than p_grace ago, with its tasks, and returns how many tasks those were. Leaves
+-- out the owners that p_except names: a worker does not take its own leases, whose heartbeats may be under way.
 -- By the policy of its topic a task becomes READY in its old place, marked redelivered, its attempt not counted;
 -- or FAILED with the reason where this was its last permitted crash; or EXPIRED until somebody revives it.
 -- Skips an owner whose poll, completion or registration is in flight: whoever commits first decides. Forgets what the executors of
 -- owners that are gone have staged.
-CREATE FUNCTION taskq.expire(p_grace interval) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq.expire(p_grace interval, p_except text[] DEFAULT '{}') RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_lapsed bigint[];
@@ -37,6 +38,7 @@ BEGIN
     PERFORM taskq.need_read_committed('leases end');
     v_lapsed := ARRAY(SELECT owner_id FROM taskq.owner
                       WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - greatest(p_grace, interval '0')
+                        AND name <> ALL (p_except)
                       FOR UPDATE SKIP LOCKED);
     UPDATE taskq.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
     INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder)
