@@ -1,0 +1,54 @@
+"""What the tests of faults share: a proxy before the server, workers that end."""
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_taskq.processing import BatchHandler, Worker
+from airflow_provider_taskq.queue import connect
+from tests.faults.tcp_proxy import TcpProxy
+
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def proxy(dsn: str) -> Iterator[TcpProxy]:
+    """A proxy before the server of the tests."""
+    address = conninfo_to_dict(dsn)
+    with TcpProxy(str(address["host"]), int(str(address["port"]))) as started:
+        yield started
+
+
+@pytest.fixture
+def run_worker() -> Iterator[MakeWorker]:
+    """Starts workers of the topic `work`, and stops them at the end."""
+    running: list[Worker] = []
+
+    def run(dsn: Any, handler: Callable[..., Any] | BatchHandler, **options: Any) -> Worker:
+        worker = Worker(dsn, "work", handler, **{"pause": timedelta(milliseconds=50), "listen": False, **options})
+        running.append(worker)
+        worker.start()
+        return worker
+
+    yield run
+    for worker in running:
+        worker.stop(timedelta(0))
+
+
+class Named:
+    """Connects under an application_name that tells which thread of a worker connects: heartbeat, expiry or work."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    def __call__(self) -> psycopg.Connection[Any]:
+        """One more connection."""
+        thread = threading.current_thread().name
+        names = {"taskq lease": "heartbeat", "taskq expiry": "expiry"}
+        name = names.get(thread, "work" if thread.startswith("taskq ") else "other")
+        return connect(self._dsn, autocommit=True, application_name=name)

@@ -1,0 +1,292 @@
+"""Connections that acknowledge what they get and never answer."""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.processing import Work, notices
+from airflow_provider_taskq.processing.activation import CHANNEL
+from airflow_provider_taskq.processing.batches import Batches
+from airflow_provider_taskq.processing.notices import Notices
+from airflow_provider_taskq.processing.reader import Reader
+from airflow_provider_taskq.processing.ticker import Ticker
+from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
+from airflow_provider_taskq.queue.deadline import CallLimit, CallTimeout, limit_calls
+from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
+from airflow_provider_taskq.spark.route import Route
+from tests.faults.conftest import MakeWorker, Named
+from tests.faults.tcp_proxy import TcpProxy
+from tests.processing.reading import Heard, quick
+from tests.queue.conftest import until
+
+SECOND = timedelta(seconds=1)
+
+
+def states(queue: TaskQueue) -> dict[str, State]:
+    return {task.identifier: task.state for task in queue.page("work")}
+
+
+def all_succeeded(queue: TaskQueue) -> bool:
+    return set(states(queue).values()) == {State.SUCCEEDED}
+
+
+@pytest.fixture
+def silent(dsn: str, proxy: TcpProxy) -> Iterator[psycopg.Connection]:
+    """A connection whose calls may take a second, and get no answer."""
+    with connect(proxy.dsn(dsn), autocommit=True) as conn:
+        limit_calls(conn, CallLimit(1))
+        conn.execute("SELECT 1")
+        proxy.freeze()
+        yield conn
+
+
+def test_a_call_without_an_answer_ends_and_closes_its_connection(silent: psycopg.Connection) -> None:
+    with pytest.raises(CallTimeout, match="no answer within 1 seconds"):
+        silent.execute("SELECT 1")
+    assert silent.closed
+
+
+def test_a_call_that_is_given_up_is_cancelled_on_the_server(dsn: str, conn: psycopg.Connection) -> None:
+    slow = connect(dsn, autocommit=True)
+    limit_calls(slow, CallLimit(0.5))
+    pid = slow.info.backend_pid
+    with pytest.raises(CallTimeout):
+        slow.execute("SELECT pg_sleep(600)")
+    assert slow.closed
+    until(lambda: not conn.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone())
+
+
+def test_a_call_that_keeps_sending_rows_is_not_given_up(dsn: str) -> None:
+    with connect(dsn, autocommit=True) as conn:
+        limit_calls(conn, CallLimit(0.5))
+        rows = conn.execute("SELECT repeat('x', 10000), pg_sleep(0.01) FROM generate_series(1, 200)").fetchall()
+    assert len(rows) == 200
+
+
+def test_the_limit_grows_after_calls_that_were_given_up_and_is_bounded() -> None:
+    limit = CallLimit(10)
+    seen = []
+    for _ in range(5):
+        seen.append(limit.seconds)
+        limit.exceed()
+    assert seen == [10, 20, 40, 80, 80]
+
+
+def test_a_worker_goes_on_when_all_of_its_connections_fall_silent(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+) -> None:
+    queue.push("work", [f"before {n}" for n in range(20)])
+    run_worker(proxy.dsn(dsn), lambda _: None, workers=2, lease=SECOND * 6, call_timeout=SECOND)
+    until(lambda: all_succeeded(queue))
+    for link in proxy.links():
+        link.freeze()
+    queue.push("work", [f"after {n}" for n in range(20)])
+    until(lambda: all_succeeded(queue))
+
+
+def test_a_commit_without_an_answer_is_looked_up_and_not_repeated(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+) -> None:
+    queue.conn.execute("CREATE TABLE effect (sequence bigint)")
+
+    def handle(task: Task, work: Work) -> None:
+        def write(within: TaskQueue, _: object) -> None:
+            within.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
+
+        work.in_commit(write, task)
+        for link in proxy.links("work"):
+            link.freeze()
+
+    queue.push("work", ["a", "b", "c"])
+    run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 6, call_timeout=SECOND, handler_statement_timeout=SECOND)
+    until(lambda: all_succeeded(queue) and len(states(queue)) == 3)
+    assert queue.conn.execute("SELECT count(*), count(DISTINCT sequence) FROM effect").fetchone() == (3, 3)
+
+
+def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handle(_: Task) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    queue.push("work", ["a"])
+    worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 6)
+    assert begun.wait(20)
+    [registered] = queue.owners()
+    until(lambda: queue.owners()[0].lease_until > registered.lease_until)
+    silent = proxy.wait_for("heartbeat")
+    silent.freeze()
+    proxy.wait_for("heartbeat", after=silent.number)
+    [before] = queue.owners()
+    until(lambda: queue.owners()[0].lease_until > before.lease_until)
+    go_on.set()
+    until(lambda: all_succeeded(queue))
+    assert worker.statistics().given_up == 0
+
+
+def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+) -> None:
+    queue.alter_topic("work", TopicPolicy(max_crashes=1))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handle(_: Task) -> None:
+        if not begun.is_set():
+            begun.set()
+            go_on.wait(60)
+
+    queue.push("work", ["a"])
+    worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 3)
+    assert begun.wait(20)
+    proxy.freeze("heartbeat")
+    until(lambda: worker.statistics().given_up == 1)
+    expired = queue.register("other", SECOND * 60)  # taken by the worker's expiry: it ran after its own lease lapsed
+    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 h' WHERE name = 'other'")
+    until(lambda: queue.owner(expired.name) is None)
+    assert states(queue) == {"a": State.ACTIVE}
+    go_on.set()
+    until(lambda: all_succeeded(queue))
+
+
+def test_a_lease_that_was_lost_by_the_clock_is_taken_once_heartbeats_get_through_again(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+) -> None:
+    begun, go_on, handled = threading.Event(), threading.Event(), []
+
+    def handle(task: Task) -> None:
+        handled.append(task.identifier)
+        if len(handled) == 1:
+            begun.set()
+            go_on.wait(60)
+
+    queue.push("work", ["a"])
+    worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 3, workers=2)
+    assert begun.wait(20)
+    proxy.freeze("heartbeat")
+    until(lambda: worker.statistics().given_up == 1)
+    proxy.thaw()
+    until(lambda: all_succeeded(queue))  # by the other thread, as the first one is still busy
+    go_on.set()
+    assert handled == ["a", "a"]
+
+
+def test_an_expiry_leaves_out_the_owners_that_it_is_told(queue: TaskQueue) -> None:
+    kept, taken = queue.register("kept"), queue.register("taken")
+    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 h'")
+    queue.expire(except_owners=[kept.name])
+    assert queue.owner(kept.name) is not None
+    assert queue.owner(taken.name) is None
+
+
+def test_a_participant_may_take_longer_than_a_call_of_the_queue(
+    dsn: str, queue: TaskQueue, run_worker: MakeWorker
+) -> None:
+    called = []
+
+    def handle(_: Task, work: Work) -> None:
+        def write(within: TaskQueue, _: object) -> None:
+            called.append(1)
+            within.conn.execute("SELECT pg_sleep(1.5)")
+
+        work.in_commit(write)
+
+    queue.push("work", ["a"])
+    run_worker(dsn, handle, call_timeout=SECOND * 0.5)
+    until(lambda: all_succeeded(queue))
+    assert called == [1]
+
+
+def test_a_participant_that_never_ends_in_time_fails_its_tasks_with_the_reason(
+    dsn: str, queue: TaskQueue, run_worker: MakeWorker
+) -> None:
+    def handle(task: Task, work: Work) -> None:
+        if task.identifier == "slow":
+            work.in_commit(lambda within, _: within.conn.execute("SELECT pg_sleep(600)") and None, task)
+
+    queue.push("work", ["slow", "quick"])
+    run_worker(
+        dsn, handle, size=2, lease=SECOND, call_timeout=SECOND * 0.1, handler_statement_timeout=SECOND * 0.1
+    )
+    until(lambda: states(queue) == {"slow": State.FAILED, "quick": State.SUCCEEDED})
+    [slow] = queue.page("work", state=State.FAILED)
+    assert "no answer within" in str(slow.error)
+
+
+def test_a_reader_goes_on_when_all_of_its_connections_fall_silent(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
+    heard = Heard()
+    heard.group.on()(heard.hear)
+    queue.push("work", ["a"])
+    with Reader(proxy.dsn(dsn), heard.group, "work", quick(lease=SECOND * 3, call_timeout=SECOND)):
+        heard.wait(1)
+        for link in proxy.links():
+            link.freeze()
+        queue.push("work", ["b"])
+        until(lambda: "b" in heard.identifiers)
+
+
+def test_batches_and_ticks_go_on_when_their_connections_fall_silent(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy
+) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3)))
+    queue.create_topic("ticks")
+    batches = Batches(
+        proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6, call_timeout=SECOND
+    )
+    with batches:
+        queue.push("work", ["a"])
+        until(lambda: all_succeeded(queue))
+        for link in proxy.links():
+            link.freeze()
+        queue.push("work", ["b"])
+        until(lambda: all_succeeded(queue) and len(states(queue)) == 2)
+    ticker = Ticker(proxy.dsn(dsn))
+    ticker._session._limit = CallLimit(1)
+    ticker.every("ticks", "each second", SECOND)
+    with ticker:
+        until(lambda: queue.page("ticks"))
+        for link in proxy.links():
+            link.freeze()
+        last = queue.page("ticks", size=1000)[-1].sequence
+        until(lambda: queue.page("ticks", size=1000)[-1].sequence > last)
+
+
+def test_a_listener_that_hears_nothing_tests_its_connection(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_SILENCE", 0.2)
+    monkeypatch.setattr(notices, "_ANSWER", 0.5)
+    heard: list[str] = []
+    listening = threading.Semaphore(0)
+    listener = Notices(lambda: connect(proxy.dsn(dsn)), CHANNEL, heard.append, listening.release)
+    listener.start()
+    try:
+        assert listening.acquire(timeout=20)
+        for link in proxy.links():
+            link.freeze()
+        assert listening.acquire(timeout=20)  # on another connection
+        queue.conn.execute("SELECT pg_notify(%s, 'hello')", (CHANNEL,))
+        until(lambda: heard == ["hello"])
+    finally:
+        listener.stop()
+
+
+def test_the_lease_of_a_drain_outlives_a_silent_connection(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy
+) -> None:
+    lost = threading.Event()
+    owner = queue.register("drain", SECOND * 6)
+    with LeaseKeeper(owner, Route.found(proxy.dsn(dsn, application_name="lease")), lost.set) as keeper:
+        until(lambda: queue.owners()[0].lease_until > owner.lease_until)
+        [registered] = queue.owners()
+        silent = proxy.wait_for("lease", after=1)
+        silent.freeze()
+        proxy.wait_for("lease", after=silent.number)
+        until(lambda: queue.owners()[0].lease_until > registered.lease_until)
+        assert keeper.lost is None
+        assert not lost.is_set()
