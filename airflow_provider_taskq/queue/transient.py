@@ -35,6 +35,7 @@ def is_cut_off(error: BaseException) -> bool:
 def is_read_only(conn: psycopg.Connection | psycopg.AsyncConnection) -> bool:
     """Whether the server said that this session cannot write: it is a standby, or its default is read-only.
 
-    Costs no round trip: PostgreSQL reports both settings when they change. A pooler may not pass the report on.
+    Costs no round trip: PostgreSQL reports both settings when they change. A pooler may not pass the report on. A
+    connection that is closed is not read-only.
     """
-    return any(conn.pgconn.parameter_status(name) == b"on" for name in _READ_ONLY)
+    return not conn.closed and any(conn.pgconn.parameter_status(name) == b"on" for name in _READ_ONLY)

@@ -53,10 +53,12 @@ def test_a_call_that_is_given_up_is_cancelled_on_the_server(dsn: str, conn: psyc
     slow = connect(dsn, autocommit=True)
     limit_calls(slow, CallLimit(0.5))
     pid = slow.info.backend_pid
+    query = "SELECT pid FROM pg_stat_activity WHERE pid = %s"
+    assert conn.execute(query, (pid,)).fetchone() == (pid,)
     with pytest.raises(CallTimeout):
         slow.execute("SELECT pg_sleep(600)")
     assert slow.closed
-    until(lambda: not conn.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone())
+    until(lambda: conn.execute(query, (pid,)).fetchone() is None)
 
 
 def test_a_call_that_keeps_sending_rows_is_not_given_up(dsn: str) -> None:
@@ -210,9 +212,7 @@ def test_a_participant_that_never_ends_in_time_fails_its_tasks_with_the_reason(
             work.in_commit(lambda within, _: within.conn.execute("SELECT pg_sleep(600)") and None, task)
 
     queue.push("work", ["slow", "quick"])
-    run_worker(
-        dsn, handle, size=2, lease=SECOND, call_timeout=SECOND * 0.1, handler_statement_timeout=SECOND * 0.1
-    )
+    run_worker(dsn, handle, size=2, lease=SECOND, call_timeout=SECOND * 0.1, handler_statement_timeout=SECOND * 0.1)
     until(lambda: states(queue) == {"slow": State.FAILED, "quick": State.SUCCEEDED})
     [slow] = queue.page("work", state=State.FAILED)
     assert "no answer within" in str(slow.error)
@@ -228,6 +228,10 @@ def test_a_reader_goes_on_when_all_of_its_connections_fall_silent(dsn: str, queu
             link.freeze()
         queue.push("work", ["b"])
         until(lambda: "b" in heard.identifiers)
+        [kept] = queue.readers()
+        query = "SELECT lease_until FROM taskq.reader_partition WHERE lease_until > clock_timestamp() + interval '1 s'"
+        until(lambda: queue.conn.execute(query).fetchone())  # the reader's lease is kept on another connection
+        assert kept.partition == 0
 
 
 def test_batches_and_ticks_go_on_when_their_connections_fall_silent(
@@ -235,9 +239,7 @@ def test_batches_and_ticks_go_on_when_their_connections_fall_silent(
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3)))
     queue.create_topic("ticks")
-    batches = Batches(
-        proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6, call_timeout=SECOND
-    )
+    batches = Batches(proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6, call_timeout=SECOND)
     with batches:
         queue.push("work", ["a"])
         until(lambda: all_succeeded(queue))
@@ -276,9 +278,7 @@ def test_a_listener_that_hears_nothing_tests_its_connection(
         listener.stop()
 
 
-def test_the_lease_of_a_drain_outlives_a_silent_connection(
-    dsn: str, queue: TaskQueue, proxy: TcpProxy
-) -> None:
+def test_the_lease_of_a_drain_outlives_a_silent_connection(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
     lost = threading.Event()
     owner = queue.register("drain", SECOND * 6)
     with LeaseKeeper(owner, Route.found(proxy.dsn(dsn, application_name="lease")), lost.set) as keeper:

@@ -1,0 +1,223 @@
+"""Commits that the server cancels: statement_timeout, lock_timeout, a full disk, a deadlock."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from airflow_provider_taskq.processing import Work, WorkerListener
+from airflow_provider_taskq.processing.batches import Batches
+from airflow_provider_taskq.processing.reader import Reader
+from airflow_provider_taskq.queue import Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
+from airflow_provider_taskq.spark.committing import until_answered
+from tests.faults.conftest import MakeWorker
+from tests.processing.reading import Heard, quick
+from tests.queue.conftest import until
+
+SECOND = timedelta(seconds=1)
+TIMEOUTS = ["statement_timeout", "lock_timeout"]
+
+
+class Fatal(WorkerListener):
+    """Keeps what is fatal; can be awaited."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+
+    def on_fatal(self, error: BaseException) -> None:
+        """Keeps it."""
+        self.errors.append(error)
+
+
+def ends(queue: TaskQueue) -> dict[str, State]:
+    return {task.identifier: task.state for task in queue.page("work")}
+
+
+@contextmanager
+def completions_blocked(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> Iterator[None]:
+    """Inside the block another transaction keeps all tasks from being completed."""
+    blocking = open_queue()
+    blocking.conn.execute("SELECT FROM taskq.live FOR UPDATE")
+    yield
+    blocking.conn.rollback()
+
+
+def limit_statements(queue: TaskQueue, setting: str, value: str = "100ms") -> None:
+    """Limits the sessions that come."""
+    statement = sql.SQL("ALTER DATABASE {} SET {} = {}")
+    queue.conn.execute(statement.format(sql.Identifier(queue.conn.info.dbname), sql.Identifier(setting), value))
+
+
+@pytest.mark.parametrize("setting", TIMEOUTS)
+def test_work_that_was_done_is_not_failed_by_a_commit_that_the_server_cancels(
+    dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], run_worker: MakeWorker, setting: str
+) -> None:
+    begun, go_on, handled, fatal = threading.Event(), threading.Event(), [], Fatal()
+
+    def handle(task: Task) -> None:
+        handled.append(task.identifier)
+        begun.set()
+        go_on.wait(60)
+
+    queue.push("work", ["a", "b"])
+    limit_statements(queue, setting)
+    run_worker(dsn, handle, size=2, listener=fatal)
+    assert begun.wait(20)
+    with completions_blocked(queue, open_queue):
+        go_on.set()
+        until(lambda: fatal.errors)  # more tries than a deadlock gets
+    until(lambda: ends(queue) == {"a": State.SUCCEEDED, "b": State.SUCCEEDED})
+    assert handled == ["a", "b"]
+    assert isinstance(fatal.errors[0], psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable)
+
+
+def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
+    dsn: str, queue: TaskQueue, run_worker: MakeWorker
+) -> None:
+    called: list[str] = []
+
+    def handle(task: Task, work: Work) -> None:
+        def write(within: TaskQueue, _: object) -> None:
+            called.append(task.identifier)
+            within.conn.execute("SELECT pg_sleep(%s)", (600 if len(called) < 8 else 0,))
+
+        work.in_commit(write, task)
+
+    queue.push("work", ["a"])
+    limit_statements(queue, "statement_timeout")
+    run_worker(dsn, handle)
+    until(lambda: ends(queue) == {"a": State.SUCCEEDED})
+    assert called == ["a"] * 8
+
+
+def test_a_participant_that_is_always_too_slow_fails_its_task_alone_and_says_why(
+    dsn: str, queue: TaskQueue, run_worker: MakeWorker
+) -> None:
+    called: list[str] = []
+
+    def handle(task: Task, work: Work) -> None:
+        def write(within: TaskQueue, _: object) -> None:
+            called.append(task.identifier)
+            within.conn.execute("SELECT pg_sleep(%s)", (600 if task.identifier == "slow" else 0,))
+
+        work.in_commit(write, task)
+
+    queue.push("work", ["slow", "quick"])
+    limit_statements(queue, "statement_timeout")
+    run_worker(dsn, handle, size=2, lease=SECOND)
+    until(lambda: ends(queue) == {"slow": State.FAILED, "quick": State.SUCCEEDED})
+    [slow] = queue.page("work", state=State.FAILED)
+    assert "statement timeout" in str(slow.error)
+    assert called.count("slow") >= 5
+
+
+def test_a_participant_whose_session_is_always_ended_fails_its_task_and_says_why(
+    dsn: str, queue: TaskQueue, run_worker: MakeWorker
+) -> None:
+    def handle(task: Task, work: Work) -> None:
+        def write(within: TaskQueue, _: object) -> None:
+            if task.identifier == "idle":
+                within.conn.execute("SET LOCAL idle_in_transaction_session_timeout = 50")
+                until(lambda: not alive(within.conn.info.backend_pid))
+
+        work.in_commit(write, task)
+
+    def alive(pid: int) -> bool:
+        return queue.conn.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone() is not None
+
+    queue.push("work", ["idle", "quick"])
+    run_worker(dsn, handle, size=2, lease=SECOND)
+    until(lambda: ends(queue) == {"idle": State.FAILED, "quick": State.SUCCEEDED})
+    [idle] = queue.page("work", state=State.FAILED)
+    assert "idle-in-transaction" in str(idle.error)
+
+
+@pytest.mark.parametrize("takes_queue", [False, True])
+@pytest.mark.parametrize("setting", TIMEOUTS)
+def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
+    dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], setting: str, takes_queue: bool
+) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
+    cancelled = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
+    queue.conn.execute("CREATE TABLE effect (sequence bigint)")
+
+    def handle(task: Task) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    def handle_within(task: Task, within: TaskQueue) -> None:
+        handle(task)
+        within.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
+
+    queue.push("work", ["a"])
+    limit_statements(queue, setting)
+    batches = Batches(dsn, "work", handle_within if takes_queue else handle, pause=SECOND / 10)
+    batches._periodic.sleep = lambda seconds: cancelled.set() or sleep(seconds)  # type: ignore[method-assign]
+    sleep = type(batches._periodic).sleep.__get__(batches._periodic)
+    with batches:
+        assert begun.wait(20)
+        with completions_blocked(queue, open_queue):
+            go_on.set()
+            assert cancelled.wait(20)
+        until(lambda: ends(queue) == {"a": State.SUCCEEDED})
+    [found] = queue.page("work")
+    assert found.attempt == 1
+    assert queue.conn.execute("SELECT count(*) FROM effect").fetchone() == (int(takes_queue),)
+
+
+def test_a_reader_goes_on_after_progress_that_the_server_cancels(
+    dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
+    heard, begun, go_on = Heard(), threading.Event(), threading.Event()
+
+    def handle(event: Task, within: TaskQueue) -> None:
+        begun.set()
+        go_on.wait(60)
+        heard.hear(event)
+
+    heard.group.on()(handle)
+    queue.push("work", ["a"])
+    limit_statements(queue, "lock_timeout")
+    settings = quick(lease=SECOND * 30, transactional=True)
+    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
+        assert begun.wait(20)
+        blocking = open_queue()
+        blocking.conn.execute("SELECT FROM taskq.reader_partition FOR UPDATE")
+        go_on.set()
+        heard.wait(1)
+        time.sleep(0.5)  # so that the server cancels the progress, and the reader's heartbeats
+        blocking.conn.rollback()
+        assert heard.wait(2) == ["a", "a"]  # the progress of the first was not stored
+        queue.push("work", ["b"])
+        until(lambda: "b" in heard.identifiers)
+        assert reader.errors == {}
+        assert heard.failures == []
+
+
+def test_the_commit_of_a_drain_is_tried_again_after_the_server_cancelled_it(dsn: str) -> None:
+    tries: list[Any] = []
+
+    def commit() -> None:
+        tries.append(1)
+        with connect(dsn, options=f"-c statement_timeout={50 if len(tries) < 3 else 0}") as conn:
+            conn.execute("SELECT pg_sleep(0.2)")
+
+    until_answered(commit)
+    assert len(tries) == 3
+
+
+def test_a_failure_that_does_not_pass_still_fails_the_batch(dsn: str, queue: TaskQueue, run_worker: MakeWorker) -> None:
+    def handle(task: Task, work: Work) -> Result:
+        work.push(task, "no such topic", ["x"])
+        return Result.SUCCESS
+
+    queue.push("work", ["a"])
+    run_worker(dsn, handle)
+    until(lambda: ends(queue) == {"a": State.FAILED})

@@ -1,0 +1,176 @@
+"""Servers that are read-only: standbys, and primaries that were fenced off."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.processing.batches import Batches
+from airflow_provider_taskq.processing.reader import Reader
+from airflow_provider_taskq.processing.ticker import Ticker
+from airflow_provider_taskq.queue import State, TaskQueue, connect, install
+from airflow_provider_taskq.queue.transient import is_read_only
+from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
+from airflow_provider_taskq.spark.route import Route
+from tests.faults.conftest import MakeWorker
+from tests.faults.servers import ServerPair, programs_of_tests
+from tests.faults.tcp_proxy import TcpProxy
+from tests.processing.reading import Heard, quick
+from tests.queue.conftest import until
+
+SECOND = timedelta(seconds=1)
+
+
+def all_succeeded(queue: TaskQueue, count: int) -> bool:
+    tasks = queue.page("work")
+    return len(tasks) == count and {task.state for task in tasks} == {State.SUCCEEDED}
+
+
+@contextmanager
+def read_only_sessions(queue: TaskQueue, proxy: TcpProxy, count: int) -> Iterator[None]:
+    """Cuts all connections, and inside the block makes new ones read-only; ends once `count` more have come."""
+    name = psycopg.sql.Identifier(queue.conn.info.dbname)
+    change = psycopg.sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name)
+    queue.conn.execute(change)
+    before = max((link.number for link in proxy.links()), default=0)
+    proxy.cut()
+    yield
+    proxy.wait_for(after=before + count - 1)
+    queue.conn.execute(psycopg.sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
+
+
+def test_a_worker_leaves_sessions_that_are_read_only(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+) -> None:
+    queue.push("work", ["a"])
+    run_worker(proxy.dsn(dsn), lambda _: None, workers=2, lease=SECOND * 6)
+    until(lambda: all_succeeded(queue, 1))
+    with read_only_sessions(queue, proxy, 4):
+        pass
+    queue.push("work", ["b", "c"])
+    until(lambda: all_succeeded(queue, 3))
+
+
+def test_work_that_was_done_is_committed_after_the_session_was_read_only(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+) -> None:
+    begun, go_on, handled = threading.Event(), threading.Event(), []
+
+    def handle(_: object) -> None:
+        handled.append(1)
+        begun.set()
+        go_on.wait(60)
+
+    queue.push("work", ["a"])
+    run_worker(proxy.dsn(dsn), handle, lease=SECOND * 30)
+    assert begun.wait(20)
+    with read_only_sessions(queue, proxy, 2):
+        go_on.set()
+    until(lambda: all_succeeded(queue, 1))
+    assert handled == [1]
+
+
+def test_a_reader_leaves_sessions_that_are_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
+    heard = Heard()
+    heard.group.on()(heard.hear)
+    queue.push("work", ["a"])
+    with Reader(proxy.dsn(dsn), heard.group, "work", quick(lease=SECOND * 3)) as reader:
+        heard.wait(1)
+        with read_only_sessions(queue, proxy, 2):
+            pass
+        queue.push("work", ["b"])
+        until(lambda: "b" in heard.identifiers)
+        assert reader.errors == {}
+
+
+def test_batches_and_ticks_leave_sessions_that_are_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
+    queue.create_topic("ticks")
+    ticker = Ticker(proxy.dsn(dsn))
+    ticker.every("ticks", "each hour", timedelta(hours=1))  # installed anew each quarter of an hour
+    batches = Batches(proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6)
+    with batches, read_only_sessions(queue, proxy, 2):
+        ticker.start()
+    with batches:
+        queue.push("work", ["a"])
+        until(lambda: all_succeeded(queue, 1) and queue.page("ticks"))
+    ticker.stop()
+
+
+def test_the_lease_of_a_drain_leaves_a_session_that_is_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
+    route = Route.found(proxy.dsn(dsn, application_name="lease"))
+    owner = queue.register("drain", SECOND * 9)
+    with LeaseKeeper(owner, route, lambda: None) as keeper:
+        with read_only_sessions(queue, proxy, 1):
+            pass
+        until(lambda: queue.owners()[0].lease_until > owner.lease_until)
+        assert keeper.lost is None
+
+
+def test_a_connection_tells_without_a_call_that_its_server_is_read_only(dsn: str, conn: psycopg.Connection) -> None:
+    assert not is_read_only(conn)
+    with connect(dsn, autocommit=True, options="-c default_transaction_read_only=on") as reading:
+        assert is_read_only(reading)
+        reading.execute("SET default_transaction_read_only = off")
+        assert not is_read_only(reading)
+        reading.execute("SET default_transaction_read_only = on")
+        assert is_read_only(reading)
+    assert not is_read_only(reading)
+
+
+def test_of_several_hosts_the_one_that_can_write_is_used(dsn: str, queue: TaskQueue) -> None:
+    address = psycopg.conninfo.conninfo_to_dict(dsn)
+    host, port = address["host"], address["port"]
+    several = psycopg.conninfo.make_conninfo(dsn, host=f"{host},{host}", port=f"{port},{port}")
+    with connect(several) as conn:
+        assert b"read-write" in {o.val for o in conn.pgconn.info if o.keyword == b"target_session_attrs"}
+    with connect(several, target_session_attrs="any") as conn:
+        assert b"any" in {o.val for o in conn.pgconn.info if o.keyword == b"target_session_attrs"}
+
+
+def test_workers_and_readers_follow_a_failover_behind_one_address(run_worker: MakeWorker) -> None:
+    with ServerPair(programs_of_tests()) as servers, TcpProxy("127.0.0.1", servers.primary.port) as proxy:
+        with connect(servers.primary.dsn, autocommit=True) as conn:
+            install(conn)
+            before = TaskQueue(conn)
+            before.create_topic("work")
+            before.push("work", ["a"])
+            heard = Heard()
+            heard.group.on()(heard.hear)
+            dsn = proxy.dsn(servers.primary.dsn)
+            worker = run_worker(dsn, lambda _: None, lease=SECOND * 6, listen=True)
+            with Reader(dsn, heard.group, "work", quick(lease=SECOND * 3)):
+                until(lambda: all_succeeded(before, 1))
+                heard.wait(1)
+                servers.fail_over()
+                proxy.repoint("127.0.0.1", servers.standby.port)
+                with connect(servers.standby.dsn, autocommit=True) as promoted:
+                    after = TaskQueue(promoted)
+                    until(lambda: not promoted.execute("SELECT pg_is_in_recovery()").fetchone()[0])  # type: ignore[index]
+                    after.push("work", ["b"])
+                    until(lambda: all_succeeded(after, 2))
+                    until(lambda: "b" in heard.identifiers)
+            worker.stop()
+            assert all_succeeded(before, 1)  # the old primary took nothing
+
+
+@pytest.fixture
+def standby_dsn() -> Iterator[str]:
+    """A standby of a primary with the schema."""
+    with ServerPair(programs_of_tests()) as servers:
+        with connect(servers.primary.dsn, autocommit=True) as conn:
+            install(conn)
+            TaskQueue(conn).create_topic("work")
+        servers.catch_up()
+        yield servers.standby.dsn
+
+
+def test_a_standby_is_known_as_read_only_and_several_hosts_pass_it_by(standby_dsn: str, dsn: str) -> None:
+    with connect(standby_dsn) as conn:
+        assert is_read_only(conn)
+    standby, primary = map(psycopg.conninfo.conninfo_to_dict, (standby_dsn, dsn))
+    with pytest.raises(Exception, match="read-only"):
+        connect(psycopg.conninfo.make_conninfo(standby_dsn, host=f"{standby['host']},{standby['host']}"))
+    assert primary["host"] == standby["host"]
