@@ -25,6 +25,36 @@ def test_gives_a_psycopg_3_connection_that_a_pooler_can_serve(airflow_connection
         assert connection.info.parameter_status("application_name") == "airflow-taskq"
 
 
+TIMEOUTS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+
+
+def parameters(connection: psycopg.Connection | psycopg.AsyncConnection) -> dict[str, str]:
+    """What a connection was opened with."""
+    given = {option.keyword.decode(): option.val for option in connection.pgconn.info}
+    return {name: (given[name] or b"").decode() for name in (*TIMEOUTS, "target_session_attrs")}
+
+
+def test_a_server_that_vanishes_is_noticed_by_every_connection(connect_airflow: Connect) -> None:
+    async def opened(conn_id: str) -> dict[str, str]:
+        async with await TaskQAsyncHook(taskq_conn_id=conn_id).get_async_conn() as connection:
+            return parameters(connection)
+
+    given = {**TIMEOUTS, "target_session_attrs": "any"}
+    said = {**given, "connect_timeout": "20", "tcp_user_timeout": "5000", "target_session_attrs": "read-write"}
+    default = connect_airflow()
+    own = connect_airflow("own", connect_timeout=20, tcp_user_timeout=5000, target_session_attrs="read-write")
+    for conn_id, expected in ((default, given), (own, said)):
+        with TaskQHook(conn_id).get_conn() as connection:
+            assert parameters(connection) == expected
+        assert asyncio.run(opened(conn_id)) == expected
+
+
 @pytest.mark.usefixtures("airflow_connection")
 def test_gives_psycopg_3_where_postgres_hook_would_give_psycopg2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_postgres, "USE_PSYCOPG3", False)  # as on Airflow 3.1, with SQLAlchemy 1.4

@@ -40,7 +40,7 @@ def ends(queue: TaskQueue) -> dict[str, State]:
 
 
 @contextmanager
-def completions_blocked(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> Iterator[None]:
+def completions_blocked(open_queue: Callable[[], TaskQueue]) -> Iterator[None]:
     """Inside the block another transaction keeps all tasks from being completed."""
     blocking = open_queue()
     blocking.conn.execute("SELECT FROM taskq.live FOR UPDATE")
@@ -69,7 +69,7 @@ def test_work_that_was_done_is_not_failed_by_a_commit_that_the_server_cancels(
     limit_statements(queue, setting)
     run_worker(dsn, handle, size=2, listener=fatal)
     assert begun.wait(20)
-    with completions_blocked(queue, open_queue):
+    with completions_blocked(open_queue):
         go_on.set()
         until(lambda: fatal.errors)  # more tries than a deadlock gets
     until(lambda: ends(queue) == {"a": State.SUCCEEDED, "b": State.SUCCEEDED})
@@ -148,7 +148,7 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
     begun, go_on = threading.Event(), threading.Event()
     queue.conn.execute("CREATE TABLE effect (sequence bigint)")
 
-    def handle(task: Task) -> None:
+    def handle(_: Task) -> None:
         begun.set()
         go_on.wait(60)
 
@@ -158,12 +158,23 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
 
     queue.push("work", ["a"])
     limit_statements(queue, setting)
-    batches = Batches(dsn, "work", handle_within if takes_queue else handle, pause=SECOND / 10)
-    batches._periodic.sleep = lambda seconds: cancelled.set() or sleep(seconds)  # type: ignore[method-assign]
-    sleep = type(batches._periodic).sleep.__get__(batches._periodic)
-    with batches:
+
+    class Watched(Batches):
+        """Tells when it waits before it tries a commit again."""
+
+        def _until_committed(self, commit: Callable[[], Any]) -> Any:
+            def tried() -> Any:
+                try:
+                    return commit()
+                except psycopg.OperationalError:
+                    cancelled.set()
+                    raise
+
+            return super()._until_committed(tried)
+
+    with Watched(dsn, "work", handle_within if takes_queue else handle, pause=SECOND / 10):
         assert begun.wait(20)
-        with completions_blocked(queue, open_queue):
+        with completions_blocked(open_queue):
             go_on.set()
             assert cancelled.wait(20)
         until(lambda: ends(queue) == {"a": State.SUCCEEDED})
@@ -177,7 +188,7 @@ def test_a_reader_goes_on_after_progress_that_the_server_cancels(
 ) -> None:
     heard, begun, go_on = Heard(), threading.Event(), threading.Event()
 
-    def handle(event: Task, within: TaskQueue) -> None:
+    def handle(event: Task, _: TaskQueue) -> None:
         begun.set()
         go_on.wait(60)
         heard.hear(event)

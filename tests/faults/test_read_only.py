@@ -7,11 +7,12 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.processing.batches import Batches
 from airflow_provider_taskq.processing.reader import Reader
 from airflow_provider_taskq.processing.ticker import Ticker
-from airflow_provider_taskq.queue import State, TaskQueue, connect, install
+from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect, install
 from airflow_provider_taskq.queue.transient import is_read_only
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
 from airflow_provider_taskq.spark.route import Route
@@ -120,40 +121,65 @@ def test_a_connection_tells_without_a_call_that_its_server_is_read_only(dsn: str
     assert not is_read_only(reading)
 
 
-def test_of_several_hosts_the_one_that_can_write_is_used(dsn: str, queue: TaskQueue) -> None:
-    address = psycopg.conninfo.conninfo_to_dict(dsn)
+def parameters(conn: psycopg.Connection) -> dict[str, str]:
+    """What a connection was opened with."""
+    return {option.keyword.decode(): option.val.decode() for option in conn.pgconn.info if option.val is not None}
+
+
+def test_of_several_hosts_one_that_can_write_is_used_unless_the_dsn_says_otherwise(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = conninfo_to_dict(dsn)
     host, port = address["host"], address["port"]
-    several = psycopg.conninfo.make_conninfo(dsn, host=f"{host},{host}", port=f"{port},{port}")
+    several = make_conninfo(dsn, host=f"{host},{host}", port=f"{port},{port}")
+    with connect(dsn) as conn:
+        assert parameters(conn)["target_session_attrs"] == "any"
     with connect(several) as conn:
-        assert b"read-write" in {o.val for o in conn.pgconn.info if o.keyword == b"target_session_attrs"}
+        assert parameters(conn)["target_session_attrs"] == "read-write"
     with connect(several, target_session_attrs="any") as conn:
-        assert b"any" in {o.val for o in conn.pgconn.info if o.keyword == b"target_session_attrs"}
+        assert parameters(conn)["target_session_attrs"] == "any"
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "primary")
+    with connect(several) as conn:
+        assert parameters(conn)["target_session_attrs"] == "primary"
+
+
+def test_a_connection_of_the_queue_notices_a_server_that_vanishes(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(dsn) as conn:
+        given = parameters(conn)
+        assert (given["connect_timeout"], given["keepalives_idle"], given["tcp_user_timeout"]) == ("10", "30", "60000")
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "7")
+    with connect(make_conninfo(dsn, tcp_user_timeout=5000), keepalives_idle=3) as conn:
+        given = parameters(conn)
+        assert (given["connect_timeout"], given["keepalives_idle"], given["tcp_user_timeout"]) == ("7", "3", "5000")
 
 
 def test_workers_and_readers_follow_a_failover_behind_one_address(run_worker: MakeWorker) -> None:
-    with ServerPair(programs_of_tests()) as servers, TcpProxy("127.0.0.1", servers.primary.port) as proxy:
-        with connect(servers.primary.dsn, autocommit=True) as conn:
-            install(conn)
-            before = TaskQueue(conn)
-            before.create_topic("work")
-            before.push("work", ["a"])
-            heard = Heard()
-            heard.group.on()(heard.hear)
-            dsn = proxy.dsn(servers.primary.dsn)
-            worker = run_worker(dsn, lambda _: None, lease=SECOND * 6, listen=True)
-            with Reader(dsn, heard.group, "work", quick(lease=SECOND * 3)):
-                until(lambda: all_succeeded(before, 1))
-                heard.wait(1)
-                servers.fail_over()
-                proxy.repoint("127.0.0.1", servers.standby.port)
-                with connect(servers.standby.dsn, autocommit=True) as promoted:
-                    after = TaskQueue(promoted)
-                    until(lambda: not promoted.execute("SELECT pg_is_in_recovery()").fetchone()[0])  # type: ignore[index]
-                    after.push("work", ["b"])
-                    until(lambda: all_succeeded(after, 2))
-                    until(lambda: "b" in heard.identifiers)
-            worker.stop()
-            assert all_succeeded(before, 1)  # the old primary took nothing
+    with (
+        ServerPair(programs_of_tests()) as servers,
+        TcpProxy("127.0.0.1", servers.primary.port) as proxy,
+        connect(servers.primary.dsn, autocommit=True) as conn,
+    ):
+        install(conn)
+        before = TaskQueue(conn)
+        before.create_topic("work")
+        before.push("work", ["a"])
+        heard = Heard()
+        heard.group.on()(heard.hear)
+        dsn = proxy.dsn(servers.primary.dsn)
+        worker = run_worker(dsn, lambda _: None, lease=SECOND * 6, listen=True)
+        with Reader(dsn, heard.group, "work", quick(lease=SECOND * 3)):
+            until(lambda: all_succeeded(before, 1))
+            heard.wait(1)
+            servers.fail_over()
+            proxy.repoint("127.0.0.1", servers.standby.port)
+            with connect(servers.standby.dsn, autocommit=True) as promoted:
+                after = TaskQueue(promoted)
+                until(lambda: not promoted.execute("SELECT pg_is_in_recovery()").fetchone()[0])  # type: ignore[index]
+                after.push("work", ["b"])
+                until(lambda: all_succeeded(after, 2))
+                until(lambda: "b" in heard.identifiers)
+        worker.stop()
+        assert all_succeeded(before, 1)  # the old primary took nothing
 
 
 @pytest.fixture
@@ -167,10 +193,8 @@ def standby_dsn() -> Iterator[str]:
         yield servers.standby.dsn
 
 
-def test_a_standby_is_known_as_read_only_and_several_hosts_pass_it_by(standby_dsn: str, dsn: str) -> None:
+def test_a_standby_is_known_as_read_only_and_passed_by_when_several_hosts_are_named(standby_dsn: str) -> None:
     with connect(standby_dsn) as conn:
         assert is_read_only(conn)
-    standby, primary = map(psycopg.conninfo.conninfo_to_dict, (standby_dsn, dsn))
-    with pytest.raises(Exception, match="read-only"):
-        connect(psycopg.conninfo.make_conninfo(standby_dsn, host=f"{standby['host']},{standby['host']}"))
-    assert primary["host"] == standby["host"]
+    with pytest.raises(TaskQueueError, match="read-only"):
+        connect(make_conninfo(standby_dsn, host="127.0.0.1,127.0.0.1"))

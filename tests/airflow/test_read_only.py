@@ -1,0 +1,64 @@
+"""What the triggerer does when its server becomes read-only, as after a failover behind one address."""
+
+import asyncio
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.triggers import watcher as watching
+from airflow_provider_taskq.triggers.event_line import Line
+from airflow_provider_taskq.triggers.waits import ReadyWait
+from airflow_provider_taskq.triggers.watcher import watcher
+from tests.airflow.test_trigger import LINES, in_loop, until
+
+pytestmark = pytest.mark.usefixtures("airflow_connection")
+
+
+def make_read_only(conn: psycopg.Connection, *, on: bool) -> None:
+    """Makes new sessions of the database read-only, or writable again."""
+    name = sql.Identifier(conn.info.dbname)
+    change = "SET default_transaction_read_only = on" if on else "RESET default_transaction_read_only"
+    conn.execute(sql.SQL("ALTER DATABASE {} ").format(name) + sql.SQL(change))
+
+
+def pids(conn: psycopg.Connection) -> set[int]:
+    """The sessions of the triggerer."""
+    return {row[0] for row in conn.execute(LINES).fetchall()}
+
+
+def test_a_watcher_does_not_keep_a_session_that_is_read_only(
+    queue: TaskQueue, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_READ_ONLY_SECONDS", 0.5)
+
+    async def test() -> None:
+        make_read_only(conn, on=True)
+        wait = asyncio.ensure_future(watcher("taskq_default").until(ReadyWait("work", poll_interval=0.1)))
+        await until(lambda: len(pids(conn)) == 1)
+        first = pids(conn)
+        await until(lambda: pids(conn) - first)  # another session, while the wait goes on
+        assert not wait.done()
+        make_read_only(conn, on=False)
+        await asyncio.sleep(1)
+        await until(lambda: len(pids(conn)) == 1)
+        queue.push("work", ["a"])
+        assert await asyncio.wait_for(wait, 20) == 1
+
+    in_loop(test)
+
+
+def test_an_event_trigger_replaces_a_session_that_is_read_only(queue: TaskQueue, conn: psycopg.Connection) -> None:
+    async def test() -> None:
+        register = "SELECT fence FROM taskq.register(%s::text, '1 minute'::interval)"
+        line = Line("taskq_default")
+        make_read_only(conn, on=True)
+        with pytest.raises(psycopg.OperationalError, match="read-only"):  # as of a connection that was lost
+            await line.rows(register, ("a",))
+        make_read_only(conn, on=False)
+        assert await line.rows(register, ("a",))
+        await line.close()
+
+    in_loop(test)
+    assert [owner.name for owner in queue.owners()] == ["a"]
