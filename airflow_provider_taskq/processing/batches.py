@@ -24,10 +24,11 @@ from airflow_provider_taskq.processing.session import (
     heartbeat_limit,
 )
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Owner, Result, Task, TaskQueue
-from airflow_provider_taskq.queue.transient import is_transient
+from airflow_provider_taskq.queue.transient import is_cut_off, is_transient
 
 log = logging.getLogger(__name__)
 
+_CUT_OFFS = 3
 _AGAIN = 0.5  # seconds after a heartbeat that did not get through
 
 Sorter = Callable[[Task], Any]
@@ -102,6 +103,7 @@ class Batches(Routine):
         self._owner: Owner | None = None
         self._connect = connects_to(dsn, lease)
         self._seconds: list[float] = []
+        self._cut_offs: dict[Task, tuple[int, BaseException | None]] = {}
         limit = call_limit(lease, call_timeout, handler_statement_timeout)
         super().__init__(f"batches {topic}", self._connect, self._poll, self._pause, limit)
 
@@ -175,6 +177,7 @@ class Batches(Routine):
             self._until_committed(lambda: queue.complete(owner, {task: decision}))
         except (_HandlerFailed, psycopg.IntegrityError) as failed:  # the second of a deferred constraint, at the commit
             if queue.conn.closed:
+                self._note_cut_off(task, failed.__cause__)
                 raise
             error = failed.__cause__ or failed
             log.warning("topic %s, sequence %s: %s", task.topic, task.sequence, type(error).__name__)
@@ -182,6 +185,11 @@ class Batches(Routine):
             self._until_committed(lambda: queue.complete(owner, {task: ruled}))
             return None
         return decision
+
+    def _note_cut_off(self, task: Task, error: BaseException | None) -> None:
+        """Notes that a handler's statement or transaction took longer than it may, which ended the connection."""
+        if error is not None and is_cut_off(error):
+            self._cut_offs[task] = (self._cut_offs.get(task, (0, error))[0] + 1, error)
 
     def _handled_within(self, queue: TaskQueue, owner: Owner, task: Task) -> Decision:
         """Handles a task in the transaction that completes it."""
@@ -192,11 +200,21 @@ class Batches(Routine):
         return decision
 
     def _called(self, *given: Any) -> Decision:
-        """What the handler decides; _HandlerFailed tells its errors from those of the queue."""
+        """What the handler decides; _HandlerFailed tells its errors from those of the queue.
+
+        A task whose handler was cut off several times in a row is not handled again.
+        """
+        task = given[0]
+        count, reason = self._cut_offs.get(task, (0, None))
+        if count >= _CUT_OFFS:
+            del self._cut_offs[task]
+            raise _HandlerFailed from reason
         try:
-            return decision_of(self._handler(*given))
+            decision = decision_of(self._handler(*given))
         except Exception as error:
             raise _HandlerFailed from error
+        self._cut_offs.pop(task, None)
+        return decision
 
     def _until_committed(self, commit: Callable[[], T]) -> T:
         """Commits, again and again while that fails for a reason that may pass; LeaseLost ends it.

@@ -92,8 +92,8 @@ def call_limit(
 
 
 def heartbeat_limit(lease: float) -> CallLimit:
-    """The limit of calls that keep a lease of so many seconds: a third, so that there is time for another attempt."""
-    return CallLimit(max(_LEAST_HEARTBEAT_SECONDS, lease / 3), grows=False)
+    """The limit of calls that keep a lease of so many seconds: a quarter, so that there is time for another attempt."""
+    return CallLimit(max(_LEAST_HEARTBEAT_SECONDS, lease / 4), grows=False)
 
 
 def connects_to(dsn: str | Connect | None, lease: timedelta | None = None) -> Connect:

@@ -232,3 +232,36 @@ def test_a_failure_that_does_not_pass_still_fails_the_batch(dsn: str, queue: Tas
     queue.push("work", ["a"])
     run_worker(dsn, handle)
     until(lambda: ends(queue) == {"a": State.FAILED})
+
+
+def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_and_says_why(dsn: str, queue: TaskQueue) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
+    called: list[str] = []
+
+    def handle(task: Task, within: TaskQueue) -> None:
+        called.append(task.identifier)
+        within.conn.execute("SELECT pg_sleep(600)")
+
+    queue.push("work", ["a"])
+    short = SECOND / 10
+    with Batches(dsn, "work", handle, pause=short, call_timeout=SECOND, handler_statement_timeout=short):
+        until(lambda: ends(queue) == {"a": State.FAILED})
+    [slow] = queue.page("work")
+    assert "no answer within" in str(slow.error)
+    assert called == ["a"] * 3
+
+
+def test_a_transactional_handler_that_is_always_too_slow_ends_its_partition_and_says_why(
+    dsn: str, queue: TaskQueue
+) -> None:
+    heard = Heard()
+
+    def handle(_: Task, within: TaskQueue) -> None:
+        within.conn.execute("SELECT pg_sleep(600)")
+
+    heard.group.on()(handle)
+    queue.push("work", ["a"])
+    settings = quick(lease=SECOND * 30, transactional=True, call_timeout=SECOND, handler_statement_timeout=SECOND / 10)
+    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
+        until(lambda: 0 in reader.errors)
+    assert "no answer within" in str(reader.errors[0])

@@ -50,6 +50,10 @@ class Ended(Exception):
     """The loop ends quietly, without progress."""
 
 
+class HandlerCutOff(psycopg.OperationalError):
+    """A handler's statement or its transaction took longer than it may. The connection is closed."""
+
+
 class PartitionLoop:
     """Handles the events of one led partition, in a thread of its own.
 
@@ -116,7 +120,7 @@ class PartitionLoop:
 
     def _is_cut_off_for_good(self, error: Exception) -> bool:
         """Whether the server has ended one transaction after the other, with nothing done between."""
-        self._cut_offs += is_cut_off(error) and not isinstance(error, CallTimeout)
+        self._cut_offs += isinstance(error, HandlerCutOff) or (is_cut_off(error) and not isinstance(error, CallTimeout))
         return self._cut_offs >= CUT_OFFS
 
     def _reconnect(self, error: Exception) -> None:
@@ -173,7 +177,7 @@ class PartitionLoop:
                 self._cut_offs = 0
         except HandlerFailed as failed:
             if progress.conn.closed:
-                raise psycopg.OperationalError("the connection was lost in a handler") from failed.__cause__
+                raise _lost_in_handler(failed.__cause__ or failed) from failed.__cause__
             return False
         return bool(calls)
 
@@ -190,7 +194,7 @@ class PartitionLoop:
             except HandlerFailed as failed:
                 cause = failed.__cause__ or failed
                 if progress.conn.closed:
-                    raise psycopg.OperationalError("the connection was lost in a handler") from cause
+                    raise _lost_in_handler(cause) from cause
                 delay = self._judge(event, cause)
             if delay is None:
                 progress.skip(after, place)
@@ -260,6 +264,13 @@ def _nothing() -> None:
 def _is_rejection(error: BaseException) -> bool:
     """Whether an executor that is being shut down took no more work."""
     return isinstance(error, RuntimeError) and "cannot schedule new futures after" in str(error)
+
+
+def _lost_in_handler(cause: BaseException) -> psycopg.OperationalError:
+    """The error of a connection that was closed while a handler used it."""
+    if is_cut_off(cause):
+        return HandlerCutOff(f"{type(cause).__name__} in a handler: {cause}")
+    return psycopg.OperationalError("the connection was lost in a handler")
 
 
 def is_transient(error: BaseException) -> bool:
