@@ -38,7 +38,7 @@ def test_a_watcher_does_not_keep_a_session_that_is_read_only(
         wait = asyncio.ensure_future(watcher("taskq_default").until(ReadyWait("work", poll_interval=0.1)))
         await until(lambda: len(pids(conn)) == 1)
         first = pids(conn)
-        await until(lambda: pids(conn) - first)  # another session, while the wait goes on
+        await until(lambda: bool(pids(conn) - first))  # another session, while the wait goes on
         assert not wait.done()
         make_read_only(conn, on=False)
         await asyncio.sleep(1)

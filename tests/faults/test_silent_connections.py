@@ -207,9 +207,12 @@ def test_a_participant_may_take_longer_than_a_call_of_the_queue(
 def test_a_participant_that_never_ends_in_time_fails_its_tasks_with_the_reason(
     dsn: str, queue: TaskQueue, run_worker: MakeWorker
 ) -> None:
+    def sleep(within: TaskQueue, _: object) -> None:
+        within.conn.execute("SELECT pg_sleep(600)")
+
     def handle(task: Task, work: Work) -> None:
         if task.identifier == "slow":
-            work.in_commit(lambda within, _: within.conn.execute("SELECT pg_sleep(600)") and None, task)
+            work.in_commit(sleep, task)
 
     queue.push("work", ["slow", "quick"])
     run_worker(dsn, handle, size=2, lease=SECOND, call_timeout=SECOND * 0.1, handler_statement_timeout=SECOND * 0.1)
