@@ -15,7 +15,7 @@ CHUNK_TASKS = 10_000
 CHUNK_CHARACTERS = 8_000_000
 
 NONE = timedelta(0)
-LONGEST = timedelta(days=365_000)
+LONGEST = timedelta(days=3650)  # as in sql/functions/bounds.sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Chunk:
             if task.priority and abs(task.priority) > 100:
                 self._refuse(place, f"its priority {task.priority} is outside -100..100")
             if max(task.delay or NONE, task.ttl or NONE) > LONGEST:
-                self._refuse(place, "its delay or ttl is longer than 1,000 years")
+                self._refuse(place, "its delay or ttl is longer than 3650 days")
             if task.depends_on:
                 self._check_dependencies(place, task.depends_on)
 

@@ -9,13 +9,19 @@ from typing import Any
 from airflow_provider_taskq.queue.model import Json, Owner, State, Task, TaskInfo
 
 MAX_TRACE = 10_000
+MOST = timedelta(days=100_000_000)
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def interval_text(duration: timedelta | None) -> str | None:
-    """A duration for PostgreSQL, in microseconds: a "day" there would be 23 or 25 hours twice a year."""
-    return None if duration is None else f"{duration // timedelta(microseconds=1)} microseconds"
+    """A duration for PostgreSQL, in microseconds: a "day" there would be 23 or 25 hours twice a year.
+
+    A duration that PostgreSQL cannot add to a moment is cut: the functions refuse or clamp what is far shorter.
+    """
+    if duration is None:
+        return None
+    return f"{max(-MOST, min(duration, MOST)) // timedelta(microseconds=1)} microseconds"
 
 
 def json_text(value: Json) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
+from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.browse import AuditLine
 from airflow_provider_taskq.queue.model import State
 from airflow_provider_taskq.queue.verbs.call import Caller
@@ -18,7 +19,9 @@ class AuditVerbs(Caller):
 
     def audit_trail(self, topic: str | None = None, *, after: int | None = None, size: int = 50) -> list[AuditLine]:
         """The trail, of a topic or of all, the newest first, before a place in it."""
-        rows = self._rows("SELECT * FROM taskq.audit_trail(%s::text, %s::bigint, %s::int)", (topic, after, size))
+        rows = self._rows(
+            "SELECT * FROM taskq.audit_trail(%s::text, %s::bigint, %s::int)", (topic, after, int_size(size))
+        )
         return [AuditLine(*row) for row in rows]
 
     def hold_found(self, topic: str, sequences: Sequence[int], states: Iterable[State]) -> list[int]:

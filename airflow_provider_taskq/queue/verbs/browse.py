@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.browse import (
     Dependency,
     Found,
@@ -46,7 +47,8 @@ class BrowseVerbs(Caller):
     def browse_tasks(self, topic: str, sequences: Sequence[int], error_length: int = 300) -> list[TaskLine]:
         """Tasks as a page lists them, in the order given; sequences without a task are left out."""
         rows = self._rows(
-            "SELECT * FROM taskq.browse_tasks(%s::text, %b::bigint[], %s::int)", (topic, list(sequences), error_length)
+            "SELECT * FROM taskq.browse_tasks(%s::text, %b::bigint[], %s::int)",
+            (topic, list(sequences), int_size(error_length)),
         )
         lines = {row[0]: _task_line(row) for row in rows}
         return [lines[sequence] for sequence in sequences if sequence in lines]
@@ -67,7 +69,7 @@ class BrowseVerbs(Caller):
             " %s::timestamptz, %s::timestamptz, %s::text, %s::bigint, %s::boolean, %s::int, %s::int)",
             (
                 *(topic, given.state, given.status, given.identifier, given.reference, given.since, given.until),
-                *(given.error, after, newest, size, budget),
+                *(given.error, after, newest, int_size(size), int_size(budget)),
             ),
         )
         return Found(*rows[0])
@@ -75,7 +77,8 @@ class BrowseVerbs(Caller):
     def pushed_between(self, topic: str, first: int, last: int, size: int = 50) -> list[int]:
         """The tasks of one push, by its first and last sequence: those of that transaction only."""
         found: list[int] = self._value(
-            "SELECT taskq.pushed_between(%s::text, %s::bigint, %s::bigint, %s::int)", (topic, first, last, size)
+            "SELECT taskq.pushed_between(%s::text, %s::bigint, %s::bigint, %s::int)",
+            (topic, first, last, int_size(size)),
         )
         return found
 
@@ -90,7 +93,9 @@ class BrowseVerbs(Caller):
 
     def texts(self, topic: str, sequence: int, length: int) -> Texts | None:
         """A task's payload and output, cut to so many characters; None where there is no such task."""
-        rows = self._rows("SELECT * FROM taskq.texts_of(%s::text, %s::bigint, %s::int)", (topic, sequence, length))
+        rows = self._rows(
+            "SELECT * FROM taskq.texts_of(%s::text, %s::bigint, %s::int)", (topic, sequence, int_size(length))
+        )
         return Texts(*rows[0]) if rows else None
 
     def browse_owners(
@@ -111,7 +116,9 @@ class BrowseVerbs(Caller):
 
     def browse_held(self, owner: str, after: int | None = None, size: int = 50) -> list[TaskLine]:
         """What an owner holds, in order of sequence, of all topics."""
-        pairs = self._rows("SELECT * FROM taskq.browse_held(%s::text, %s::bigint, %s::int)", (owner, after, size))
+        pairs = self._rows(
+            "SELECT * FROM taskq.browse_held(%s::text, %s::bigint, %s::int)", (owner, after, int_size(size))
+        )
         of_topic: dict[str, list[int]] = {}
         for topic, sequence in pairs:
             of_topic.setdefault(topic, []).append(sequence)
@@ -125,12 +132,13 @@ class BrowseVerbs(Caller):
     def browse_locks(self, after: str | None = None, size: int = 100) -> list[LockLine]:
         """Locks that are held, or nobody's until a time, after a name, in order."""
         return [
-            LockLine(*row) for row in self._rows("SELECT * FROM taskq.browse_locks(%s::text, %s::int)", (after, size))
+            LockLine(*row)
+            for row in self._rows("SELECT * FROM taskq.browse_locks(%s::text, %s::int)", (after, int_size(size)))
         ]
 
     def browse_readers(self, size: int = 100, cap: int = 1000) -> list[ReaderLine]:
         """How far groups of readers got."""
-        rows = self._rows("SELECT * FROM taskq.browse_readers(%s::int, %s::int)", (size, cap))
+        rows = self._rows("SELECT * FROM taskq.browse_readers(%s::int, %s::int)", (int_size(size), int_size(cap)))
         return [ReaderLine(*row) for row in rows]
 
     def log_holders(self, topic: str) -> list[LogHolder]:
@@ -139,13 +147,13 @@ class BrowseVerbs(Caller):
 
     def browse_ticks(self, topic: str, steps: int = 1000) -> tuple[list[TickLine], bool]:
         """Ticks of a topic that wait, by prefix and hash, and whether there may be more than were looked at."""
-        rows = self._rows("SELECT * FROM taskq.browse_ticks(%s::text, %s::int)", (topic, steps))
+        rows = self._rows("SELECT * FROM taskq.browse_ticks(%s::text, %s::int)", (topic, int_size(steps)))
         return [TickLine(*row[:5]) for row in rows if row[0] is not None], any(row[5] for row in rows)
 
     def _topics(self, search: str | None, exact: bool, after: str | None, size: int, cap: int) -> list[TopicGlance]:
         rows = self._rows(
             "SELECT * FROM taskq.browse_topics(%s::text, %s::boolean, %s::text, %s::int, %s::int)",
-            (search, exact, after, size, cap),
+            (search, exact, after, int_size(size), int_size(cap)),
         )
         return [TopicGlance(*row) for row in rows]
 
@@ -154,7 +162,7 @@ class BrowseVerbs(Caller):
     ) -> list[tuple[Any, ...]]:
         return self._rows(
             "SELECT * FROM taskq.browse_owners(%s::text, %s::boolean, %s::bigint, %s::int, %s::int)",
-            (search, exact, after, size, budget),
+            (search, exact, after, int_size(size), int_size(budget)),
         )
 
 

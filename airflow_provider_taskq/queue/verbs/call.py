@@ -8,6 +8,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from airflow_provider_taskq.queue.bounds import load_bounded
 from airflow_provider_taskq.queue.errors import translated
 
 
@@ -25,6 +26,7 @@ class Caller:
     def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """All rows of one call, as tuples whatever the connection's own row factory."""
         with translated(), self.conn.cursor(row_factory=tuple_row) as cursor:
+            load_bounded(cursor)
             return cursor.execute(call, arguments).fetchall()
 
     def _value(self, call: LiteralString, arguments: Sequence[object] = ()) -> Any:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.model import Condition, Decision, Order, Owner, Result, Task
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.verbs.complete import columns
-from airflow_provider_taskq.queue.verbs.poll import LARGEST
 from airflow_provider_taskq.queue.wire import task_of
 
 
@@ -29,6 +29,6 @@ class ExchangeVerbs(Caller):
         rows = self._rows(
             "SELECT * FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
             " %b::text[]::interval[], %s::text, %s::int, %s::text, %s::text)",
-            (owner.name, owner.fence, *columns(decisions), topic, min(size, LARGEST), order, condition),
+            (owner.name, owner.fence, *columns(decisions), topic, int_size(size), order, condition),
         )
         return [task_of(topic, row) for row in rows]

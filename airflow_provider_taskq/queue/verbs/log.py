@@ -1,10 +1,9 @@
 """Reading a topic as a log, and how far readers got (sql/functions/log.sql)."""
 
+from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.log import Cursor, Events
 from airflow_provider_taskq.queue.model import Task
 from airflow_provider_taskq.queue.verbs.call import Caller
-
-LARGEST = 2**31 - 1
 
 
 class LogVerbs(Caller):
@@ -30,7 +29,7 @@ class LogVerbs(Caller):
         begin = after or Cursor(0)
         rows = self._rows(
             "SELECT * FROM taskq.events(%s::text, %s::bigint, %s::int, %s::int, %s::int, %s::int)",
-            (topic, begin.place, min(size, LARGEST), partition, partitions, level),
+            (topic, begin.place, int_size(size), partition, partitions, level),
         )
         found = [
             (Cursor(row[0]), Task(row[0], topic, row[1], row[2], row[3], 0, False))

@@ -1,10 +1,9 @@
 """Poll, claim, ready (sql/functions/poll.sql, turn.sql, batch.sql)."""
 
+from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.model import Condition, Order, Owner, Task
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.wire import task_of
-
-LARGEST = 2**31 - 1
 
 
 class PollVerbs(Caller):
@@ -24,7 +23,7 @@ class PollVerbs(Caller):
         """
         rows = self._rows(
             "SELECT * FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-            (topic, owner.name, owner.fence, min(size, LARGEST), order, condition),
+            (topic, owner.name, owner.fence, int_size(size), order, condition),
         )
         return [task_of(topic, row) for row in rows]
 
@@ -37,7 +36,7 @@ class PollVerbs(Caller):
         groups: dict[str, list[Task]] = {}
         for row in self._rows(
             "SELECT * FROM taskq.poll_batch(%s::text, %s::text, %s::bigint, %s::int, %s::int)",
-            (topic, owner.name, owner.fence, min(identifiers, LARGEST), min(size, LARGEST)),
+            (topic, owner.name, owner.fence, int_size(identifiers), int_size(size)),
         ):
             task = task_of(topic, row)
             groups.setdefault(task.identifier, []).append(task)
@@ -55,7 +54,7 @@ class PollVerbs(Caller):
         return int(
             self._value(
                 "SELECT taskq.claim(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-                (topic, owner.name, owner.fence, min(size, LARGEST), order, condition),
+                (topic, owner.name, owner.fence, int_size(size), order, condition),
             )
         )
 
@@ -64,6 +63,4 @@ class PollVerbs(Caller):
 
         Takes nothing and locks nothing. A paused topic has none.
         """
-        return int(
-            self._value("SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, min(limit, LARGEST), condition))
-        )
+        return int(self._value("SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, int_size(limit), condition)))

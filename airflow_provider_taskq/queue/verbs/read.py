@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Count, Result, State, TaskInfo
 from airflow_provider_taskq.queue.verbs.call import Caller
@@ -38,7 +39,7 @@ class ReadVerbs(Caller):
             raise InvalidTask("a page goes after one sequence or before one, not both")
         rows = self._rows(
             "SELECT * FROM taskq.page(%s::text, %s::bigint, %s::bigint, %s::int, %s::int, %s::text, %s::text)",
-            (topic, after, before, size, state, identifier, reference),
+            (topic, after, before, int_size(size), state, identifier, reference),
         )
         return [task_info_of(row) for row in rows]
 

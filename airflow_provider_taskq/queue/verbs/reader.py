@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.log import Cursor
 from airflow_provider_taskq.queue.model import Task
 from airflow_provider_taskq.queue.reading import Handed, Led, ReaderState, Sharing
@@ -46,7 +47,7 @@ class ReaderVerbs(Caller):
         """
         rows = self._rows(
             "SELECT * FROM taskq.read_led(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
-            (led.group, led.topic, led.partition, led.fence, size),
+            (led.group, led.topic, led.partition, led.fence, int_size(size)),
         )
         place, _, _, _, after, at_end = rows[-1]
         found = [

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime
 
+from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.model import Owner, Task
 from airflow_provider_taskq.queue.verbs.call import Caller
 
@@ -30,7 +31,7 @@ class TendingVerbs(Caller):
 
     def purge_outlived(self, topic: str, size: int = LARGEST) -> int:
         """Removes READY and FAILED tasks that failed and have outlived their time to live; returns how many."""
-        return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, min(size, LARGEST))))
+        return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, int_size(size))))
 
     def give_back(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
         """Gives some of an owner's tasks back: READY in their old place, the attempt not counted; returns how many.

@@ -16,7 +16,7 @@ COPY = (
     "COPY taskq.staged_task (stage, part, attempt, place, topic, identifier, payload, reference, suspended,"
     " available_at, delay, ttl, priority, depends_on) FROM STDIN (FORMAT binary)"
 )
-LONGEST = 365_000 * 86_400 * 1_000_000
+LONGEST = 3650 * 86_400 * 1_000_000
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _SPANS = ("interval day to second", "float", "double", *_WHOLE)
 # Column -> the Spark types it may have.
@@ -109,9 +109,9 @@ class _Tasks:
         else:
             scaled = pc.round(pc.multiply(given.cast(pa.float64()), 1e6))
             sane = pc.less_equal(pc.abs(scaled), float(LONGEST))  # not-a-number is not less than anything
-            self._refuse_any(pc.invert(sane), "its delay or ttl is longer than 1,000 years, or no number")
+            self._refuse_any(pc.invert(sane), "its delay or ttl is longer than 3650 days, or no number")
             micros = scaled.cast(pa.int64())
-        self._refuse_any(pc.greater(micros, LONGEST), "its delay or ttl is longer than 1,000 years")
+        self._refuse_any(pc.greater(micros, LONGEST), "its delay or ttl is longer than 3650 days")
         return micros.cast(pa.duration("us"))
 
     def priorities(self) -> pa.Array:

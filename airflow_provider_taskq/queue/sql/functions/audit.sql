@@ -17,7 +17,7 @@ RETURNS TABLE (audit_id bigint, happened timestamptz, actor text, role text, act
 LANGUAGE sql STABLE AS $$
     SELECT a.audit_id, a.happened, a.actor, a.role, a.action, a.topic, a.what, a.count FROM taskq.audit a
     WHERE (p_topic IS NULL OR a.topic = p_topic) AND a.audit_id < coalesce(p_after, 9223372036854775807)
-    ORDER BY a.audit_id DESC LIMIT p_size
+    ORDER BY a.audit_id DESC LIMIT greatest(p_size, 0)
 $$;
 
 -- Those of these tasks that are in one of these states, EXPIRED to SUCCEEDED, locked, in order. Leaves out what another transaction
@@ -54,7 +54,7 @@ CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT task
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_lapsed bigint[] := ARRAY(SELECT o.owner_id FROM taskq.owner o
-                               WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - greatest(p_grace, interval '0') LIMIT 1000);
+                               WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq.clamp_age(p_grace) LIMIT 1000);
 BEGIN
     owners := cardinality(v_lapsed);
     tasks := (SELECT count(*) FROM (SELECT FROM taskq.live l WHERE l.holder = ANY (v_lapsed) LIMIT 1000) n);

@@ -13,6 +13,10 @@ DECLARE
     v_out      bigint[];
     v_taken    bigint[] := '{}';
 BEGIN
+    IF p_size < -1 THEN
+        PERFORM taskq.refuse('TQ008', format('topic %L: the size of a group is -1 for all of its tasks, or 0 and more, not %s',
+                                             p_topic, p_size));
+    END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
         PERFORM taskq.need_read_committed('batches go out');
         v_out := taskq.let_out(v_topic, p_identifiers, false, 'BATCH');

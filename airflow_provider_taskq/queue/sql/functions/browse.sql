@@ -19,7 +19,7 @@ BEGIN
         FROM taskq.topic p LEFT JOIN taskq.held_by_topic() h ON h.topic_id = p.topic_id
         WHERE (p_after IS NULL OR p.name > p_after)
           AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL OR strpos(lower(p.name), lower(p_search)) > 0 END
-        ORDER BY p.name LIMIT p_size
+        ORDER BY p.name LIMIT greatest(p_size, 0)
     LOOP
         topic := v_topic.name; paused := v_topic.paused;
         held := v_topic.held; held_capped := v_capped; consumers := v_topic.consumers;
@@ -76,7 +76,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
         SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0
-        ORDER BY l.waits, l.available_at, l.sequence LIMIT p_cap) n);
+        ORDER BY l.waits, l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n);
 END $$;
 
 -- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.
@@ -85,14 +85,14 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
         SELECT FROM taskq.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state AND e.state::int IN (2, 3, 4)
-        ORDER BY e.sequence LIMIT p_cap) n);
+        ORDER BY e.sequence LIMIT greatest(p_cap, 0)) n);
 END $$;
 
 -- When the last of a topic's newest hundred ended tasks did so.
 CREATE FUNCTION taskq.last_end(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
-    RETURN (SELECT max(n.completed) FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p_topic_id
+    RETURN (SELECT taskq.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p_topic_id
                                           ORDER BY e.sequence DESC LIMIT 100) n);
 END $$;
 
@@ -113,11 +113,11 @@ BEGIN
     FROM (SELECT w.* FROM (
               SELECT n.* FROM taskq.owner n
               WHERE NOT p_exact AND n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
-              ORDER BY n.fence DESC LIMIT p_budget) w
+              ORDER BY n.fence DESC LIMIT greatest(p_budget, 1)) w
           WHERE p_search IS NULL OR strpos(lower(w.name), lower(p_search)) > 0
           UNION ALL
           SELECT n.* FROM taskq.owner n WHERE p_exact AND n.name = p_search
-          LIMIT p_size) o
+          LIMIT greatest(p_size, 0)) o
     CROSS JOIN LATERAL (
         SELECT count(*) AS held, array_agg(DISTINCT l.topic_id) AS topic_ids
         FROM (SELECT l.topic_id FROM taskq.live l WHERE l.holder = o.owner_id ORDER BY l.sequence LIMIT 1000) l) h;
@@ -126,7 +126,7 @@ BEGIN
         RETURN QUERY
         SELECT NULL::text, n.fence, NULL::interval, NULL::timestamptz, NULL::boolean, NULL::timestamptz, NULL::bigint, NULL::text[]
         FROM taskq.owner n WHERE n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
-        ORDER BY n.fence DESC OFFSET p_budget - 1 LIMIT 1;
+        ORDER BY n.fence DESC OFFSET greatest(p_budget, 1) - 1 LIMIT 1;
     END IF;
 END $$;
 
@@ -148,8 +148,8 @@ END $$;
 -- Locks that are held, or that are nobody's until a time, after a name, in order.
 CREATE FUNCTION taskq.browse_locks(p_after text, p_size int)
 RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint) LANGUAGE sql STABLE AS $$
-    SELECT k.name, k.held_by, k.locked, k.until, extract(epoch FROM k.until - clock_timestamp())::bigint FROM taskq.lock k
-    WHERE k.until > clock_timestamp() AND (p_after IS NULL OR k.name > p_after) ORDER BY k.name LIMIT p_size
+    SELECT k.name, k.held_by, k.locked, k.until, extract(epoch FROM taskq.clamp_moment(k.until) - clock_timestamp())::bigint FROM taskq.lock k
+    WHERE k.until > clock_timestamp() AND (p_after IS NULL OR k.name > p_after) ORDER BY k.name LIMIT greatest(p_size, 0)
 $$;
 
 -- How far groups of readers got, and how many tasks of the topic, of all its partitions, come after: up to p_cap.
@@ -160,9 +160,9 @@ BEGIN
     RETURN QUERY
     SELECT g.reader_group, p.name, g.partition, g.cursor, g.advanced,
            (SELECT count(*) FROM (SELECT FROM taskq.task t WHERE t.topic_id = g.topic_id AND t.sequence > g.cursor
-                                  ORDER BY t.sequence LIMIT p_cap) n)
+                                  ORDER BY t.sequence LIMIT greatest(p_cap, 0)) n)
     FROM taskq.progress g JOIN taskq.topic p ON p.topic_id = g.topic_id
-    ORDER BY g.reader_group, g.topic_id, g.partition LIMIT p_size;
+    ORDER BY g.reader_group, g.topic_id, g.partition LIMIT greatest(p_size, 0);
 END $$;
 
 -- Ticks that wait, by prefix and hash: how many (up to 1,000), the next and the last. Goes from identifier to identifier of a

@@ -38,11 +38,11 @@ BEGIN
     EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
                    taskq.joins_of(v_filter), v_filter, v_order)
         INTO hits
-        USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, p_budget, v_held, p_size, p_error,
+        USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held, greatest(p_size, 0), p_error,
               v_topic.max_attempts, v_topic.paused, p_since, p_until;
     IF v_filter <> 'WHERE true' AND cardinality(hits) < p_size THEN
         EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET $7 - 1 LIMIT 1', v_walk)
-            INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, p_budget, v_held;
+            INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held;
     END IF;
 END $$;
 
@@ -60,7 +60,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN (SELECT CASE WHEN count(*) <= p_budget THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
             FROM (SELECT l.topic_id, l.sequence FROM taskq.live l WHERE l.holder IS NOT NULL
-                  ORDER BY l.holder, l.sequence LIMIT p_budget + 1) n);
+                  ORDER BY l.holder, l.sequence LIMIT greatest(p_budget, 0)::bigint + 1) n);
 END $$;
 
 -- Where to look for tasks of a filter.
@@ -134,7 +134,7 @@ BEGIN
     SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt, i.crashes::int, i.redelivered,
            i.priority::int, i.created, i.available_at, i.completed, i.owner,
            CASE WHEN i.state = 0 THEN (SELECT o.lease_until FROM taskq.owner o WHERE o.name = i.owner) END,
-           left(i.error, p_error), octet_length(i.payload::text), octet_length(i.output::text)
+           left(i.error, greatest(p_error, 0)), octet_length(i.payload::text), octet_length(i.output::text)
     FROM unnest(p_sequences) AS u (sequence)
     CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.sequence = u.sequence OFFSET 0) i;
 END $$;
@@ -149,7 +149,7 @@ BEGIN
     SELECT p.name, l.sequence FROM (
         SELECT n.topic_id, n.sequence FROM taskq.live n
         WHERE n.holder = (SELECT o.owner_id FROM taskq.owner o WHERE o.name = p_owner) AND n.sequence > coalesce(p_after, 0)
-        ORDER BY n.sequence LIMIT p_size) l
+        ORDER BY n.sequence LIMIT greatest(p_size, 0)) l
     JOIN taskq.topic p ON p.topic_id = l.topic_id ORDER BY l.sequence;
 END $$;
 
@@ -164,7 +164,7 @@ BEGIN
             SELECT t.sequence, t.pushed_in FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_first AND p_last
             ORDER BY t.sequence LIMIT 10000) w
         WHERE w.pushed_in = (SELECT f.pushed_in FROM taskq.task f WHERE f.topic_id = v_topic_id AND f.sequence = p_first)
-        LIMIT p_size);
+        LIMIT greatest(p_size, 0));
 END $$;
 
 -- The newest task of each identifier, or none of it, in the order given.
@@ -200,6 +200,6 @@ RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) L
 SET enable_seqscan = off AS $$
 BEGIN
     RETURN QUERY
-    SELECT left(i.payload::text, p_length), octet_length(i.payload::text), left(i.output::text, p_length), octet_length(i.output::text)
+    SELECT left(i.payload::text, greatest(p_length, 0)), octet_length(i.payload::text), left(i.output::text, greatest(p_length, 0)), octet_length(i.output::text)
     FROM taskq.task_info i WHERE i.topic_id = (taskq.find_topic(p_topic)).topic_id AND i.sequence = p_sequence;
 END $$;

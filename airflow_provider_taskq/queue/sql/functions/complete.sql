@@ -109,7 +109,7 @@ BEGIN
     v_topics := taskq.topics_held(p_owner_id, v_asked);
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, d.result = 0 AND NOT f.young AS noted, p.probe, d.error,
-               CASE WHEN d.result = 1 THEN least(v_now + d.delay, timestamptz '9999-12-31 00:00Z')
+               CASE WHEN d.result = 1 THEN taskq.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
                                timestamptz '9999-12-31 00:00Z') END AS due

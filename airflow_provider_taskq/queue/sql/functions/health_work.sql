@@ -10,7 +10,7 @@ DECLARE
     v_owner  text;
     v_held   bigint;
 BEGIN
-    SELECT count(*), max(clock_timestamp() - o.lease_until), (array_agg(o.name ORDER BY o.lease_until))[1], sum(o.held)
+    SELECT count(*), max(clock_timestamp() - taskq.clamp_moment(o.lease_until)), (array_agg(o.name ORDER BY o.lease_until))[1], sum(o.held)
     INTO v_count, v_oldest, v_owner, v_held
     FROM (SELECT n.*, (SELECT count(*) FROM (SELECT FROM taskq.live l WHERE l.holder = n.owner_id LIMIT 100) h) AS held
           FROM taskq.owner n WHERE n.fence IS NOT NULL AND n.lease_until < clock_timestamp() LIMIT 1000) o;
@@ -84,7 +84,7 @@ BEGIN
         EXIT WHEN NOT FOUND;
         v_below := v_first.priority;
         IF v_first.available_at <= clock_timestamp() AND (since IS NULL OR v_first.available_at < since) THEN
-            since := v_first.available_at;
+            since := taskq.clamp_moment(v_first.available_at);
             sequence := v_first.sequence;
         END IF;
     END LOOP;

@@ -47,7 +47,7 @@ CREATE FUNCTION taskq.purge_junctures(p_older_than interval) RETURNS bigint LANG
 DECLARE
     v_count bigint;
 BEGIN
-    DELETE FROM taskq.juncture WHERE clock_timestamp() - released >= greatest(p_older_than, interval '0');
+    DELETE FROM taskq.juncture WHERE released <= clock_timestamp() - taskq.clamp_age(p_older_than);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;

@@ -37,7 +37,7 @@ DECLARE
 BEGIN
     PERFORM taskq.need_read_committed('leases end');
     v_lapsed := ARRAY(SELECT owner_id FROM taskq.owner
-                      WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - greatest(p_grace, interval '0')
+                      WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - taskq.clamp_age(p_grace)
                         AND name <> ALL (p_except)
                       FOR UPDATE SKIP LOCKED);
     UPDATE taskq.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);

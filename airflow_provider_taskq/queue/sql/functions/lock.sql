@@ -46,6 +46,8 @@ BEGIN
         PERFORM taskq.refuse('TQ000', format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',
                                              p_name, p_at_most, p_at_least));
     END IF;
+    PERFORM taskq.check_duration(format('lock %L: at_most', p_name), p_at_most);
+    PERFORM taskq.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');
 END $$;
 
 -- Whether p_by may have the lock of that name: nobody has it, p_by does, or it ran out.

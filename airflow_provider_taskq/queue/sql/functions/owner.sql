@@ -9,6 +9,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_owner taskq.owner;
 BEGIN
+    PERFORM taskq.check_duration(format('owner %L: the lease', p_owner), p_lease);
     INSERT INTO taskq.owner AS o (name, fence, lease, lease_until, seen)
     VALUES (p_owner, nextval('taskq.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET  -- drawn anew, as the wait for the row may have let others pass
@@ -77,7 +78,7 @@ RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz,
 LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq.owner o
     WHERE o.fence IS NOT NULL AND o.lease_until > clock_timestamp()
-      AND (p_within IS NULL OR o.seen >= clock_timestamp() - p_within)
+      AND (p_within IS NULL OR o.seen >= clock_timestamp() - taskq.clamp_age(p_within))
     ORDER BY o.name
 $$;
 

@@ -102,7 +102,7 @@ BEGIN
     PERFORM taskq.need_read_committed('owners are purged');
     v_found := ARRAY(SELECT o.owner_id FROM taskq.owner o
                      WHERE (o.fence IS NULL OR o.lease_until < clock_timestamp())
-                       AND clock_timestamp() - o.seen >= greatest(p_older_than, interval '0')
+                       AND o.seen <= clock_timestamp() - taskq.clamp_age(p_older_than)
                      FOR UPDATE SKIP LOCKED);
     IF cardinality(v_found) = 0 THEN
         RETURN 0;

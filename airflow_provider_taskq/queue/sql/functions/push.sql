@@ -23,7 +23,7 @@ BEGIN
     IF p_insertion IS NULL OR p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
         PERFORM taskq.refuse('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
     END IF;
-    PERFORM taskq.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_priorities,
+    PERFORM taskq.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities,
                               p_offset);
     IF p_insertion <> 'APPEND' THEN
         PERFORM taskq.displace(v_topic.topic_id, p_insertion, p_identifiers, p_since);
@@ -77,7 +77,8 @@ DECLARE
 BEGIN
     IF (p_identifier ~ '\S' AND length(p_identifier) <= 500 AND coalesce(octet_length(p_payload) <= v_topic.max_payload_bytes, true)
         AND coalesce(strpos(p_payload, '\u') = 0, true) AND coalesce(p_priority BETWEEN -100 AND 100, true)) IS NOT TRUE
-       OR p_available_at IS NOT NULL OR p_delay > interval '1000 days' THEN
+       OR p_available_at IS NOT NULL OR NOT taskq.is_duration(p_delay, interval '-3650 days')
+       OR NOT taskq.is_duration(p_ttl, interval '0') THEN
         RETURN (taskq.push(p_topic, 'APPEND', ARRAY[p_identifier], ARRAY[p_payload], ARRAY[p_reference], NULL, ARRAY[p_available_at],
                            ARRAY[p_delay], ARRAY[p_ttl], ARRAY[p_priority]))[1];
     END IF;
@@ -107,7 +108,7 @@ END $$;
 -- Refuses the first task that breaks a rule (TQ002), naming its position.
 CREATE FUNCTION taskq.check_tasks(
     p_topic taskq.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[], p_delays interval[],
-    p_priorities int[], p_offset int
+    p_ttls interval[], p_priorities int[], p_offset int
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_place  bigint;
@@ -120,16 +121,17 @@ BEGIN
                 format('its identifier has %s characters, more than 500', length(identifier))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
             WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
-            WHEN available_at NOT BETWEEN '0001-01-01' AND '9999-12-31' OR clock_timestamp() + delay > '9999-12-31' THEN
-                'it is due beyond the year 9999'
+            WHEN NOT taskq.is_moment(available_at) THEN 'its available_at lies outside of the years 1 to 9999'
+            WHEN NOT taskq.is_duration(delay, interval '-3650 days') THEN 'its delay is longer than 3650 days'
+            WHEN NOT taskq.is_duration(ttl, interval '0') THEN 'its ttl is negative, or longer than 3650 days'
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
                 format('its payload has %s bytes, more than the %s that topic %L takes',
                        octet_length(payload), p_topic.max_payload_bytes, p_topic.name)
             WHEN strpos(payload, '\u') > 0 AND NOT taskq.is_storable(payload) THEN
                 'its payload holds a NUL or a lone surrogate'
             END AS reason
-        FROM unnest(p_identifiers, p_payloads, p_available_at, p_delays, p_priorities) WITH ORDINALITY
-             AS u (identifier, payload, available_at, delay, priority, place)
+        FROM unnest(p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities) WITH ORDINALITY
+             AS u (identifier, payload, available_at, delay, ttl, priority, place)
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
         PERFORM taskq.refuse('TQ002', format('topic %L, task at position %s: %s',

@@ -171,7 +171,7 @@ END $$;
 CREATE FUNCTION taskq.created_range(OUT oldest timestamptz, OUT newest timestamptz) LANGUAGE plpgsql STABLE
 SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
-    SELECT min(low.created), max(high.created) INTO oldest, newest FROM taskq.topic p
+    SELECT taskq.clamp_moment(min(low.created)), taskq.clamp_moment(max(high.created)) INTO oldest, newest FROM taskq.topic p
     CROSS JOIN LATERAL (SELECT t.created FROM taskq.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence LIMIT 1) low
     CROSS JOIN LATERAL (SELECT t.created FROM taskq.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence DESC LIMIT 1) high;
 END $$;

@@ -108,6 +108,7 @@ DECLARE
     v_found    taskq.reader_partition;
     v_fence    bigint;
 BEGIN
+    PERFORM taskq.check_duration(format('group %L: the lease', p_group), p_lease);
     PERFORM taskq.need_read_committed('partitions are led');
     PERFORM taskq.hand_over(p_group, v_topic_id);
     SELECT h.* INTO v_found FROM taskq.reader_partition h
@@ -171,6 +172,9 @@ DECLARE
     v_places   bigint[];
     v_seen     bigint;
 BEGIN
+    IF p_size IS NULL OR p_size < 1 THEN
+        PERFORM taskq.refuse('TQ008', format('group %L: a leader reads 1 task or more at a time, not %s', p_group, p_size));
+    END IF;
     SELECT * INTO v_reader FROM taskq.reader WHERE reader_group = p_group AND topic_id = v_topic_id;  -- sees what ended it
     PERFORM taskq.check_reader(p_partition, v_reader.partitions, v_reader.level);
     v_after := coalesce(taskq.progress(p_group, p_topic, p_partition), v_reader.begins);
@@ -207,7 +211,7 @@ DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
     v_led      taskq.reader_partition := taskq.hold_led(p_group, v_topic_id, p_partition, p_fence);
 BEGIN
-    PERFORM set_config('idle_in_transaction_session_timeout', ceil(extract(epoch FROM v_led.lease) * 1000)::bigint::text, true);
+    PERFORM set_config('idle_in_transaction_session_timeout', least(ceil(extract(epoch FROM v_led.lease) * 1000), 2147483647)::bigint::text, true);
     IF v_led.failed IS NOT NULL THEN
         UPDATE taskq.reader_partition SET failed = NULL, error = NULL WHERE fence = p_fence;
     END IF;

@@ -1,6 +1,7 @@
 -- Refusals: what a function of the queue says no with. The codes are the clients' exceptions:
 --   TQ000 not offered   TQ001 unknown topic   TQ002 invalid task   TQ003 invalid state   TQ004 not held
 --   TQ005 lease lost    TQ006 schema mismatch TQ007 a stage that is not whole
+--   TQ008 invalid argument
 
 -- Refuses what is asked, in the words and with the code that the clients turn into their own errors.
 CREATE FUNCTION taskq.refuse(p_code text, p_message text) RETURNS void LANGUAGE plpgsql AS $$

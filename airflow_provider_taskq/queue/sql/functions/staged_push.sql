@@ -266,7 +266,7 @@ CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUA
 DECLARE
     v_count bigint;
 BEGIN
-    DELETE FROM taskq.stream WHERE committed < clock_timestamp() - p_older_than;
+    DELETE FROM taskq.stream WHERE committed < clock_timestamp() - taskq.clamp_age(p_older_than);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;

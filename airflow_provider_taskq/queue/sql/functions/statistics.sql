@@ -10,7 +10,7 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_since    timestamptz := clock_timestamp() - p_within;
+    v_since    timestamptz := clock_timestamp() - taskq.clamp_age(p_within);
     v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq.find_topic(p_topic)).topic_id END;
 BEGIN
     RETURN QUERY
@@ -21,7 +21,7 @@ BEGIN
                  min(d.seconds) AS shortest, avg(d.seconds) AS mean, max(d.seconds) AS longest,
                  percentile_cont(ARRAY[0.5, 0.9, 0.95, 0.99]) WITHIN GROUP (ORDER BY d.seconds) AS p
           FROM taskq.ended e
-          CROSS JOIN LATERAL (SELECT greatest(0, extract(epoch FROM e.completed - e.available_at))::float8 AS seconds) d
+          CROSS JOIN LATERAL (SELECT greatest(0, extract(epoch FROM taskq.clamp_moment(e.completed) - taskq.clamp_moment(e.available_at)))::float8 AS seconds) d
           WHERE e.completed >= v_since AND e.state BETWEEN 3 AND 6 AND (v_topic_id IS NULL OR e.topic_id = v_topic_id)
           GROUP BY e.topic_id) s
     JOIN taskq.topic p ON p.topic_id = s.topic_id ORDER BY p.name;
@@ -61,7 +61,7 @@ LANGUAGE sql STABLE AS $$
     WITH bucket AS (
         SELECT h.topic_id, h.bucket, sum(h.count)::bigint AS count, sum(h.total) AS total, min(h.shortest) AS shortest, max(h.longest) AS longest
         FROM taskq.handling h
-        WHERE h.hour >= date_trunc('hour', clock_timestamp() - p_within, 'UTC')
+        WHERE h.hour >= date_trunc('hour', clock_timestamp() - taskq.clamp_age(p_within), 'UTC')
           AND (p_topic IS NULL OR h.topic_id = (taskq.find_topic(p_topic)).topic_id)
         GROUP BY h.topic_id, h.bucket
     ), summed AS (
@@ -82,7 +82,7 @@ SET enable_seqscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT p.name, n.sequence,
-           clock_timestamp() - (SELECT t.created FROM taskq.task t WHERE t.topic_id = p.topic_id AND t.sequence = n.sequence),
+           clock_timestamp() - (SELECT taskq.clamp_moment(t.created) FROM taskq.task t WHERE t.topic_id = p.topic_id AND t.sequence = n.sequence),
            f.count, r.count
     FROM taskq.topic p
     CROSS JOIN LATERAL (
@@ -101,8 +101,8 @@ END $$;
 -- longest first, a thousand at most.
 CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
 RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
-    SELECT o.name, o.fence, clock_timestamp() - o.lease_until, o.seen, h.count FROM taskq.owner o
+    SELECT o.name, o.fence, clock_timestamp() - taskq.clamp_moment(o.lease_until), o.seen, h.count FROM taskq.owner o
     CROSS JOIN LATERAL (SELECT count(*) FROM (SELECT FROM taskq.live l WHERE l.holder = o.owner_id LIMIT 10000) n) h
-    WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - greatest(p_patience, interval '0') AND h.count > 0
+    WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq.clamp_age(p_patience) AND h.count > 0
     ORDER BY o.lease_until LIMIT 1000
 $$;

@@ -35,7 +35,7 @@ BEGIN
                 WHEN p_waits = 1 THEN taskq.unfulfilled(p_topic_id, p_sequence)
                 WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
                 WHEN p_due > statement_timestamp() THEN
-                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.in_words(p_due - statement_timestamp()))
+                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.in_words(taskq.clamp_moment(p_due) - statement_timestamp()))
                 ELSE concat_ws('; ', 'may be polled', taskq.in_the_way(p_topic_id, p_sequence)) END;
 END $$;
 
@@ -44,17 +44,20 @@ CREATE VIEW taskq.live_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
        CASE WHEN l.holder IS NULL THEN taskq.why_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt, l.available_at)
             WHEN o.lease_until < statement_timestamp()
-                THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.in_words(statement_timestamp() - o.lease_until))
-            ELSE format('held by %s for another %s at least', o.name, taskq.in_words(o.lease_until - statement_timestamp())) END AS why,
+                THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.in_words(statement_timestamp() - c.lease_until))
+            ELSE format('held by %s for another %s at least', o.name, taskq.in_words(c.lease_until - statement_timestamp())) END AS why,
        l.attempt, l.crashes, t.priority, t.reference, statement_timestamp() - t.created AS age,
-       CASE WHEN l.holder IS NULL THEN CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE l.available_at END - statement_timestamp() END AS due_in,
+       CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
        NULL::timestamptz AS completed, NULL::text AS output, left(split_part(l.error, E'\n', 1), 120) AS error,
        l.topic_id, l.holder IS NULL AS waiting, NULL::smallint AS number
 FROM taskq.live l
 JOIN taskq.topic p ON p.topic_id = l.topic_id
 JOIN taskq.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
-LEFT JOIN taskq.owner o ON o.owner_id = l.holder;
+LEFT JOIN taskq.owner o ON o.owner_id = l.holder
+CROSS JOIN LATERAL (  -- as taskq.clamp_moment has them, which a view cannot call: those who read the view have no right on it
+    SELECT greatest(least(CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS due,
+           greatest(least(o.lease_until, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS lease_until) c;
 
 -- Tasks in the other states, with the columns of taskq.tasks.
 CREATE VIEW taskq.ended_tasks AS
@@ -95,10 +98,10 @@ DECLARE
     v_sequences bigint[];
 BEGIN
     IF p_identifier IS NULL THEN
-        v_sequences := ARRAY(SELECT t.sequence FROM taskq.task t WHERE t.topic_id = v_topic_id ORDER BY t.sequence DESC LIMIT p_size);
+        v_sequences := ARRAY(SELECT t.sequence FROM taskq.task t WHERE t.topic_id = v_topic_id ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
     ELSE
         v_sequences := ARRAY(SELECT t.sequence FROM taskq.task t WHERE t.identifier = p_identifier AND t.topic_id = v_topic_id
-                             ORDER BY t.sequence DESC LIMIT p_size);
+                             ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
     END IF;
     RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic_id AND v.sequence = ANY (v_sequences) ORDER BY v.sequence DESC;
 END $$;

@@ -34,8 +34,8 @@ CREATE FUNCTION taskq.set_due(p_topic text, p_sequence bigint, p_due timestamptz
 DECLARE
     v_task taskq.live := taskq.hold_waiting(p_topic, p_sequence);
 BEGIN
-    IF p_due NOT BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN
-        PERFORM taskq.refuse('TQ002', format('topic %L, sequence %s: %s is outside the years 1 to 9999', p_topic, p_sequence, p_due));
+    IF NOT taskq.is_moment(p_due) THEN
+        PERFORM taskq.refuse('TQ002', format('topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
     END IF;
     PERFORM taskq.put_off(v_task, coalesce(p_due, taskq.due_as_pushed(v_task)), 8);
 END $$;
@@ -116,12 +116,12 @@ BEGIN
         SELECT l.sequence FROM taskq.live l JOIN taskq.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
         WHERE l.topic_id = v_topic.topic_id AND l.attempt > 0 AND l.holder IS NULL AND l.error IS NOT NULL
           AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
-        ORDER BY l.sequence LIMIT p_size FOR UPDATE OF l SKIP LOCKED)
+        ORDER BY l.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF l SKIP LOCKED)
      || ARRAY(
         SELECT e.sequence FROM taskq.ended e JOIN taskq.task t ON t.topic_id = v_topic.topic_id AND t.sequence = e.sequence
         WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (2, 3, 4) AND e.state::int = 3 AND e.error IS NOT NULL
           AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
-        ORDER BY e.sequence LIMIT p_size FOR UPDATE OF e SKIP LOCKED);
+        ORDER BY e.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF e SKIP LOCKED);
     PERFORM taskq.remove(v_topic.topic_id, v_found);
     RETURN cardinality(v_found);
 END $$;

@@ -39,7 +39,7 @@ BEGIN
     PERFORM taskq.check_moments(v_topic, p_moments, p_offset);
     v_identifiers := ARRAY(SELECT taskq.tick_identifier(p_prefix, p_config_hash, u.moment)
                            FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place) ORDER BY u.place);
-    PERFORM taskq.check_tasks(v_topic, v_identifiers, p_payloads, p_available_at, p_delays, p_priorities, p_offset);
+    PERFORM taskq.check_tasks(v_topic, v_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     PERFORM taskq.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, false);
     v_added := taskq.missing_ticks(v_topic.topic_id, v_identifiers);
     IF cardinality(v_added) = 0 THEN
@@ -98,7 +98,7 @@ DECLARE
     v_place bigint;
 BEGIN
     SELECT u.place INTO v_place FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place)
-    WHERE u.moment IS NULL OR u.moment < '0001-01-01 00:00Z' OR u.moment >= '9999-12-31 00:00Z'
+    WHERE u.moment IS NULL OR NOT taskq.is_moment(u.moment) OR u.moment = '9999-12-31 00:00Z'
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
         PERFORM taskq.refuse('TQ002', format(

@@ -25,6 +25,7 @@ CREATE FUNCTION taskq.create_topic(
     p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM taskq.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
     INSERT INTO taskq.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
                              on_expiry, max_crashes, max_payload_bytes, ttl)
     VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
@@ -42,6 +43,7 @@ CREATE FUNCTION taskq.alter_topic(
 DECLARE
     v_topic taskq.topic := taskq.find_topic(p_topic);
 BEGIN
+    PERFORM taskq.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
     UPDATE taskq.topic SET
         max_attempts = p_max_attempts, base = p_base, factor = p_factor, max_delay = p_max_delay,
         horizon = p_horizon, max_elapsed = p_max_elapsed, jitter = p_jitter, probe = p_probe,

@@ -17,7 +17,7 @@ BEGIN
     WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
     IF FOUND THEN
         RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE WHEN v_ended.completed IS NOT NULL
-            THEN format(' since %s', taskq.in_words(statement_timestamp() - v_ended.completed)) END), v_ended.why);
+            THEN format(' since %s', taskq.in_words(statement_timestamp() - taskq.clamp_moment(v_ended.completed))) END), v_ended.why);
     END IF;
     RETURN NULL;
 END $$;
@@ -26,9 +26,9 @@ END $$;
 CREATE FUNCTION taskq.why_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN o.lease_until < statement_timestamp()
         THEN format('it was taken by %s, whose lease lapsed %s ago: the next expire() takes it back', o.name,
-                    taskq.in_words(statement_timestamp() - o.lease_until))
+                    taskq.in_words(statement_timestamp() - taskq.clamp_moment(o.lease_until)))
         ELSE format('it is running: held by %s, whose lease goes on for another %s', o.name,
-                    taskq.in_words(o.lease_until - statement_timestamp())) END
+                    taskq.in_words(taskq.clamp_moment(o.lease_until) - statement_timestamp())) END
     FROM taskq.owner o WHERE o.owner_id = p_holder
 $$;
 
@@ -47,7 +47,7 @@ BEGIN
         RETURN 'retries of its topic fail, and another one is tried first';
     ELSIF p_task.available_at > statement_timestamp() THEN
         RETURN format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
-                      taskq.in_words(p_task.available_at - statement_timestamp()));
+                      taskq.in_words(taskq.clamp_moment(p_task.available_at) - statement_timestamp()));
     END IF;
     v_way := taskq.in_the_way(p_topic.topic_id, p_task.sequence);
     RETURN concat_ws('; ', v_way, taskq.why_unserved(p_topic.topic_id),
@@ -58,7 +58,7 @@ END $$;
 CREATE FUNCTION taskq.why_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_last timestamptz := (SELECT max(n.completed) FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p_topic_id
+    v_last timestamptz := (SELECT taskq.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p_topic_id
                                                          ORDER BY e.sequence DESC LIMIT 100) n);
 BEGIN
     IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq.topics_served()) THEN
@@ -96,17 +96,20 @@ DECLARE
     v_table record;
     v_pages bigint;
     v_share double precision;
+    v_reach interval;
 BEGIN
+    PERFORM taskq.check_duration('throughput: the span', p_span);
+    v_reach := CASE WHEN p_spans * extract(epoch FROM p_span) < 31536000000 THEN p_spans * p_span ELSE interval '365000 days' END;
     FOR v_table IN SELECT c.oid::regclass AS name, pg_relation_size(c.oid) / current_setting('block_size')::int AS pages
                    FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid WHERE h.inhparent = 'taskq.ended'::regclass LOOP
         v_share := least(100, 100.0 * p_pages / greatest(v_table.pages, 1));
         RETURN QUERY EXECUTE format(
             'SELECT p.name, n.span, n.state, round(n.count * 100 / $1)::bigint, $1 / 100 FROM (
                  SELECT e.topic_id, e.state::int, floor(extract(epoch FROM $2 - e.completed) / $3)::int AS span, count(*) AS count
-                 FROM %s e %s WHERE e.completed > $2 - $4 * $5 AND e.completed <= $2
+                 FROM %s e %s WHERE e.completed > $2 - $4 AND e.completed <= $2
                  GROUP BY 1, 2, 3) n
-             JOIN taskq.topic p ON p.topic_id = n.topic_id WHERE $6 IS NULL OR p.name = $6',
+             JOIN taskq.topic p ON p.topic_id = n.topic_id WHERE $5 IS NULL OR p.name = $5',
             v_table.name, CASE WHEN v_share < 100 THEN format('TABLESAMPLE SYSTEM (%s)', v_share) ELSE '' END)
-        USING v_share, v_now, extract(epoch FROM p_span), p_spans, p_span, p_topic;
+        USING v_share, v_now, extract(epoch FROM p_span), v_reach, p_topic;
     END LOOP;
 END $$;

@@ -7,18 +7,18 @@ CREATE TABLE taskq.topic (
     paused            boolean NOT NULL DEFAULT false,
     -- Retry policy.
     max_attempts      int NOT NULL CHECK (max_attempts >= 1),
-    base              interval NOT NULL CHECK (base >= interval '0'),
+    base              interval NOT NULL CHECK (base BETWEEN interval '0' AND interval '3650 days'),
     factor            double precision NOT NULL CHECK (factor > 0 AND factor < 'Infinity'),
-    max_delay         interval NOT NULL CHECK (max_delay >= interval '0'),
-    horizon           interval,
-    max_elapsed       interval,
+    max_delay         interval NOT NULL CHECK (max_delay BETWEEN interval '0' AND interval '3650 days'),
+    horizon           interval CHECK (horizon BETWEEN interval '0' AND interval '3650 days'),
+    max_elapsed       interval CHECK (max_elapsed BETWEEN interval '0' AND interval '3650 days'),
     jitter            double precision NOT NULL CHECK (jitter BETWEEN 0 AND 1),
     probe             boolean NOT NULL,
     -- The rest of the policy.
     on_expiry         text NOT NULL CHECK (on_expiry IN ('redeliver', 'expire')),
     max_crashes       int NOT NULL CHECK (max_crashes >= 1),
     max_payload_bytes int NOT NULL CHECK (max_payload_bytes >= 0),
-    ttl               interval
+    ttl               interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days')
 );
 CREATE INDEX topic_probe ON taskq.topic (topic_id) WHERE probe;
 
@@ -34,7 +34,7 @@ CREATE TABLE taskq.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
     fence       bigint UNIQUE,
-    lease       interval NOT NULL CHECK (lease > interval '0'),
+    lease       interval NOT NULL CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until timestamptz NOT NULL,
     seen        timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);

@@ -27,7 +27,7 @@ CREATE TABLE taskq.task (
     priority   smallint NOT NULL,
     identifier text COLLATE "C" NOT NULL,
     reference  text,
-    ttl        interval,
+    ttl        interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days'),
     payload    json,
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);

@@ -24,7 +24,7 @@ CREATE TABLE taskq.reader_partition (
     partition    int NOT NULL,
     fence        bigint UNIQUE,
     leader       text CHECK (leader ~ '\S' AND length(leader) <= 1000),
-    lease        interval CHECK (lease > interval '0'),
+    lease        interval CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until  timestamptz,
     led_since    timestamptz,
     reach        bigint NOT NULL,              -- no task after this place was handed to any leader
