@@ -11,6 +11,7 @@ import psycopg
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.pq import Format
+from psycopg.types.datetime import IntervalLoader
 
 # As in taskq.clamp_moment (sql/functions/bounds.sql).
 FIRST_MOMENT = datetime(1, 1, 1, tzinfo=UTC)
@@ -20,6 +21,7 @@ LONGEST = timedelta(days=999_999_999)
 _LARGEST = 2**31 - 1
 _TIMESTAMPTZ = psycopg.adapters.types["timestamptz"].oid
 _INTERVAL = psycopg.adapters.types["interval"].oid
+_EDGES = {b"0001-01-01", b"9999-12-31"}
 
 
 def int_size(size: int) -> int:
@@ -27,39 +29,41 @@ def int_size(size: int) -> int:
     return max(-_LARGEST, min(size, _LARGEST))
 
 
-class _BoundedLoader(Loader):
-    """Loads with psycopg's own loader, and what that one cannot represent as the bound on its side."""
-
-    type_oid: int
-    least: object
-    greatest: object
+class MomentLoader(Loader):
+    """Loads a timestamptz; one before FIRST_MOMENT or after LAST_MOMENT as that."""
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid, context)
-        loader = psycopg.adapters.get_loader(self.type_oid, Format.TEXT)
+        loader = psycopg.adapters.get_loader(_TIMESTAMPTZ, Format.TEXT)
         assert loader is not None  # noqa: S101  psycopg has one for each of its types
         self._load = loader(oid, context).load
 
-    def load(self, data: Buffer) -> object:
-        """The value, or a bound."""
+    def load(self, data: Buffer) -> datetime:
+        """The moment, or the bound on its side."""
         try:
-            return self._load(data)
-        except (psycopg.DataError, OverflowError):
-            return self.least if _is_low(bytes(data)) else self.greatest
+            moment: datetime = self._load(data)
+        except psycopg.DataError:
+            return FIRST_MOMENT if _is_low(bytes(data)) else LAST_MOMENT
+        if bytes(data[:10]) in _EDGES:  # it can be a year off the range in UTC, and on it in the session's time zone
+            return max(FIRST_MOMENT, min(moment, LAST_MOMENT))
+        return moment
 
 
-class MomentLoader(_BoundedLoader):
-    """A timestamptz: one outside of the years 1 to 9999 as FIRST_MOMENT or LAST_MOMENT."""
+class DurationLoader(IntervalLoader):
+    """Loads an interval; one beyond a timedelta as LONGEST, or its negative.
 
-    type_oid = _TIMESTAMPTZ
-    least, greatest = FIRST_MOMENT, LAST_MOMENT
+    By the loader that is written in Python: the other one computes with 32 bits, and wraps around.
+    """
 
-
-class DurationLoader(_BoundedLoader):
-    """An interval: one beyond a timedelta as LONGEST, or its negative."""
-
-    type_oid = _INTERVAL
-    least, greatest = -LONGEST, LONGEST
+    def load(self, data: Buffer) -> timedelta:
+        """The duration, or the bound on its side."""
+        text = bytes(data)
+        try:
+            if not text.endswith(b"infinity"):
+                return super().load(data)
+        except psycopg.DataError:
+            pass
+        return -LONGEST if _is_low(text) else LONGEST
 
 
 def load_bounded(cursor: psycopg.Cursor[Any]) -> None:

@@ -56,7 +56,7 @@ _OWN_CODES: dict[str, type[TaskQueueError]] = {
 _SCHEMA_CODES = {"3F000": "is missing", "42883": "is another version", "42P01": "is another version"}
 
 # A rule that a table's own constraint holds, such as the length of a topic's name.
-_RULE_CODES = {"23514", "23502", "22P02", "22P05", "22003", "22007", "22008", "22015", "22021"}
+_RULE_CODES = {"23514", "23502", "22P02", "22P05", "22007", "22008", "22015", "22021"}
 _DATA_EXCEPTIONS = "22"  # the class of all codes for values that a statement cannot compute with
 
 
@@ -89,7 +89,7 @@ def own_error(error: psycopg.Error) -> TaskQueueError | None:
     if code in _RULE_CODES or (isinstance(error, psycopg.DataError) and not code):
         return InvalidTask(message)  # without a code: found by psycopg before anything was sent
     if code.startswith(_DATA_EXCEPTIONS):
-        return InvalidArgument(f"an argument is out of range: {message}")
+        return InvalidArgument(f"an argument is out of its range: {message}")
     return None
 
 

@@ -10,6 +10,7 @@ SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq.topic := taskq.find_topic(p_topic);
     v_owner_id bigint := taskq.hold_running_lease(p_owner, p_fence);
+    v_lanes    int := least(p_identifiers, taskq.most_tasks());
     v_out      bigint[];
     v_taken    bigint[] := '{}';
 BEGIN
@@ -19,9 +20,9 @@ BEGIN
     END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
         PERFORM taskq.need_read_committed('batches go out');
-        v_out := taskq.let_out(v_topic, p_identifiers, false, 'BATCH');
+        v_out := taskq.let_out(v_topic, v_lanes, false, 'BATCH');
         v_taken := CASE WHEN taskq.is_paused_by_now(v_topic.topic_id) THEN '{}'
-                        ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, p_identifiers, false, 'BATCH', nullif(p_size, -1)) END;
+                        ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, v_lanes, false, 'BATCH', nullif(p_size, -1)) END;
         PERFORM taskq.keep_in(v_topic.topic_id, v_out);
     END IF;
     RETURN QUERY SELECT * FROM taskq.taken(v_topic.topic_id, v_taken);

@@ -49,6 +49,11 @@ CREATE FUNCTION taskq.snoozed_until(p_now timestamptz, p_delay interval) RETURNS
                               ELSE p_delay END, timestamptz '9999-12-31 00:00Z')
 $$;
 
+-- The most tasks that one call looks for: more than it could return, and small enough for four times as many to be an int.
+CREATE FUNCTION taskq.most_tasks() RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT 500000000
+$$;
+
 -- Refuses a policy with a duration that cannot be stored (TQ008).
 CREATE FUNCTION taskq.check_policy(
     p_topic text, p_base interval, p_max_delay interval, p_horizon interval, p_max_elapsed interval, p_ttl interval

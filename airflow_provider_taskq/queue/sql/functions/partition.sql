@@ -81,7 +81,7 @@ CREATE FUNCTION taskq.keep_out(p_topic text, p_patience interval) RETURNS int LA
 DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
 BEGIN
-    PERFORM set_config('lock_timeout', ceil(extract(epoch FROM p_patience) * 1000) || 'ms', true);
+    PERFORM set_config('lock_timeout', least(ceil(extract(epoch FROM p_patience) * 1000), 2147483647) || 'ms', true);
     PERFORM pg_advisory_lock(taskq.topic_lock_class(), v_topic_id);
     RETURN v_topic_id;
 EXCEPTION WHEN lock_not_available THEN

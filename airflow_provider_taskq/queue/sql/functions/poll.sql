@@ -83,6 +83,7 @@ DECLARE
     v_topic    taskq.topic := taskq.find_topic(p_topic);
     v_owner_id bigint := taskq.hold_running_lease(p_owner, p_fence);
     v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
+    v_size     int := least(p_size, taskq.most_tasks());
     v_out      bigint[];
     v_taken    bigint[];
 BEGIN
@@ -93,10 +94,10 @@ BEGIN
     IF p_condition <> 'NONE' THEN
         PERFORM taskq.need_read_committed('tasks go out one at a time per identifier');
     END IF;
-    v_out := taskq.let_out(v_topic, p_size, v_lifo, p_condition);
+    v_out := taskq.let_out(v_topic, v_size, v_lifo, p_condition);
     v_taken := CASE WHEN taskq.is_paused_by_now(v_topic.topic_id) THEN '{}'
-                    WHEN p_condition = 'NONE' THEN taskq.take(v_topic.topic_id, v_owner_id, p_size, v_lifo)
-                    ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, p_size, v_lifo, p_condition) END;
+                    WHEN p_condition = 'NONE' THEN taskq.take(v_topic.topic_id, v_owner_id, v_size, v_lifo)
+                    ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
     IF cardinality(v_out) > 0 THEN
         PERFORM taskq.keep_in(v_topic.topic_id, v_out);
     END IF;
@@ -173,14 +174,14 @@ CREATE FUNCTION taskq.ready(p_topic text, p_limit int, p_condition text) RETURNS
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq.check_order('FIRST_IN_FIRST_OUT', p_condition);
-    RETURN taskq.count_ready(taskq.find_topic(p_topic), p_limit, p_condition);
+    RETURN taskq.count_ready(taskq.find_topic(p_topic), least(p_limit, taskq.most_tasks()), p_condition);
 END $$;
 
 -- The same for many topics in one call, for a watcher: one row a topic; `ready` is NULL where the topic is unknown.
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
 RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
-    SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL THEN taskq.count_ready(t, u.bound, coalesce(u.condition, 'NONE')) END
+    SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL THEN taskq.count_ready(t, least(u.bound, taskq.most_tasks()), coalesce(u.condition, 'NONE')) END
     FROM unnest(p_topics, p_limits, p_conditions) WITH ORDINALITY AS u (topic, bound, condition, place)
     LEFT JOIN taskq.topic t ON t.name = u.topic
 $$;

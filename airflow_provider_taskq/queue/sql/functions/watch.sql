@@ -39,7 +39,7 @@ BEGIN
         SELECT CASE WHEN t.topic_id IS NULL THEN -1
                     WHEN EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits <= 0)
                       OR EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits > 0)
-                    THEN taskq.count_ready(t, u.bound, u.condition) ELSE 0 END AS number
+                    THEN taskq.count_ready(t, least(u.bound, taskq.most_tasks()), u.condition) ELSE 0 END AS number
         OFFSET 0) n;
     RETURN QUERY
     SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq.newest_state(t.topic_id, u.identifier) END,

@@ -1,0 +1,603 @@
+"""Bounds: no argument stores what a client cannot read back, and one bad row never hides the others."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import sql
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Cursor,
+    Decision,
+    InvalidArgument,
+    InvalidTask,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+)
+from airflow_provider_taskq.queue.bounds import FIRST_MOMENT, LAST_MOMENT, LONGEST
+from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue.reading import Led
+from tests.queue.conftest import everything, known, last_failure
+
+EVIL = timedelta(days=99_999_999)
+TEN_YEARS = timedelta(days=3650)
+INSTANT = timedelta(microseconds=1)
+HOUR = timedelta(hours=1)
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+
+BAD_MOMENTS = ["infinity", "-infinity", "294276-01-01 00:00Z", "10000-01-01 00:00Z", "4713-01-01 00:00Z BC"]
+
+COLUMNS = """
+    SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod)
+    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+    WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+      AND NOT a.attisdropped AND a.atttypid IN ('timestamptz'::regtype, 'interval'::regtype)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A queue with rows in the tables that hold moments, and the names of some of them."""
+
+    queue: TaskQueue
+    owner: Owner
+    held: int
+    waiting: int
+    failed: int
+    led: Led
+
+
+def make_world(queue: TaskQueue) -> World:
+    """Stores tasks in all kinds of states, leases, locks, readers, ticks and an audit line."""
+    owner = queue.register("owner")
+    queue.create_topic("retries", TopicPolicy(RetryPolicy(3, horizon=TEN_YEARS, max_elapsed=TEN_YEARS), ttl=None))
+    tasks = queue.push("retries", ["waiting", "held", "failed", "ended"])
+    queue.poll("retries", owner, len(tasks))
+    waiting, held, failed, ended = (task.sequence for task in tasks)
+    queue.complete(owner, {waiting: Result.FAILURE, failed: Result.SUSPENSION, ended: Result.SUCCESS})
+    queue.push("work", [NewTask("later", delay=HOUR, ttl=HOUR), NewTask("blocked", depends_on=[("work", "later")])])
+    queue.install_ticks("work", "tick", "hash", [(datetime(2030, 1, 1, tzinfo=UTC), None)])
+    queue.lock("job", "me", HOUR)
+    queue.join_readers("group", "work")
+    led = queue.lead("group", "work", "leader", HOUR)
+    assert led is not None
+    queue.advance("readers", "work", 0, Cursor(1))
+    queue.juncture("wait", "retries", [["failed"]])
+    queue.activate_worker("worker")
+    queue.note_handling("work", [1.0])
+    with queue.conn.transaction():
+        queue.acting("tester")
+        queue.note_action("push", "work", "two tasks", 2)
+    return World(queue, owner, held, waiting, failed, led)
+
+
+def look(queue: TaskQueue) -> None:
+    """Reads everything that can be read: by the verbs, and by the views for psql."""
+    for line in queue.browse_owners()[0]:
+        for read in (queue.browse_owner, queue.browse_held, queue.owner):
+            read(line.name)
+    for listing in (
+        *(queue.owners, queue.browse_locks, queue.browse_readers, queue.readers, queue.workers, queue.health),
+        *(queue.stuck_owners, queue.errors, queue.browse_topics, queue.audit_trail, queue.results, queue.count),
+        *(queue.statistics, queue.handling_times),
+    ):
+        listing()
+    queue.owners(TEN_YEARS)
+    queue.throughput(timedelta(minutes=1), 60)
+    queue.count_lapsed(HOUR)
+    for preceding in (False, True):
+        queue.resolve(NEW_YEAR, preceding)
+    for topic in queue.topics():
+        look_at(queue, topic)
+    for view in ("tasks", "topics_at_a_glance", "task_info"):
+        queue.conn.execute(sql.SQL("SELECT count(v::text) FROM taskq.{} v").format(sql.Identifier(view)))
+
+
+def look_at(queue: TaskQueue, topic: str) -> None:
+    """Reads everything about a topic and its tasks."""
+    for read in (queue.policy, queue.browse_topic, queue.browse_holders, queue.browse_ticks, queue.ready):
+        read(topic)
+    found = queue.find_tasks(topic, TaskFilter())
+    queue.find_tasks(topic, TaskFilter(since=NEW_YEAR))
+    assert len(queue.browse_tasks(topic, found.sequences)) == len(found.sequences)
+    for info in everything(queue, topic):
+        queue.latest(topic, [info.identifier])
+        for tell in (queue.task, queue.timeline, queue.why, queue.dependencies):
+            tell(topic, info.sequence)
+
+
+def beyond(queue: TaskQueue) -> list[str]:
+    """The columns that hold a moment or a duration beyond the bounds."""
+    query = sql.SQL(" UNION ALL ").join(
+        sql.SQL(
+            "SELECT {name} WHERE EXISTS (SELECT FROM taskq.{table} WHERE {column} NOT BETWEEN {least} AND {most}{rest})"
+        ).format(
+            name=sql.Literal(f"{table}.{column}"),
+            table=sql.Identifier(table),
+            column=sql.Identifier(column),
+            least=sql.Literal("0001-01-01 00:00Z" if "timestamp" in kind else "-3650 days"),
+            most=sql.Literal("9999-12-31 00:00Z" if "timestamp" in kind else "3650 days"),
+            # While a task waits for dependencies, this column says when to look at them.
+            rest=sql.SQL(" AND waits <> 1" if (table, column) == ("live", "available_at") else ""),
+        )
+        for table, column, kind in queue.conn.execute(COLUMNS).fetchall()
+    )
+    return [name for (name,) in queue.conn.execute(query).fetchall()]
+
+
+def stored(queue: TaskQueue) -> dict[str, str | None]:
+    """All rows of all tables, to tell whether anything changed."""
+    tables = queue.conn.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'taskq'::regnamespace AND relkind IN ('r', 'p')"
+        " AND NOT relispartition AND relname <> 'lane_lock'"
+    ).fetchall()
+    return {
+        name: (
+            queue.conn.execute(
+                sql.SQL("SELECT string_agg(t::text, ' ' ORDER BY t::text) FROM taskq.{} t").format(sql.Identifier(name))
+            ).fetchone()
+            or (None,)
+        )[0]
+        for (name,) in tables
+    }
+
+
+def policy(**fields: timedelta | float | int | None) -> TopicPolicy:
+    """A policy with these fields, of the retry or of the rest."""
+    rest = {name: fields.pop(name) for name in ("ttl", "max_crashes", "max_payload_bytes") if name in fields}
+    return TopicPolicy(RetryPolicy(**fields), **rest)  # type: ignore[arg-type]
+
+
+# Verbs that store a duration.
+STORING: dict[str, Callable[[World, timedelta], object]] = {
+    "register": lambda w, d: w.queue.register("evil", d),
+    "register again": lambda w, d: w.queue.register("owner", d),
+    "lock at_most": lambda w, d: w.queue.lock("evil", "me", d),
+    "lock at_least": lambda w, d: w.queue.lock("evil", "me", d, d),
+    "lock extended": lambda w, d: w.queue.lock("job", "me", d),
+    "lead": lambda w, d: w.queue.lead("group", "work", "evil", d),
+    "push delay": lambda w, d: w.queue.push("work", [NewTask("evil", delay=d)]),
+    "push ttl": lambda w, d: w.queue.push("work", [NewTask("evil", ttl=d)]),
+    "push many": lambda w, d: w.queue.push("work", [NewTask("a"), NewTask("evil", delay=d)]),
+    "push_stream": lambda w, d: w.queue.push_stream("work", iter([NewTask("a"), NewTask("evil", ttl=d)])),
+    "tick delay": lambda w, d: w.queue.install_ticks("work", "t", "h", [(NEW_YEAR, NewTask("t", delay=d))]),
+    "tick ttl": lambda w, d: w.queue.install_ticks("work", "t", "h", [(NEW_YEAR, NewTask("t", ttl=d))]),
+    "base": lambda w, d: w.queue.create_topic("evil", policy(base=d)),
+    "max_delay": lambda w, d: w.queue.create_topic("evil", policy(max_delay=d)),
+    "horizon": lambda w, d: w.queue.create_topic("evil", policy(horizon=d)),
+    "max_elapsed": lambda w, d: w.queue.create_topic("evil", policy(max_elapsed=d)),
+    "ttl": lambda w, d: w.queue.create_topic("evil", policy(ttl=d)),
+    "altered base": lambda w, d: w.queue.alter_topic("work", policy(base=d)),
+    "altered horizon": lambda w, d: w.queue.alter_topic("work", policy(horizon=d)),
+    "altered ttl": lambda w, d: w.queue.alter_topic("work", policy(ttl=d)),
+}
+
+
+@pytest.mark.parametrize("verb", STORING)
+def test_a_duration_of_ten_years_is_stored_and_a_longer_one_refused(queue: TaskQueue, verb: str) -> None:
+    world = make_world(queue)
+    before = stored(queue)
+    for duration in (EVIL, timedelta.max, TEN_YEARS + INSTANT):
+        with pytest.raises((InvalidArgument, InvalidTask), match="3650 days"):
+            STORING[verb](world, duration)
+    assert stored(queue) == before
+    look(queue)
+    STORING[verb](world, TEN_YEARS)
+    assert beyond(queue) == []
+    look(queue)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "taskq.register('evil', {})",
+        "taskq.lock('evil', 'me', {}, '0')",
+        "taskq.lead('group', 'work', 'evil', {})",
+        "taskq.push('work', 'APPEND', ARRAY['a'], p_delays => ARRAY[{}]::interval[])",
+        "taskq.push('work', 'APPEND', ARRAY['a'], p_ttls => ARRAY[{}]::interval[])",
+        "taskq.push_one('work', 'a', NULL, NULL, NULL, {}, NULL, 0)",
+        "taskq.push_one('work', 'a', NULL, NULL, NULL, NULL, {}, 0)",
+        "taskq.alter_topic('work', 1, {}, 2, '1 day', NULL, NULL, 0, false, 'redeliver', 3, 1000, NULL)",
+        "taskq.alter_topic('work', 1, '1 s', 2, {}, NULL, NULL, 0, false, 'redeliver', 3, 1000, NULL)",
+    ],
+)
+def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: str) -> None:
+    """Months and days that cancel each other out in a comparison do not do so on a calendar."""
+    make_world(queue)
+    before = stored(queue)
+    durations = ["178000000 years", "122 months", "71582788 months -2147483640 days", "11 years -365 days"]
+    if queue.conn.info.server_version >= 170_000:
+        durations += ["infinity", "-infinity"]
+    for duration in durations:
+        with pytest.raises(psycopg.Error) as error:
+            queue.conn.execute(f"SELECT {call.format(f'interval {duration!r}')}".encode())
+        assert (error.value.sqlstate or "").startswith("TQ"), error.value
+    assert stored(queue) == before
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "taskq.push('work', 'APPEND', ARRAY['a'], p_available_at => ARRAY[{}]::timestamptz[])",
+        "taskq.push_one('work', 'a', NULL, NULL, {}, NULL, NULL, 0)",
+        "taskq.set_due('retries', (SELECT max(sequence) FROM taskq.live WHERE identifier = 'waiting'), {})",
+        "taskq.install_ticks('work', 't', 'h', ARRAY[{}]::timestamptz[])",
+    ],
+)
+def test_a_moment_of_sql_outside_of_the_years_1_to_9999_is_refused(queue: TaskQueue, call: str) -> None:
+    make_world(queue)
+    before = stored(queue)
+    for moment in BAD_MOMENTS:
+        with pytest.raises(psycopg.Error, match="the years 1 to 9999") as error:
+            queue.conn.execute(f"SELECT {call.format(f'timestamptz {moment!r}')}".encode())
+        assert error.value.sqlstate == "TQ002"
+    assert stored(queue) == before
+
+
+@pytest.mark.parametrize("delay", [timedelta.max, TEN_YEARS, timedelta.min], ids=["greatest", "ten years", "least"])
+def test_a_snooze_of_any_length_is_due_by_the_year_9999(queue: TaskQueue, delay: timedelta) -> None:
+    """A handler's decision is not refused for it: that would fail the other decisions of its batch."""
+    world = make_world(queue)
+    queue.complete(world.owner, {world.held: Decision(Result.SUSPENSION, delay=delay)})
+    assert known(queue, world.held, "retries").state is State.READY
+    assert beyond(queue) == []
+    look(queue)
+
+
+@pytest.mark.parametrize(
+    "retry",
+    [
+        RetryPolicy(2**31 - 1, TEN_YEARS, 1e308, TEN_YEARS),
+        RetryPolicy(2**31 - 1, TEN_YEARS, 5e-324, TEN_YEARS),
+        RetryPolicy(2**31 - 1, INSTANT, 1e308, TEN_YEARS, horizon=TEN_YEARS, max_elapsed=TEN_YEARS, jitter=1.0),
+        RetryPolicy(2**31 - 1, INSTANT, 1.0000001, timedelta(0)),
+        RetryPolicy(2**31 - 1, timedelta(0), 1e308, TEN_YEARS, horizon=timedelta(0)),
+    ],
+    ids=["overflow", "underflow", "fast growth", "no delay", "no base"],
+)
+def test_the_delay_of_an_extreme_policy_has_a_bound(queue: TaskQueue, owner: Owner, retry: RetryPolicy) -> None:
+    queue.alter_topic("work", TopicPolicy(retry))
+    query = "SELECT taskq.back_off(p.base, p.factor, p.max_delay, %s) <= p.max_delay FROM taskq.policy_of('work') p"
+    for attempts in (1, 2, 3, 1000, 2**31 - 1):
+        assert queue.conn.execute(query, (attempts,)).fetchone() == (True,)
+    for attempts in (1, 2, 1000):
+        [task] = queue.push("work", ["a"])
+        queue.poll("work", owner)
+        queue.conn.execute("UPDATE taskq.live SET attempt = %s", (attempts,))
+        queue.complete(owner, {task: Result.FAILURE})
+        info = known(queue, task)
+        assert info.state is State.FAILED or info.available_at - last_failure(queue, task) <= retry.max_delay
+        assert beyond(queue) == []
+        queue.purge_all("work")
+
+
+# Verbs that only compare a duration with an age: any duration means something.
+AGES: dict[str, Callable[[TaskQueue, timedelta], object]] = {
+    "owners": lambda q, d: q.owners(within=d),
+    "expire": lambda q, d: q.expire(d),
+    "count_lapsed": lambda q, d: q.count_lapsed(d),
+    "purge_owners": lambda q, d: q.purge_owners(d),
+    "purge_junctures": lambda q, d: q.purge_junctures(d),
+    "statistics": lambda q, d: q.statistics(d),
+    "handling_times": lambda q, d: q.handling_times(d),
+    "stuck_owners": lambda q, d: q.stuck_owners(d),
+    "health": lambda q, d: q.health(d),
+}
+
+
+@pytest.mark.parametrize("verb", AGES)
+def test_an_age_may_be_of_any_length(queue: TaskQueue, verb: str) -> None:
+    make_world(queue)
+    for duration in (timedelta.max, EVIL, timedelta(days=800_000), timedelta(days=-1), timedelta.min):
+        AGES[verb](queue, duration)
+    look(queue)
+
+
+def test_an_age_beyond_all_time_counts_as_all_time(queue: TaskQueue) -> None:
+    world = make_world(queue)
+    assert [owner.name for owner in queue.owners(within=timedelta.max)] == ["owner"]
+    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 day'")
+    assert queue.expire(timedelta.max) == 0
+    assert queue.purge_owners(timedelta.max) == 0
+    assert known(queue, world.held, "retries").state is State.ACTIVE
+    assert queue.expire(timedelta.min) == 1
+
+
+@pytest.mark.parametrize("patience", [timedelta.max, EVIL], ids=["greatest", "evil"])
+def test_any_patience_is_enough_to_move_a_topic(queue: TaskQueue, patience: timedelta) -> None:
+    queue.push("work", ["a"])
+    assert queue.own_partition("work", patience)
+    assert queue.shared_partition("work", 10, patience)
+    assert queue.drop_vacant_partitions(patience) == 0
+    look(queue)
+
+
+def test_a_lease_of_a_reader_may_be_longer_than_a_setting_of_the_server(queue: TaskQueue) -> None:
+    """A leader's transaction is ended by the server after the lease, which takes no more than 24 days there."""
+    queue.join_readers("group", "work")
+    led = queue.lead("group", "work", "leader", TEN_YEARS)
+    assert led is not None
+    [task] = queue.push("work", ["a"])
+    handed = queue.read_led(led)
+    assert queue.advance_led(led, handed.after, Cursor(task.sequence))
+
+
+EXTREMES = (0, -1, 1, -2, 2**15, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**40, 2**63 - 1, 2**63, -(2**63), 2**70)
+INTEGERS = st.sampled_from(EXTREMES) | st.integers(-(2**80), 2**80) | st.integers(-3, 3)
+DURATIONS = (
+    st.sampled_from(
+        (
+            timedelta(0),
+            INSTANT,
+            -INSTANT,
+            HOUR,
+            TEN_YEARS,
+            TEN_YEARS + INSTANT,
+            -TEN_YEARS,
+            EVIL,
+            timedelta.max,
+            timedelta.min,
+        )
+    )
+    | st.timedeltas()
+)
+ZONES = st.sampled_from((UTC, timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))))
+MOMENTS = (
+    st.datetimes(timezones=ZONES)
+    | st.sampled_from((FIRST_MOMENT, LAST_MOMENT))
+    | ZONES.flatmap(
+        lambda zone: st.sampled_from((datetime.min.replace(tzinfo=zone), datetime.max.replace(tzinfo=zone)))
+    )
+)
+FLOATS = st.floats() | st.sampled_from((0.0, -0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308, 5e-324))
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arbitrary arguments for one call."""
+
+    i: int
+    j: int
+    k: int
+    d: timedelta
+    e: timedelta
+    t: datetime
+    f: float
+    g: float
+
+
+ARGUMENTS = st.builds(Arguments, INTEGERS, INTEGERS, INTEGERS, DURATIONS, DURATIONS, MOMENTS, FLOATS, FLOATS)
+
+CALLS: dict[str, Callable[[World, Arguments], object]] = {
+    "register": lambda w, a: w.queue.register("new", a.d),
+    "register again": lambda w, a: w.queue.register("owner", a.d),
+    "heartbeat": lambda w, a: w.queue.heartbeat(Owner("owner", a.i, a.d, a.t, False)),
+    "owners": lambda w, a: w.queue.owners(a.d),
+    "release": lambda w, a: w.queue.release(Owner("owner", a.i, a.d, a.t, False)),
+    "expire": lambda w, a: w.queue.expire(a.d),
+    "held": lambda w, a: w.queue.held(Owner("owner", a.i, a.d, a.t, False)),
+    "lock": lambda w, a: w.queue.lock("job", "me", a.d, a.e),
+    "push": lambda w, a: w.queue.push("work", [NewTask("a", available_at=a.t, ttl=a.d, priority=a.i)]),
+    "push delayed": lambda w, a: w.queue.push("work", [NewTask("a", delay=a.d, ttl=a.e), NewTask("b", delay=a.e)]),
+    "install_ticks": lambda w, a: w.queue.install_ticks("work", "p", "h", [(a.t, NewTask("p", ttl=a.d, priority=a.i))]),
+    "install_ticks delayed": lambda w, a: w.queue.install_ticks("work", "p", "h", [(a.t, NewTask("p", delay=a.d))]),
+    "create_topic": lambda w, a: w.queue.create_topic(
+        "new", policy(max_attempts=a.i, base=a.d, factor=a.f, max_delay=a.e, jitter=a.g, max_crashes=a.j)
+    ),
+    "alter_topic": lambda w, a: w.queue.alter_topic(
+        "work", policy(horizon=a.d, max_elapsed=a.e, factor=a.f, ttl=a.d, max_payload_bytes=a.i)
+    ),
+    "poll": lambda w, a: w.queue.poll("work", w.owner, a.i),
+    "claim": lambda w, a: w.queue.claim("work", w.owner, a.i),
+    "poll_batch": lambda w, a: w.queue.poll_batch("work", w.owner, a.i, a.j),
+    "ready": lambda w, a: w.queue.ready("work", a.i),
+    "complete": lambda w, a: w.queue.complete(w.owner, {w.held: Decision(Result.SUSPENSION, delay=a.d)}),
+    "complete unknown": lambda w, a: w.queue.complete(w.owner, {a.i: Result.SUCCESS}),
+    "exchange": lambda w, a: w.queue.exchange(
+        w.owner, {w.held: Decision(Result.SUSPENSION, delay=a.d)}, "retries", a.i
+    ),
+    "task": lambda w, a: w.queue.task("work", a.i),
+    "page": lambda w, a: w.queue.page("work", after=a.i, size=a.j),
+    "page before": lambda w, a: w.queue.page("work", before=a.i, size=a.j),
+    "count": lambda w, a: w.queue.count("work", from_=a.i, to=a.j),
+    "results": lambda w, a: w.queue.results(a.t, a.t),
+    "resolve": lambda w, a: w.queue.resolve(a.t, a.i % 2 == 0),
+    "revive": lambda w, a: w.queue.revive("retries", State.SUSPENDED, from_=a.i, to=a.j, size=a.k),
+    "revive named": lambda w, a: w.queue.revive("retries", sequences=[a.i]),
+    "reassign": lambda w, a: w.queue.reassign("retries", Result.SUCCESS, state=State.SUSPENDED, from_=a.i, to=a.j),
+    "purge": lambda w, a: w.queue.purge("retries", a.i, a.j, size=a.k),
+    "purge waiting": lambda w, a: w.queue.purge("retries", a.i, a.j, State.READY, size=a.k),
+    "purge_owners": lambda w, a: w.queue.purge_owners(a.d),
+    "purge_junctures": lambda w, a: w.queue.purge_junctures(a.d),
+    "purge_outlived": lambda w, a: w.queue.purge_outlived("retries", a.i),
+    "purge_named": lambda w, a: w.queue.purge_named("retries", [a.i, a.j], [State.READY]),
+    "hold_found": lambda w, a: w.queue.hold_found("retries", [a.i, a.j], [State.SUSPENDED]),
+    "events": lambda w, a: w.queue.events("work", Cursor(a.i), a.j),
+    "events of a partition": lambda w, a: w.queue.events("work", None, 5, partition=a.i, partitions=a.j, level=a.k),
+    "progress": lambda w, a: w.queue.progress("readers", "work", a.i),
+    "advance": lambda w, a: w.queue.advance("readers", "work", a.i, Cursor(a.j)),
+    "join_readers": lambda w, a: w.queue.join_readers("group", "work", a.i, a.j),
+    "join_readers new": lambda w, a: w.queue.join_readers("new", "work", a.i, a.j),
+    "lead": lambda w, a: w.queue.lead("group", "work", "other", a.d, [a.i]),
+    "read_led": lambda w, a: w.queue.read_led(w.led, a.i),
+    "advance_led": lambda w, a: w.queue.advance_led(w.led, Cursor(a.i), Cursor(a.j)),
+    "set_due": lambda w, a: w.queue.set_due("retries", w.waiting, a.t),
+    "set_attempts": lambda w, a: w.queue.set_attempts("retries", w.waiting, a.i),
+    "pause_task": lambda w, a: w.queue.pause_task("retries", a.i),
+    "give_back": lambda w, a: w.queue.give_back(w.owner, [a.i]),
+    "statistics": lambda w, a: w.queue.statistics(a.d),
+    "handling_times": lambda w, a: w.queue.handling_times(a.d),
+    "note_handling": lambda w, a: w.queue.note_handling("work", [a.f, a.g]),
+    "stuck_owners": lambda w, a: w.queue.stuck_owners(a.d),
+    "health": lambda w, a: w.queue.health(a.d),
+    "throughput": lambda w, a: w.queue.throughput(a.d, a.i),
+    "timeline": lambda w, a: w.queue.timeline("retries", a.i),
+    "why": lambda w, a: w.queue.why("retries", a.i),
+    "find_tasks": lambda w, a: w.queue.find_tasks("retries", TaskFilter(), after=a.i, size=a.j, budget=a.k),
+    "find_tasks oldest": lambda w, a: w.queue.find_tasks(
+        "retries", TaskFilter(State.READY, since=a.t), after=a.i, newest=False, size=a.j, budget=a.k
+    ),
+    "find_tasks until": lambda w, a: w.queue.find_tasks("retries", TaskFilter(State.ACTIVE, until=a.t), budget=a.k),
+    "browse_tasks": lambda w, a: w.queue.browse_tasks("retries", [a.i, w.held], a.j),
+    "browse_topics": lambda w, a: w.queue.browse_topics(size=a.i, cap=a.j),
+    "browse_topic": lambda w, a: w.queue.browse_topic("retries", a.i),
+    "browse_owners": lambda w, a: w.queue.browse_owners(after=a.i, size=a.j, budget=a.k),
+    "browse_held": lambda w, a: w.queue.browse_held("owner", a.i, a.j),
+    "browse_locks": lambda w, a: w.queue.browse_locks(size=a.i),
+    "browse_readers": lambda w, a: w.queue.browse_readers(a.i, a.j),
+    "browse_ticks": lambda w, a: w.queue.browse_ticks("work", min(a.i, 5)),
+    "pushed_between": lambda w, a: w.queue.pushed_between("retries", a.i, a.j, a.k),
+    "texts": lambda w, a: w.queue.texts("retries", w.held, a.i),
+    "dependencies": lambda w, a: w.queue.dependencies("work", a.i),
+    "audit_trail": lambda w, a: w.queue.audit_trail(after=a.i, size=a.j),
+    "note_action": lambda w, a: w.queue.note_action("push", "work", "tasks", a.i),
+    "count_lapsed": lambda w, a: w.queue.count_lapsed(a.d),
+}
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_any_argument_is_refused_in_words_or_stored_within_the_bounds(queue: TaskQueue, verb: str) -> None:
+    world = make_world(queue)
+
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+    @given(ARGUMENTS)
+    def calls(arguments: Arguments) -> None:
+        with queue.conn.transaction(force_rollback=True):
+            refusal = ""
+            try:
+                with queue.conn.transaction():
+                    CALLS[verb](world, arguments)
+            except TaskQueueError as error:
+                refusal = str(error)
+            assert len(refusal.splitlines()) <= 1
+            assert "relation" not in refusal, "this speaks of a table, not of the argument"
+            assert beyond(queue) == []
+            for listing in (queue.owners, queue.browse_owners, queue.browse_locks, queue.readers):
+                listing()
+            for topic in queue.topics():
+                assert queue.policy(topic).retry.base >= timedelta(0)
+                everything(queue, topic)
+
+    before = stored(queue)
+    calls()
+    assert stored(queue) == before
+
+
+@pytest.mark.parametrize("size", [0, -1, -(2**31), -(2**40)])
+def test_a_size_below_one_is_none(queue: TaskQueue, size: int) -> None:
+    world = make_world(queue)
+    before = stored(queue)
+    assert queue.poll("work", world.owner, size) == []
+    assert queue.claim("work", world.owner, size) == 0
+    assert queue.ready("work", size) == 0
+    assert queue.page("retries", size=size) == []
+    assert queue.events("work", None, size) == []
+    assert queue.revive("retries", State.SUSPENDED, size=size) == {}
+    assert queue.purge("retries", size=size) == 0
+    assert queue.purge_outlived("retries", size) == 0
+    assert queue.find_tasks("retries", TaskFilter(), size=size).sequences == []
+    assert (queue.browse_topics(size=size), queue.browse_locks(size=size)) == ([], [])
+    assert queue.browse_owners(size=size) == ([], None)
+    assert (queue.browse_readers(size), queue.browse_held("owner", size=size)) == ([], [])
+    assert queue.audit_trail(size=size) == []
+    assert stored(queue) == before
+
+
+def test_a_size_beyond_every_integer_is_as_many_as_there_are(queue: TaskQueue) -> None:
+    world = make_world(queue)
+    assert len(queue.page("retries", size=2**70)) == 4
+    assert len(queue.find_tasks("retries", TaskFilter(), size=2**70, budget=2**70).sequences) == 4
+    assert queue.ready("work", 2**70) == 0
+    queue.push("work", ["a", "b"])
+    for condition in Condition:
+        assert queue.ready("work", 2**70, condition) == 2
+        tasks = queue.poll("work", world.owner, 2**70, condition=condition)
+        assert queue.give_back(world.owner, tasks) == 2
+
+
+def test_the_size_of_a_group_is_minus_one_or_more(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "a"])
+    before = stored(queue)
+    for size in (-2, -(2**70)):
+        with pytest.raises(InvalidArgument, match="-1 for all"):
+            queue.poll_batch("work", owner, 1, size)
+    assert queue.poll_batch("work", owner, -1) == {}
+    assert queue.poll_batch("work", owner, 1, 0) == {}
+    assert stored(queue) == before
+    assert [len(group) for group in queue.poll_batch("work", owner, 2**70, -1).values()] == [2]
+
+
+@pytest.mark.parametrize("size", [0, -1, -(2**70)])
+def test_a_leader_reads_one_task_or_more(queue: TaskQueue, size: int) -> None:
+    world = make_world(queue)
+    with pytest.raises(InvalidArgument, match="1 task or more"):
+        queue.read_led(world.led, size)
+
+
+def spoil(queue: TaskQueue, kind: str, value: str) -> None:
+    """Writes a value in every column of a kind, as a superuser may who takes the constraints away."""
+    for table, constraint in queue.conn.execute(
+        "SELECT conrelid::regclass::text, conname FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid"
+        " WHERE c.contype = 'c' AND t.relnamespace = 'taskq'::regnamespace AND NOT t.relispartition"
+        " AND pg_get_constraintdef(c.oid) LIKE '%%interval%%'"
+    ).fetchall():
+        queue.conn.execute(f"ALTER TABLE {table} DROP CONSTRAINT {constraint}".encode())
+    for table, column, type_name in queue.conn.execute(COLUMNS).fetchall():
+        if type_name == kind:
+            query = f"UPDATE taskq.{table} SET {column} = {value!r} WHERE {column} IS NOT NULL"
+            queue.conn.execute(query.encode())
+
+
+@pytest.mark.parametrize("value", BAD_MOMENTS)
+def test_rows_with_a_moment_beyond_all_time_hide_nothing(own_queue: TaskQueue, value: str) -> None:
+    world = make_world(own_queue)
+    spoil(own_queue, "timestamp with time zone", value)
+    shown = FIRST_MOMENT if value.startswith("-") or value.endswith("BC") else LAST_MOMENT
+    late = [shown] if shown == LAST_MOMENT else []
+    for zone in ("UTC", "Pacific/Auckland", "America/New_York"):
+        own_queue.conn.execute("SELECT set_config('timezone', %s, false)", (zone,))
+        look(own_queue)
+        assert {info.created for info in everything(own_queue, "retries")} == {shown}
+        assert [line.created for line in own_queue.browse_tasks("retries", [world.held])] == [shown]
+        assert own_queue.timeline("retries", world.held)[0].happened == shown
+        [line] = own_queue.browse_owners()[0]
+        assert (line.lease_until, line.seen, line.lapsed) == (shown, shown, shown == FIRST_MOMENT)
+        assert [owner.lease_until for owner in own_queue.owners()] == late
+        assert [lock.until for lock in own_queue.browse_locks()] == late
+        assert [state.lease_until for state in own_queue.readers()] == [shown]
+        assert "lapsed leases" in {finding.subject for finding in own_queue.health()}
+
+
+def test_rows_with_a_duration_beyond_all_time_hide_nothing(own_queue: TaskQueue) -> None:
+    make_world(own_queue)
+    values = ["178000000 years", "-178000000 years", "71582788 months 2147483640 days"]
+    if own_queue.conn.info.server_version >= 170_000:
+        values += ["infinity", "-infinity"]
+    for value in values:
+        spoil(own_queue, "interval", value)
+        shown = -LONGEST if value.startswith("-") else LONGEST
+        look(own_queue)
+        assert [line.lease for line in own_queue.browse_owners()[0]] == [shown]
+        assert [owner.lease for owner in own_queue.owners()] == [shown]
+        assert own_queue.policy("retries").retry.base == shown
+
+
+def test_a_moment_within_bounds_is_read_as_it_is(queue: TaskQueue) -> None:
+    """In any time zone of the session, to the last day."""
+    queue.conn.execute("SET timezone = 'Pacific/Auckland'")
+    moments = [FIRST_MOMENT, NEW_YEAR, LAST_MOMENT]
+    tasks = queue.push("work", [NewTask("a", available_at=moment) for moment in moments])
+    for zone in ("Pacific/Auckland", "America/New_York", "UTC"):
+        queue.conn.execute("SELECT set_config('timezone', %s, false)", (zone,))
+        assert [known(queue, task).available_at for task in tasks] == moments
