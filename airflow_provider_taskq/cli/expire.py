@@ -5,14 +5,14 @@ from datetime import timedelta
 import click
 
 from airflow_provider_taskq.cli.asking import plural
-from airflow_provider_taskq.cli.parameters import DURATION, dry_run_option
+from airflow_provider_taskq.cli.parameters import AGE, dry_run_option
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.cli.words import exactly
 
 
 @click.command(help="Take back what is held under leases that have lapsed, by each topic's policy. Safe at any time.")
-@click.option("--grace", type=DURATION, default="0s", help="Spare leases that lapsed no longer ago than this.")
+@click.option("--grace", type=AGE, default="0s", help="Spare leases that lapsed no longer ago than this.")
 @dry_run_option
 @click.pass_obj
 def expire(session: Session, grace: timedelta, dry_run: bool) -> None:

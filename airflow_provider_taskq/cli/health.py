@@ -5,7 +5,7 @@ from datetime import timedelta
 import click
 
 from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import DURATION
+from airflow_provider_taskq.cli.parameters import AGE
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.queue import Severity
 
@@ -13,7 +13,7 @@ from airflow_provider_taskq.queue import Severity
 @click.command(
     help="Say what slows or threatens the queue, the worst first. Exit code 1 where anything is a WARNING or worse."
 )
-@click.option("--patience", type=DURATION, default="5m", help="How long a due task or a lapsed lease may wait unnamed.")
+@click.option("--patience", type=AGE, default="5m", help="How long a due task or a lapsed lease may wait unnamed.")
 @click.option("--all", "all_", is_flag=True, help="What is fine as well.")
 @click.pass_obj
 def health(session: Session, patience: timedelta, all_: bool) -> None:

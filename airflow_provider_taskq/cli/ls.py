@@ -6,7 +6,7 @@ import click
 
 from airflow_provider_taskq.cli.finding import page_of
 from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import MOMENT, STATES, Choice, topic_argument
+from airflow_provider_taskq.cli.parameters import MOMENT, SEQUENCE, STATES, Choice, topic_argument
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
 from airflow_provider_taskq.cli.words import moment_at
@@ -31,7 +31,7 @@ STATUSES = (
 @click.option("--error", help="Whose error holds this text, in any case.")
 @click.option("--since", type=MOMENT, help="Pushed since this moment: 2026-11-21T09:30, or 2h for 2 hours ago.")
 @click.option("--until", type=MOMENT, help="Pushed at this moment or before.")
-@click.option("--after", type=int, help="Beyond this sequence, where the page before ended.")
+@click.option("--after", type=SEQUENCE, help="Beyond this sequence, where the page before ended.")
 @click.option("--size", "-n", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
 @click.option("--oldest", is_flag=True, help="The oldest first.")
 @click.pass_obj

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from airflow_provider_taskq.cli.asking import ask, plural
 from airflow_provider_taskq.cli.output import facts, table
-from airflow_provider_taskq.cli.parameters import DURATION, dry_run_option, yes_option
+from airflow_provider_taskq.cli.parameters import AGE, SEQUENCE, dry_run_option, yes_option
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
 from airflow_provider_taskq.cli.text import plain
@@ -26,7 +26,7 @@ MOST = 1_000  # tasks that the count of what an owner holds goes to
     help="List the owners whose lease is not gone, the newest registration first: what they hold, and until when.",
 )
 @click.option("--search", metavar="TEXT", help="Only owners whose name holds this, in any case.")
-@click.option("--after", type=int, help="Beyond this fence, where the page before ended.")
+@click.option("--after", type=SEQUENCE, help="Beyond this fence, where the page before ended.")
 @click.option("--size", "-n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
 @click.pass_context
 def owners(ctx: click.Context, search: str | None, after: int | None, size: int) -> None:
@@ -54,7 +54,7 @@ def _list(session: Session, search: str | None, after: int | None, size: int) ->
 
 @owners.command(help="Show one OWNER and the tasks that it holds.")
 @click.argument("owner")
-@click.option("--after", type=int, help="Beyond this sequence, where the page before ended.")
+@click.option("--after", type=SEQUENCE, help="Beyond this sequence, where the page before ended.")
 @click.option("--size", "-n", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
 @click.pass_obj
 def show(session: Session, owner: str, after: int | None, size: int) -> None:
@@ -80,7 +80,7 @@ def show(session: Session, owner: str, after: int | None, size: int) -> None:
 
 
 @owners.command(help="Forget owners that hold nothing, are named by no stored task, and were not heard of for long.")
-@click.option("--older-than", type=DURATION, default="30d", show_default=True, help="For how long.")
+@click.option("--older-than", type=AGE, default="30d", show_default=True, help="For how long.")
 @dry_run_option
 @click.pass_obj
 def purge(session: Session, older_than: timedelta, dry_run: bool) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from airflow_provider_taskq.cli.session import Session
-from airflow_provider_taskq.cli.words import duration_of, moment_of
+from airflow_provider_taskq.cli.words import TEN_YEARS, THOUSAND_YEARS, duration_of, moment_of
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -24,16 +26,19 @@ STATES = ("ACTIVE", "READY", "EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCC
 
 
 class Duration(ParamType):
-    """A duration: 90s, 5m, 1h30m, 2d."""
+    """A duration: 90s, 5m, 1h30m, 2d; at most `most`."""
 
     name = "duration"
+
+    def __init__(self, most: timedelta = TEN_YEARS) -> None:
+        self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text as a timedelta."""
         if not isinstance(value, str):
             return value
         try:
-            return duration_of(value)
+            return duration_of(value, self.most)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -61,7 +66,35 @@ class Moment(ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Topic(ParamType):
+class Text(ParamType):
+    """A text that PostgreSQL can hold."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text itself."""
+        if isinstance(value, str) and ("\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
+            self.fail("it holds a NUL or bytes that are not UTF-8, which no text in the database can", param, ctx)
+        return value
+
+
+class Number(ParamType):
+    """A number within bounds, both included; not-a-number is not."""
+
+    name = "float"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text as a float."""
+        number: float = click.FLOAT.convert(value, param, ctx)
+        if not self.least <= number <= self.most:
+            self.fail(f"{number} is not between {self.least} and {self.most}", param, ctx)
+        return number
+
+
+class Topic(Text):
     """The name of a topic; a shell completes it from the database."""
 
     name = "topic"
@@ -95,7 +128,18 @@ class Choice(WordChoice):
         return [CompletionItem(word) for word in self.choices if word.lower().startswith(incomplete.lower())]
 
 
-DURATION, OPTIONAL_DURATION, MOMENT, TOPIC = Duration(), OptionalDuration(), Moment(), Topic()
+DURATION, OPTIONAL_DURATION, MOMENT, TOPIC, TEXT = Duration(), OptionalDuration(), Moment(), Topic(), Text()
+AGE = Duration(THOUSAND_YEARS)  # of a duration that nothing is stored of
+SEQUENCE, COUNT = click.IntRange(0, 2**63 - 1), click.IntRange(1, 2**31 - 1)  # what the columns hold
+
+
+def checked(param: click.Parameter) -> click.Parameter:
+    """The parameter, or a copy of one for any text that refuses what no text in the database can hold."""
+    if param.type is not click.STRING:
+        return param
+    made = copy.copy(param)
+    made.type = TEXT
+    return made
 
 
 def topic_argument(function: Function) -> Function:

@@ -7,24 +7,24 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli.parameters import DURATION, OPTIONAL_DURATION, Choice, Function
+from airflow_provider_taskq.cli.parameters import COUNT, DURATION, OPTIONAL_DURATION, Choice, Function, Number
 from airflow_provider_taskq.cli.words import exactly
 from airflow_provider_taskq.queue import RetryPolicy, TopicPolicy
 
 _RETRY = ("max_attempts", "base", "factor", "max_delay", "horizon", "max_elapsed", "jitter", "probe")
 _REST = ("on_expiry", "max_crashes", "max_payload_bytes", "ttl")
 _OPTIONS = (
-    click.option("--max-attempts", type=click.IntRange(min=1), help="Failures until it is given up."),
+    click.option("--max-attempts", type=COUNT, help="Failures until it is given up."),
     click.option("--base", type=DURATION, help="Delay after the first failure."),
-    click.option("--factor", type=float, help="By which the delay grows with each."),
+    click.option("--factor", type=Number(1e-300, 1e300), help="By which the delay grows with each."),
     click.option("--max-delay", type=DURATION, help="The longest delay."),
     click.option("--horizon", type=OPTIONAL_DURATION, help="No try is due later than this after the push; or none."),
     click.option("--max-elapsed", type=OPTIONAL_DURATION, help="Give up once the delays add up to this; or none."),
-    click.option("--jitter", type=click.FloatRange(0, 1), help="The share that chance may take off a delay."),
+    click.option("--jitter", type=Number(0, 1), help="The share that chance may take off a delay."),
     click.option("--probe/--no-probe", default=None, help="While retries fail, try one at a time."),
     click.option("--on-expiry", type=Choice(("redeliver", "expire")), help="What becomes of tasks of lapsed owners."),
-    click.option("--max-crashes", type=click.IntRange(min=1), help="Lapsed leases until a task is FAILED."),
-    click.option("--max-payload-bytes", type=click.IntRange(min=0), help="The largest payload."),
+    click.option("--max-crashes", type=COUNT, help="Lapsed leases until a task is FAILED."),
+    click.option("--max-payload-bytes", type=click.IntRange(0, 2**31 - 1), help="The largest payload."),
     click.option("--ttl", type=OPTIONAL_DURATION, help="While a task is younger, failures are not noted; or none."),
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from airflow_provider_taskq import __version__
+from airflow_provider_taskq.cli.parameters import checked
 from airflow_provider_taskq.cli.refusal import refusals_as_sentences
 from airflow_provider_taskq.cli.session import Session
 
@@ -87,7 +88,7 @@ class Program(click.Group):
     def _with_common_options(self, command: click.Command) -> click.Command:
         """A copy of a command that takes the options of all, subcommands included."""
         completed = copy.copy(command)
-        completed.params = [*command.params, self.naming, json_option()]
+        completed.params = [*map(checked, command.params), self.naming, json_option()]
         if isinstance(completed, click.Group):
             completed.commands = {name: self._with_common_options(sub) for name, sub in completed.commands.items()}
         return completed

@@ -8,6 +8,7 @@ import click
 from airflow_provider_taskq.cli.asking import ask, plural
 from airflow_provider_taskq.cli.parameters import (
     MOMENT,
+    SEQUENCE,
     STATES,
     Choice,
     dry_run_option,
@@ -28,11 +29,11 @@ NOT_HELD = tuple(state for state in State if state is not State.ACTIVE)
     "(FAILED to REDUNDANT); those of one state; or all. What somebody is polling or completing right now stays."
 )
 @topic_argument
-@click.argument("named", nargs=-1, type=int, metavar="[SEQUENCE]...")
+@click.argument("named", nargs=-1, type=SEQUENCE, metavar="[SEQUENCE]...")
 @click.option("--state", type=Choice(STATES), help="Only of this state; ACTIVE, READY and EXPIRED have to be named.")
 @click.option("--before", type=MOMENT, help="Only tasks pushed before this moment: 2026-11-01, or 30d for 30 days ago.")
-@click.option("--from", "from_", type=int, default=0, help="Only from this sequence on.")
-@click.option("--to", type=int, help="Only up to this sequence.")
+@click.option("--from", "from_", type=SEQUENCE, default=0, help="Only from this sequence on.")
+@click.option("--to", type=SEQUENCE, help="Only up to this sequence.")
 @click.option("--all", "all_", is_flag=True, help="Every task of the topic, held ones too.")
 @dry_run_option
 @yes_option

@@ -36,7 +36,7 @@ def _dependencies(_: click.Context, __: click.Parameter, values: tuple[str, ...]
 @click.option("--stream", is_flag=True, help="In bounded memory, however many lines: tells how many, not which.")
 @payload_option
 @click.option("--reference", help="What else it is known by.")
-@click.option("--priority", type=int, default=0, help="-100 to 100, higher first.")
+@click.option("--priority", type=click.IntRange(-100, 100), default=0, help="-100 to 100, higher first.")
 @click.option("--delay", type=DURATION, help="Due after this long.")
 @click.option("--at", type=MOMENT, help="Due at this moment.")
 @click.option("--ttl", type=DURATION, help="While it is younger, failures are not noted.")

@@ -23,12 +23,21 @@ def refusals_as_sentences(session: Session) -> Iterator[None]:
         if sentence is None:
             raise
         _tell(session, sentence)
-        raise click.ClickException(plain(sentence)) from error
+        refusal = click.ClickException(plain(sentence))
+        refusal.exit_code = _exit_code(error)
+        raise refusal from error
 
 
 def _tell(session: Session, sentence: str) -> None:
     if session.json:
         session.answer({"error": sentence})
+
+
+def _exit_code(error: Exception) -> int:
+    """2, as click has it, for an argument that the queue refuses; else 1."""
+    from airflow_provider_taskq.queue import InvalidArgument
+
+    return 2 if isinstance(error, InvalidArgument) else 1
 
 
 def _sentence(error: Exception) -> str | None:

@@ -8,6 +8,9 @@ import click
 from airflow_provider_taskq.queue import Json, config_hash, ticks_cron, ticks_daily, ticks_every
 
 
+MOST = 1_000_000  # ticks that one call makes
+
+
 def moments_and_hash(
     every: timedelta | None,
     daily: Sequence[str],
@@ -23,6 +26,8 @@ def moments_and_hash(
         raise click.UsageError("say when by exactly one of --every, --daily and --cron")
     if every is not None:
         count = max(1, ahead // every) if every else 1
+        if count > MOST:
+            raise click.UsageError(f"--every and --ahead make {count:,} ticks, more than {MOST:,}")
         return ticks_every(every, begin, count), config_hash("every", every.total_seconds(), payload)
     if cron is not None:
         return ticks_cron(cron, zone, begin, ahead), config_hash("cron", cron, zone, payload)

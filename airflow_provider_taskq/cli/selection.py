@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from airflow_provider_taskq.cli.finding import sequences_of
-from airflow_provider_taskq.cli.parameters import MOMENT, Choice, Function
+from airflow_provider_taskq.cli.parameters import COUNT, MOMENT, SEQUENCE, Choice, Function
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.queue.browse import TaskFilter
@@ -21,14 +21,14 @@ def selection_options(function: Function) -> Function:
     """[SEQUENCE]... and the options that choose tasks."""
     wrapped: Any = function
     for option in (
-        click.option("--size", type=click.IntRange(min=1), help="At most so many, the lowest sequences first."),
+        click.option("--size", type=COUNT, help="At most so many, the lowest sequences first."),
         click.option("--until", type=MOMENT, help="Pushed at this moment or before."),
         click.option("--since", type=MOMENT, help="Pushed since this moment: 2026-11-21T09:30, or 2h for 2 hours ago."),
         click.option("--error", help="Whose error holds this text."),
         click.option("--reference", "-r", help="Of this reference."),
         click.option("--identifier", "-i", help="Of this identifier."),
         click.option("--state", type=Choice(ENDED), help="All in this state."),
-        click.argument("named", nargs=-1, type=int, metavar="[SEQUENCE]..."),
+        click.argument("named", nargs=-1, type=SEQUENCE, metavar="[SEQUENCE]..."),
     ):
         wrapped = option(wrapped)
     made: Function = wrapped

@@ -10,7 +10,7 @@ import click
 
 from airflow_provider_taskq.cli.finding import ERROR
 from airflow_provider_taskq.cli.output import facts, table
-from airflow_provider_taskq.cli.parameters import Function, topic_argument
+from airflow_provider_taskq.cli.parameters import SEQUENCE, Function, topic_argument
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import last_line, task_document
 from airflow_provider_taskq.cli.text import plain
@@ -24,7 +24,7 @@ WHOLE = 2**31 - 1
 def _task_arguments(function: Function) -> Function:
     """TOPIC with SEQUENCE, or with --identifier for the newest task of that name."""
     wrapped: Any = click.option("--identifier", "-i", help="The newest task of this identifier.")(function)
-    wrapped = click.argument("sequence", type=int, required=False)(wrapped)
+    wrapped = click.argument("sequence", type=SEQUENCE, required=False)(wrapped)
     made: Function = topic_argument(wrapped)
     return made
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_row
 from airflow_provider_taskq.cli.output import STYLES, console, json_text, show, table
-from airflow_provider_taskq.cli.parameters import DURATION
+from airflow_provider_taskq.cli.parameters import COUNT, DURATION
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.throughput import Lately, lately
@@ -86,7 +86,7 @@ class Trouble:
 )
 @click.option("--search", metavar="TEXT", help="Only topics whose name holds this, in any case.")
 @click.option("--interval", type=DURATION, default="2s", show_default=True, help="How long to wait between two looks.")
-@click.option("--looks", type=click.IntRange(min=1), help="End after so many looks.")
+@click.option("--looks", type=COUNT, help="End after so many looks.")
 @click.pass_obj
 def watch(session: Session, search: str | None, interval: timedelta, looks: int | None) -> None:
     """Looks, shows and waits, until it is told to end."""

@@ -12,11 +12,16 @@ _UNITS = {
     "d": timedelta(days=1),
     "w": timedelta(weeks=1),
 }
+TEN_YEARS, THOUSAND_YEARS = timedelta(days=3650), timedelta(days=365_000)
+_FIRST, _LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)  # as in queue/bounds.py
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
 
 
-def duration_of(text: str) -> timedelta:
-    """The duration that `90s`, `5m`, `1h30m`, `2d` or a plain number of seconds says; ValueError where none."""
+def duration_of(text: str, most: timedelta = THOUSAND_YEARS) -> timedelta:
+    """The duration that `90s`, `5m`, `1h30m`, `2d` or a plain number of seconds says; ValueError where none.
+
+    ValueError for one longer than `most`, too.
+    """
     total, place = timedelta(0), 0
     while place < len(text):
         piece = _PIECE.match(text, place)
@@ -26,7 +31,9 @@ def duration_of(text: str) -> timedelta:
         try:
             total += float(piece[1]) * unit
         except OverflowError:
-            raise ValueError(f"{text!r} is longer than any duration can be") from None
+            total = timedelta.max
+        if total > most:
+            raise ValueError(f"{text!r:.50} is longer than {most.days} days, the longest duration here")
         place = piece.end()
     if not text:
         raise ValueError("a duration is missing: write 90s, 5m, 1h30m, 2d or 1w")
@@ -40,9 +47,17 @@ def moment_of(text: str) -> datetime | timedelta:
     except ValueError:
         try:
             return duration_of(text)
-        except ValueError:
+        except ValueError as error:
+            if "longer" in str(error):
+                raise
             raise ValueError(f"{text!r} is no moment: write 2026-11-21T09:30, or 2h for two hours ago") from None
-    return found.astimezone(UTC)
+    try:
+        moment = found.astimezone(UTC)
+    except OverflowError:
+        moment = None
+    if moment is None or not _FIRST <= moment <= _LAST:
+        raise ValueError(f"{text!r} lies outside of the years 1 to 9999")
+    return moment
 
 
 def moment_at(given: datetime | timedelta | None, now: datetime) -> datetime | None:

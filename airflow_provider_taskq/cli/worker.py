@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from airflow_provider_taskq.cli.output import facts
-from airflow_provider_taskq.cli.parameters import DURATION, TOPIC, Choice
+from airflow_provider_taskq.cli.parameters import COUNT, DURATION, TOPIC, Choice
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.processing import Worker, WorkerListener
 from airflow_provider_taskq.queue import Condition, Order
@@ -27,8 +27,8 @@ ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 )
 @click.argument("handler", metavar="MODULE:FUNCTION")
 @click.option("--topic", "-t", type=TOPIC, required=True, help="The topic.")
-@click.option("--size", type=click.IntRange(min=1), default=1, show_default=True, help="Tasks in a transaction.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Batches at a time.")
+@click.option("--size", type=COUNT, default=1, show_default=True, help="Tasks in a transaction.")
+@click.option("--threads", type=click.IntRange(1, 1000), default=1, show_default=True, help="Batches at a time.")
 @click.option("--order", type=Choice(ORDERS), default=Order.FIRST_IN_FIRST_OUT, help="Of tasks of one priority.")
 @click.option("--condition", type=Choice(CONDITIONS), default=Condition.NONE, help="What keeps an identifier back.")
 @click.option("--pause", type=DURATION, default="1s", show_default=True, help="Between two looks at an empty topic.")
