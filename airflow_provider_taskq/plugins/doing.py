@@ -16,6 +16,7 @@ from airflow_provider_taskq.queue import Insertion, NewTask, Result, Revival, St
 from airflow_provider_taskq.queue.browse import TaskFilter
 
 NAMED = 20  # sequences that the trail names
+LONGEST_SECONDS = 3650 * 86_400  # of a duration: as the queue stores them (sql/functions/bounds.sql)
 LEASES = 1000  # to which lapsed leases are counted
 PURGEABLE = (State.READY, State.EXPIRED, *PURGED)
 
@@ -55,9 +56,9 @@ class _Push(Body):
     payload: str | None = None
     reference: str | None = None
     priority: int = Field(0, ge=-100, le=100)
-    delay_seconds: float | None = Field(None, ge=0, le=10**9)
+    delay_seconds: float | None = Field(None, ge=0, le=LONGEST_SECONDS)
     available_at: AwareDatetime | None = None
-    ttl_seconds: float | None = Field(None, ge=0, le=10**9)
+    ttl_seconds: float | None = Field(None, ge=0, le=LONGEST_SECONDS)
     suspended: bool = False
     insertion: Literal["APPEND", "SUPERSEDE", "REPLACE", "DELETE"] = "APPEND"
     depends_on: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default_factory=list)

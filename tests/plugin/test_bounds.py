@@ -1,0 +1,129 @@
+"""The API with absurd values: refused with a sentence; and rows with moments beyond all time, which it shows."""
+
+import json
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.queue import TaskQueue
+from tests.plugin.conftest import Client
+from tests.queue.test_bounds import make_world, stored
+
+pytestmark = pytest.mark.slow
+
+API = "/api/taskq_acts"
+INTEGERS = ("-1", str(2**63), str(2**80), "1e999", "9" * 5000, "nan", "1.5", "\x00")
+SIZES = (*INTEGERS, "0", "201", str(2**31))
+MOMENTS = (
+    "1e999",
+    "nan",
+    "9" * 400,
+    "10000-01-01T00:00:00Z",
+    "0000-01-01T00:00:00Z",
+    "soon",
+    "2026-01-01T00:00:00",
+    "\x00",
+)
+TEXTS = ("a\x00b", "x" * 2001)
+
+VIEWS: dict[str, tuple[str, ...]] = {
+    "topics?size=": SIZES,
+    "topics?search=": TEXTS,
+    "topics?after=": TEXTS,
+    "tasks?topic=work&size=": SIZES,
+    "tasks?topic=work&after=": INTEGERS,
+    "tasks?topic=work&before=": INTEGERS,
+    "tasks?topic=work&since=": MOMENTS,
+    "tasks?topic=work&until=": MOMENTS,
+    "tasks?topic=work&identifier=": TEXTS,
+    "tasks?topic=work&error=": TEXTS,
+    "tasks?topic=": TEXTS,
+    "task?topic=work&sequence=": INTEGERS,
+    "owners?size=": SIZES,
+    "owners?after=": INTEGERS,
+    "owners?search=": TEXTS,
+    "owner?owner=owner&size=": SIZES,
+    "owner?owner=owner&after=": INTEGERS,
+    "owner?owner=": TEXTS,
+    "instance?owner=owner&topic=work&last=1&first=": INTEGERS,
+    "locks?size=": SIZES,
+    "locks?after=": TEXTS,
+    "ticks?topic=": TEXTS,
+    "audit?size=": SIZES,
+    "audit?after=": INTEGERS,
+}
+
+# Bodies as JSON texts: what a client can send beyond what Python's own encoder would.
+ACTIONS = (
+    *('{"action": "expire", "options": {"grace_seconds": %s}}' % n for n in ("-1", "1e99", "NaN", "Infinity", '"x"')),
+    *(
+        '{"action": "push", "topic": "work", "options": {"identifier": "new", "%s": %s}}' % (name, value)
+        for name in ("delay_seconds", "ttl_seconds")
+        for value in ("-1", "315360001", "1e400", "NaN", "-Infinity")
+    ),
+    *(
+        '{"action": "push", "topic": "work", "options": {"identifier": "new", "available_at": %s}}' % value
+        for value in ('"10000-01-01T00:00:00Z"', '"9999-12-31T23:59:59-12:00"', "1e999", "99999999999999999999")
+    ),
+    *(
+        '{"action": "push", "topic": "work", "options": {"identifier": "new", "priority": %s}}' % n
+        for n in ("101", "1e30")
+    ),
+    *('{"action": "push", "topic": "work", "options": {"identifier": "%s"}}' % n for n in ("\\u0000", "\\ud800", "")),
+    *('{"action": "retry", "topic": "work", "sequences": [%s]}' % n for n in ("-1", "9223372036854775808", "1e30")),
+    '{"action": "retry", "topic": "work", "filter": {"state": "FAILED", "since": "1e999"}}',
+    '{"action": "retry", "topic": "work", "filter": {"state": "FAILED", "error": "\\ud800"}}',
+    '{"action": "pause", "topic": "\\u0000"}',
+    '{"action": "release", "options": {"owner": "\\ud800"}}',
+)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_refuses_absurd_values_with_a_sentence(client: Client, acts: TaskQueue, view: str) -> None:
+    make_world(acts)
+    path, _, query = view.partition("?")
+    *pairs, last = (pair.split("=") for pair in query.split("&"))
+    for value in VIEWS[view]:
+        answer = client("viewer").get(f"{API}/{path}", params={**dict(pairs), last[0]: value})
+        assert 400 <= answer.status_code < 500, f"{value!r:.50}: {answer.status_code} {answer.text}"
+        assert answer.json()["error"]
+
+
+@pytest.mark.parametrize("body", ACTIONS)
+def test_an_action_refuses_absurd_values_with_a_sentence(client: Client, acts: TaskQueue, body: str) -> None:
+    make_world(acts)
+    before = stored(acts)
+    for confirmed in ("false", "true"):
+        sent = f'{body[:-1]}, "confirm": {confirmed}, "expected": 5}}'
+        answer = client("op").post(f"{API}/actions", content=sent, headers={"Content-Type": "application/json"})
+        assert 400 <= answer.status_code < 500, f"{answer.status_code} {answer.text}"
+        assert answer.json()["error"]
+    assert stored(acts) == before
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity", "294276-01-01 00:00Z"])
+def test_rows_with_moments_beyond_all_time_are_shown(client: Client, acts: TaskQueue, value: str) -> None:
+    world = make_world(acts)
+    acts.conn.execute("UPDATE taskq.owner SET lease_until = %s, seen = %s", (value, value))
+    acts.conn.execute("UPDATE taskq.task SET created = %s, due = %s", (value, value))
+    acts.conn.execute("UPDATE taskq.live SET available_at = %s WHERE waits <> 1", (value,))
+    acts.conn.execute("UPDATE taskq.ended SET available_at = %s, completed = %s", (value, value))
+    acts.conn.execute("UPDATE taskq.lock SET until = 'infinity', locked = %s", (value,))
+    acts.conn.execute("UPDATE taskq.progress SET advanced = %s", (value,))
+    acts.conn.execute("UPDATE taskq.audit SET happened = %s", (value,))
+
+    def told(path: str, **params: Any) -> dict[str, Any]:
+        answer = client("viewer").get(f"{API}/{path}", params=params)
+        assert answer.status_code == 200, f"{path}: {answer.text}"
+        found: dict[str, Any] = json.loads(answer.text)
+        return found
+
+    shown = "0001-01-01T00:00:00+00:00" if value.startswith("-") else "9999-12-31T00:00:00+00:00"
+    assert [owner["lease_until"] for owner in told("owners")["owners"]] == [shown]
+    assert told("owner", owner="owner")["owner"]["seen"] == shown
+    assert {task["created"] for task in told("tasks", topic="retries")["tasks"]} == {shown}
+    assert told("task", topic="retries", sequence=world.held)["task"]["lease_until"] == shown
+    assert [lock["until"] for lock in told("locks")["locks"]] == ["9999-12-31T00:00:00+00:00"]
+    for path in ("topics", "readers", "ticks", "health", "audit", "throughput"):
+        told(path)
+    told("topic", topic="retries")
