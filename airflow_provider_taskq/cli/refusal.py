@@ -23,9 +23,7 @@ def refusals_as_sentences(session: Session) -> Iterator[None]:
         if sentence is None:
             raise
         _tell(session, sentence)
-        refusal = click.ClickException(plain(sentence))
-        refusal.exit_code = _exit_code(error)
-        raise refusal from error
+        raise _kind(error)(plain(sentence)) from error
 
 
 def _tell(session: Session, sentence: str) -> None:
@@ -33,11 +31,17 @@ def _tell(session: Session, sentence: str) -> None:
         session.answer({"error": sentence})
 
 
-def _exit_code(error: Exception) -> int:
-    """2, as click has it, for an argument that the queue refuses; else 1."""
+class _InvalidArgument(click.ClickException):
+    """An argument that the queue refuses: with the exit code of those that click refuses."""
+
+    exit_code = 2
+
+
+def _kind(error: Exception) -> type[click.ClickException]:
+    """The exception of click that says so."""
     from airflow_provider_taskq.queue import InvalidArgument
 
-    return 2 if isinstance(error, InvalidArgument) else 1
+    return _InvalidArgument if isinstance(error, InvalidArgument) else click.ClickException
 
 
 def _sentence(error: Exception) -> str | None:

@@ -7,7 +7,6 @@ import click
 
 from airflow_provider_taskq.queue import Json, config_hash, ticks_cron, ticks_daily, ticks_every
 
-
 MOST = 1_000_000  # ticks that one call makes
 
 

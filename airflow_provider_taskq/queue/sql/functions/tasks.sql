@@ -46,7 +46,7 @@ SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
             WHEN o.lease_until < statement_timestamp()
                 THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.in_words(statement_timestamp() - c.lease_until))
             ELSE format('held by %s for another %s at least', o.name, taskq.in_words(c.lease_until - statement_timestamp())) END AS why,
-       l.attempt, l.crashes, t.priority, t.reference, statement_timestamp() - t.created AS age,
+       l.attempt, l.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age,
        CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
        NULL::timestamptz AS completed, NULL::text AS output, left(split_part(l.error, E'\n', 1), 120) AS error,
@@ -57,6 +57,7 @@ JOIN taskq.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
 LEFT JOIN taskq.owner o ON o.owner_id = l.holder
 CROSS JOIN LATERAL (  -- as taskq.clamp_moment has them, which a view cannot call: those who read the view have no right on it
     SELECT greatest(least(CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS due,
+           greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created,
            greatest(least(o.lease_until, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS lease_until) c;
 
 -- Tasks in the other states, with the columns of taskq.tasks.
@@ -67,13 +68,14 @@ SELECT p.name AS topic, t.sequence, t.identifier,
             WHEN e.state = 3 THEN format('given up after %s of %s attempts', e.attempt, p.max_attempts)
             WHEN e.state = 4 THEN 'waits to be released or revived'
             WHEN e.descent IS NOT NULL THEN 'was ' || taskq.state_name(e.descent) END AS why,
-       e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - t.created AS age, NULL::interval AS due_in,
+       e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.completed, left(e.output::text, 120) AS output,
        left(split_part(e.error, E'\n', 1), 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
 FROM taskq.ended e
 JOIN taskq.topic p ON p.topic_id = e.topic_id
 JOIN taskq.task t ON t.topic_id = e.topic_id AND t.sequence = e.sequence
-LEFT JOIN taskq.owner o ON o.owner_id = e.holder;
+LEFT JOIN taskq.owner o ON o.owner_id = e.holder
+CROSS JOIN LATERAL (SELECT greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created) c;
 
 -- All tasks by name. Every state is a branch of its own, so that a question for one leaves the tables of the others alone.
 CREATE VIEW taskq.tasks AS
@@ -112,7 +114,9 @@ END $$;
 CREATE VIEW taskq.topics_at_a_glance AS
 SELECT p.name AS topic, p.paused, r.due, r.later, w.waiting, coalesce(h.held, 0) AS held,
        statement_timestamp() - (taskq.longest_due(p.topic_id)).since AS oldest,
-       statement_timestamp() - (SELECT max(n.completed) FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p.topic_id
+       statement_timestamp() - (SELECT CASE WHEN max(n.completed) IS NOT NULL
+                                       THEN greatest(least(max(n.completed), timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') END
+                                FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p.topic_id
                                                               ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
        to_regclass('taskq.live_' || p.topic_id) IS NOT NULL AS own_partition, p.topic_id
 FROM taskq.topic p
