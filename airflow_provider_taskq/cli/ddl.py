@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS taskq.migration (
     applied timestamptz NOT NULL DEFAULT clock_timestamp());
 """
 _GUARD = """\
-SELECT pg_advisory_xact_lock({lock});
+{lock};
 DO $guard$ DECLARE
     steps int[] := ARRAY(SELECT number FROM taskq.migration WHERE number > 0 ORDER BY number);
 BEGIN
@@ -44,9 +44,9 @@ def script(begin: int = 0, *, bare: bool = False) -> str:
         _HEAD.format(version=__version__, what=what),
         "" if bare else "BEGIN;\n",
         "" if begin else ledger(),
-        _GUARD.format(lock=schema._LOCK, steps=before),  # noqa: SLF001  what install takes and runs, told nowhere else
+        _GUARD.format(lock=schema.LOCK, steps=before),
         *map(entered, missing),
-        schema._DROP_FUNCTIONS + ";\n" if begin else "",  # noqa: SLF001
+        schema._DROP_FUNCTIONS + ";\n" if begin else "",  # noqa: SLF001  what install runs, told nowhere else
         "SET LOCAL check_function_bodies = off;\n",
         entered(functions()),
         "SELECT taskq.suit_planner(), taskq.close_schema();\n",

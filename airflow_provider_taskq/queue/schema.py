@@ -15,7 +15,9 @@ from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQue
 from airflow_provider_taskq.queue.verbs.call import all_or_nothing
 
 OLDEST_SERVER = 140_000
-_LOCK = 8275717  # one installer at a time
+# One installer at a time. A lock on a table, as any role that can connect can take an advisory lock; and in a mode that a role
+# without rights on the table cannot delay (nextval() of any relation's oid takes ROW EXCLUSIVE before it checks the rights).
+LOCK = "LOCK TABLE taskq.migration IN SHARE UPDATE EXCLUSIVE MODE"
 _FUNCTIONS = 0  # the number in the ledger under which all function files together stand
 RELEASE = 1  # of the functions: raised by every release that changes one, so that an older package leaves them alone
 
@@ -93,12 +95,9 @@ def install(conn: psycopg.Connection[Any]) -> None:
     if conn.info.server_version < OLDEST_SERVER:
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
     with all_or_nothing(conn):
-        conn.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-        conn.execute("CREATE SCHEMA IF NOT EXISTS taskq")
-        conn.execute(
-            "CREATE TABLE IF NOT EXISTS taskq.migration (number int PRIMARY KEY, name text NOT NULL,"
-            " checksum text NOT NULL, applied timestamptz NOT NULL DEFAULT clock_timestamp())"
-        )
+        while not _create_ledger(conn):
+            pass  # another installer committed it: now it is there
+        conn.execute(LOCK)
         ledger = _ledger(conn)
         _refuse_foreign(ledger)
         _refuse_newer_functions(conn)
@@ -110,8 +109,8 @@ def install(conn: psycopg.Connection[Any]) -> None:
 
 
 def uninstall(conn: psycopg.Connection[Any]) -> None:
-    """Drops the schema `taskq` with everything in it, in the caller's transaction."""
-    conn.execute("DROP SCHEMA IF EXISTS taskq CASCADE")
+    """Drops the schemas `taskq` and `taskq_internal` with everything in them, in the caller's transaction."""
+    conn.execute("DROP SCHEMA IF EXISTS taskq, taskq_internal CASCADE")
 
 
 def verify(conn: psycopg.Connection[Any]) -> None:
@@ -127,6 +126,20 @@ def verify(conn: psycopg.Connection[Any]) -> None:
     if missing or ledger.get(_FUNCTIONS) != functions().checksum:
         wants = f"lacks {', '.join(missing)}" if missing else "has other functions than this package"
         raise SchemaMismatch(f"the schema taskq in this database is older: it {wants}; run {INSTALL}")
+
+
+def _create_ledger(conn: psycopg.Connection[Any]) -> bool:
+    """Creates schema and ledger if they are missing; False if another installer created them at the same time."""
+    try:
+        with conn.transaction():
+            conn.execute("CREATE SCHEMA IF NOT EXISTS taskq")
+            conn.execute(
+                "CREATE TABLE IF NOT EXISTS taskq.migration (number int PRIMARY KEY, name text NOT NULL,"
+                " checksum text NOT NULL, applied timestamptz NOT NULL DEFAULT clock_timestamp())"
+            )
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable):
+        return False
+    return True
 
 
 def _ledger(conn: psycopg.Connection[Any]) -> dict[int, str]:

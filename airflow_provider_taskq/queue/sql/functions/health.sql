@@ -130,16 +130,18 @@ BEGIN
     RETURN QUERY
     SELECT taskq.severity(w.seconds, 1, 10, 60), 'waits for locks',
            format('session %s has waited for %s s for %s, which session %s holds', w.pid, w.seconds, w.what, w.blocker), w.seconds, w.blocker
-    FROM (SELECT l.pid, extract(epoch FROM clock_timestamp() - l.waitstart)::bigint AS seconds, (pg_blocking_pids(l.pid))[1] AS blocker,
+    FROM (SELECT l.pid, extract(epoch FROM clock_timestamp() - s.since)::bigint AS seconds, (pg_blocking_pids(l.pid))[1] AS blocker,
                  CASE l.locktype WHEN 'relation' THEN 'the table ' || l.relation::regclass
                                  WHEN 'advisory' THEN 'a topic' ELSE 'a row' END AS what
-          FROM pg_locks l
-          WHERE NOT l.granted AND l.waitstart < clock_timestamp() - interval '1 second'
+          FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+          -- The lock of a topic is awaited in steps of 2 seconds (taskq.await_topic_lock), all of them in one statement.
+          CROSS JOIN LATERAL (SELECT CASE l.locktype WHEN 'advisory' THEN least(a.query_start, l.waitstart) ELSE l.waitstart END AS since) s
+          WHERE NOT l.granted AND s.since < clock_timestamp() - interval '1 second'
             AND (l.locktype = 'advisory' AND l.classid = taskq.topic_lock_class()::oid OR EXISTS (
                 SELECT FROM pg_locks o JOIN pg_class c ON c.oid = o.relation
                 WHERE o.pid = l.pid AND o.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-                  AND c.relnamespace = 'taskq'::regnamespace))
-          ORDER BY l.waitstart LIMIT 5) w;
+                  AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)))
+          ORDER BY s.since LIMIT 5) w;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'waits for locks', 'no session has waited for a second for a lock of the queue', 0::bigint, NULL::int;
     END IF;

@@ -173,20 +173,19 @@ RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) 
 BEGIN
     RETURN QUERY
     SELECT coalesce(taskq.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600), 'fine'), 'open pushes',
-           format('%s has an open push to topic %L%s: readers of these logs wait for its end, %s', h.who, p.name,
-                  CASE WHEN h.topics > 1 THEN format(' and %s others', h.topics - 1) ELSE '' END,
+           format('%s has an open push to %s: readers of these logs wait for its end, %s', h.who,
+                  CASE WHEN h.everywhere THEN 'a topic whose lock another session holds, so to any topic'
+                       ELSE format('topic %L', p.name) || CASE WHEN h.topics > 1 THEN format(' and %s others', h.topics - 1) ELSE '' END END,
                   coalesce('for ' || taskq.in_words(clock_timestamp() - h.since) || ' now', 'nobody may see since when')),
            extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid
-    FROM (SELECT l.pid, coalesce(format('session %s (application %s)', l.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
+    FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
                                  format('prepared transaction %L', x.gid)) AS who,
-                 coalesce(a.xact_start, x.prepared) AS since, count(*) AS topics, min(l.objid::bigint) AS topic_id
-          FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-          LEFT JOIN (SELECT o.virtualtransaction, p.* FROM pg_prepared_xacts p
-                     JOIN pg_locks o ON o.locktype = 'transactionid' AND o.transactionid = p.transaction) x
-              ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
-          WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid::bigint = taskq.topic_lock_class() AND l.mode = 'ShareLock'
-            AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          GROUP BY l.virtualtransaction, l.pid, a.application_name, a.xact_start, x.prepared, x.gid) h
+                 coalesce(a.xact_start, x.prepared) AS since, cardinality(o.topics) AS topics, o.everywhere,
+                 (SELECT min(t.topic_id) FROM unnest(o.topics) AS t (topic_id)) AS topic_id
+          FROM taskq.open_transactions() o LEFT JOIN pg_stat_activity a ON a.pid = o.pid
+          LEFT JOIN (SELECT k.virtualtransaction, p.* FROM pg_prepared_xacts p
+                     JOIN pg_locks k ON k.locktype = 'transactionid' AND k.transactionid = p.transaction) x
+              ON o.pid IS NULL AND x.virtualtransaction = o.virtualtransaction) h
     LEFT JOIN taskq.topic p ON p.topic_id = h.topic_id
     WHERE h.since IS NULL OR h.since < clock_timestamp() - interval '1 minute'
     ORDER BY h.since NULLS LAST LIMIT 3;

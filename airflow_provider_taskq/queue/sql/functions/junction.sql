@@ -8,7 +8,7 @@ CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq.check_junction(p_junction);
-    RETURN (taskq.release_groups((taskq.keep_topic(p_topic)).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
+    RETURN (taskq.release_groups((taskq.keep_topic_open(p_topic)).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
 END $$;
 
 -- The same for somebody who waits until all groups were released, and may ask often: remembers under the name what it has
@@ -17,7 +17,7 @@ END $$;
 CREATE FUNCTION taskq.juncture(p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS int[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.keep_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq.keep_topic_open(p_topic)).topic_id;
     v_open     int[];
     v_released int[];
 BEGIN

@@ -1,7 +1,7 @@
 -- Locks by name: a lease on the database's clock. Who can't get one goes on without it, and nobody ever waits.
 --
--- Whoever is about to change a name's row holds an advisory lock on the name until its transaction ends, and only tries for
--- it. So an open transaction that takes, extends or gives back a lock keeps others out of it, rather than waiting.
+-- A transaction that is about to change a name's row locks the name's row of taskq_internal.mutex until it ends, and never waits
+-- for that. So an open transaction that takes, extends or gives back a lock keeps others out of it, rather than waiting.
 
 -- Takes the lock of that name for p_by, or extends it where p_by has it: for p_at_most from now, and not given back for p_at_least
 -- from now. False, and nothing changed, where somebody else has it, or is about to.
@@ -65,5 +65,12 @@ END $$;
 -- Keeps all others from changing the lock of that name until this transaction ends; false where somebody else does so.
 CREATE FUNCTION taskq.try_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN pg_try_advisory_xact_lock(hashtextextended(p_name, 8275717));
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(0, p_name) FOR UPDATE SKIP LOCKED;
+    RETURN FOUND;
 END $$;
+
+-- The bucket of taskq_internal.mutex for a name of a kind: 0 locks, 1 prefixes of ticks, 2 stages. Rows, as no outsider can lock
+-- them; one in 4,096 pairs of names shares a bucket by chance, and then one waits for the other, or is told that it is taken.
+CREATE FUNCTION taskq.mutex_of(p_kind int, p_name text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_kind * 4096 + (hashtext(p_name) & 4095)
+$$;

@@ -1,22 +1,38 @@
 -- The log: a topic's tasks read in the order of their sequences, by any number of readers, taking nothing.
 --
 -- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a reader
--- may pass a number whose task is committed later. So a transaction that pushes opens the log before it draws its first
--- number: until its end it holds an advisory lock whose key carries a floor, a number no greater than any that it will
--- draw. A reader stays below the horizon: the least floor among the open pushes to its topic. Why nothing below the
--- horizon is ever skipped:
+-- can pass a number whose task is committed later. So a transaction that pushes makes three announcements before it draws
+-- a number, all of them locks that end with it:
+--
+--   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
+--   topic   an advisory lock on the topic (taskq.keep_topic), or ROW SHARE on taskq_internal.unplaced_push: all topics
+--   push    ROW SHARE on taskq_internal.push, taken last
+--
+-- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction that
+-- holds `push` and announces the topic; a push without a floor has floor 0. Why nothing below the horizon is ever skipped:
 --
 --   1. The reader looks up M, the last number drawn, and then, in one look at pg_locks, the floors of open pushes. The
 --      horizon H is the least of them, at most M + 1. Then it reads on a new snapshot, up to but not including H.
---   2. Let a task have a number s < H. s <= M, so its transaction had drawn s, and before that had locked its topic and
---      a floor <= s, before the reader looked at the locks.
---   3. Were the transaction open at that look, H would be at most its floor, and so at most s. So it had ended. Locks
---      are let go after the rows became visible: the reader's later snapshot sees the task, or it will never be.
+--   2. Let a task have a number s < H. s <= M, so its transaction had drawn s, and before that had announced its topic,
+--      a floor <= s and its push, before the reader looked at the locks.
+--   3. Were the transaction open throughout that look, H would be at most its floor, and so at most s. So it had ended,
+--      or ended during the look. Locks are released after the rows became visible: the reader's later snapshot sees the
+--      task, or no snapshot ever will.
 --
--- A savepoint that is rolled back takes its tasks along with its locks, and the next push opens the log anew. Prepared
+-- One look at pg_locks is not one moment: it reads the fast-path slots of each session first, where `push` usually is, and
+-- then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another session asks
+-- for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is open throughout
+-- shows `push` in the slots, under the same virtual transaction as the rest, or in the table together with the rest.
+--
+-- A savepoint that is rolled back takes its tasks along with its locks, and the next push announces again. Prepared
 -- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_holders names them), and for
 -- no other transaction, in this database or another. Its own uncommitted push counts like any other's: the log has
 -- committed tasks only.
+--
+-- What other roles can do. Any role that can connect can take any advisory lock, so floor and topic count only beside
+-- `push`, which no role can take without drawing numbers (see migration 0005). A role that takes the key of a floor
+-- exclusively makes a push take a lower floor; the key of a topic, makes it count for all topics. Both are safe. Any role
+-- can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
 --
 -- Numbers are drawn one by one (CACHE 1), which all this rests on.
 
@@ -25,43 +41,59 @@ CREATE FUNCTION taskq.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 32327  -- 0x7E47, "taskq" to nobody else
 $$;
 
--- Opens the log for this transaction, before it draws a number from taskq.task_sequence. Never waits.
--- Once a transaction is enough, and 10,000 locks would fill the server's table, so a setting that lives as long as the
--- lock says that it was done; both go with a savepoint that is rolled back. Whoever else holds that very key
--- exclusively makes us take a lower floor, which is right as well; so is the one for numbers beyond 48 bits.
-CREATE FUNCTION taskq.open_log() RETURNS void LANGUAGE plpgsql AS $$
+-- Announces this transaction's floor and that it pushes, before it draws a number from taskq.task_sequence. Never
+-- waits. Returns the floor.
+-- To lock again what the transaction holds adds no entry to the server's lock table: so 10,000 pushes take one floor, that
+-- of the first, which taskq.log_floor carries; the setting ends with the lock, at the end of the transaction or a rollback to
+-- a savepoint. A floor in use by another program is passed by steps at random, which cannot be foreseen; if 0 is in use
+-- too, there is none, and readers count it as 0.
+CREATE FUNCTION taskq.open_log() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_floor bigint;
+    v_hint  text := current_setting('taskq.log_floor', true);
+    v_floor bigint := least(coalesce(pg_sequence_last_value('taskq.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
 BEGIN
-    IF current_setting('taskq.log_opened', true) = pg_current_xact_id()::text THEN
-        RETURN;
+    IF v_hint ~ '^[0-9]{1,15}$' THEN
+        v_floor := least(v_floor, v_hint::bigint);
     END IF;
-    v_floor := least(coalesce(pg_sequence_last_value('taskq.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
     WHILE NOT pg_try_advisory_xact_lock_shared((taskq.log_lock_class()::bigint << 48) | v_floor) LOOP
-        v_floor := v_floor - 1;
+        EXIT WHEN v_floor = 0;
+        v_floor := greatest(v_floor - 1 - floor(random() * 1000)::int, 0);
     END LOOP;
-    PERFORM set_config('taskq.log_opened', pg_current_xact_id()::text, true);
+    LOCK TABLE taskq_internal.push IN ROW SHARE MODE;
+    IF v_hint IS DISTINCT FROM v_floor::text THEN
+        v_hint := set_config('taskq.log_floor', v_floor::text, true);
+    END IF;
+    RETURN v_floor;
 END $$;
 
--- Draws the numbers of new tasks, ascending, for a transaction that keeps their topic (taskq.keep_topic).
+-- Draws the numbers of new tasks, ascending, for a transaction that has announced its push (taskq.keep_topic, taskq.open_log).
 CREATE FUNCTION taskq.draw_sequences(p_count int) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq.open_log();
     RETURN ARRAY(SELECT nextval('taskq.task_sequence') FROM generate_series(1, p_count));
 END $$;
 
--- The open transactions that pushed to a topic, with the number from which on each holds its log back. One look at
--- pg_locks. A transaction prepared for a two-phase commit has no pid.
+-- The open transactions that push: the number from which on each holds logs back, and the topics that it announced; `everywhere`
+-- if it could not announce one. One look at pg_locks. A transaction prepared for a two-phase commit has no pid.
+CREATE FUNCTION taskq.open_transactions()
+RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean) LANGUAGE sql STABLE AS $$
+    SELECT l.virtualtransaction, min(l.pid),
+           coalesce(min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
+                        FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq.log_lock_class()), 0),
+           coalesce(array_agg(l.objid::bigint) FILTER (WHERE l.objsubid = 2 AND l.classid::bigint = taskq.topic_lock_class()), '{}'),
+           bool_or(l.relation = 'taskq_internal.unplaced_push'::regclass) IS TRUE
+    FROM pg_locks l
+    WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND (l.locktype = 'advisory' OR l.locktype = 'relation' AND l.mode = 'RowShareLock'
+           AND l.relation IN ('taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass))
+    GROUP BY l.virtualtransaction
+    HAVING bool_or(l.relation = 'taskq_internal.push'::regclass)
+$$;
+
+-- Those that push to a topic.
 CREATE FUNCTION taskq.open_pushes(p_topic_id int) RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT l.virtualtransaction, min(l.pid),
-           min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
-               FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq.log_lock_class())
-    FROM pg_locks l
-    WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    GROUP BY l.virtualtransaction
-    HAVING bool_or(l.objsubid = 2 AND l.classid::bigint = taskq.topic_lock_class() AND l.objid::bigint = p_topic_id)
-       AND bool_or(l.objsubid = 1 AND l.classid::bigint >> 16 = taskq.log_lock_class())
+    SELECT o.virtualtransaction, o.pid, o.floor FROM taskq.open_transactions() o
+    WHERE o.everywhere OR p_topic_id = ANY (o.topics)
 $$;
 
 -- Who holds a topic's log back: readers get no task from `floor` on before all of them have ended. For the operator.

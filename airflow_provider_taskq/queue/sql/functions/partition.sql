@@ -82,7 +82,8 @@ DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
 BEGIN
     PERFORM set_config('lock_timeout', least(ceil(extract(epoch FROM p_patience) * 1000), 2147483647) || 'ms', true);
-    PERFORM pg_advisory_lock(taskq.topic_lock_class(), v_topic_id);
+    PERFORM taskq.close_topic(v_topic_id);
+    PERFORM pg_advisory_lock(taskq.topic_lock_class(), v_topic_id);  -- granted at once: this transaction holds it
     RETURN v_topic_id;
 EXCEPTION WHEN lock_not_available THEN
     PERFORM taskq.refuse('TQ000', format('pushes to topic %L have been open for longer than %s', p_topic, taskq.in_words(p_patience)));

@@ -16,6 +16,7 @@ CREATE FUNCTION taskq.push(
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic     taskq.topic := taskq.keep_topic(p_topic);
+    v_floor     bigint := taskq.open_log();
     v_now       timestamptz := clock_timestamp();
     v_sequences bigint[];
     v_states    smallint[];
@@ -71,6 +72,7 @@ CREATE FUNCTION taskq.push_one(
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq.topic := taskq.keep_topic(p_topic);
+    v_floor    bigint := taskq.open_log();
     v_now      timestamptz := clock_timestamp();
     v_due      timestamptz := v_now;
     v_sequence bigint;
@@ -85,7 +87,6 @@ BEGIN
     IF p_delay IS NOT NULL THEN
         v_due := v_now + p_delay;
     END IF;
-    PERFORM taskq.open_log();
     v_sequence := nextval('taskq.task_sequence');
     INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
     VALUES (v_sequence, v_now, v_due, pg_current_xact_id(), v_topic.topic_id, coalesce(p_priority, 0), p_identifier,

@@ -7,7 +7,7 @@ CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS TABLE (old bigint, new bigint) LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.keep_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq.keep_topic_open(p_topic)).topic_id;
     v_old      bigint[];
     v_new      bigint[];
 BEGIN
@@ -148,6 +148,7 @@ DECLARE
     v_states      smallint[];
     v_new         bigint[];
 BEGIN
+    PERFORM taskq.open_log();
     v_new := taskq.draw_sequences(cardinality(p_sequences));
     PERFORM taskq.note_ended(p_topic_id, 4, p_sequences, v_new);
     UPDATE taskq.ended SET descent = state, state = 7 WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);

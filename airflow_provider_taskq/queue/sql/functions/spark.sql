@@ -91,7 +91,7 @@ $$;
 -- taskq.await_tries), so that tries that outlived their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(hashtextextended(p_stage::text, taskq.topic_lock_class()));
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(2, p_stage::text) FOR KEY SHARE;
     IF NOT EXISTS (SELECT FROM taskq.owner WHERE name = p_owner AND fence = p_fence) THEN
         PERFORM taskq.refuse_lease(p_owner, p_fence);
     END IF;
@@ -105,7 +105,7 @@ END $$;
 CREATE FUNCTION taskq.await_tries(p_stage uuid) RETURNS void LANGUAGE plpgsql
 SET lock_timeout = '5s' AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(p_stage::text, taskq.topic_lock_class()));
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(2, p_stage::text) FOR UPDATE;
 EXCEPTION WHEN lock_not_available THEN
     NULL;
 END $$;
@@ -312,7 +312,7 @@ SET enable_seqscan = off AS $$
 DECLARE
     v_dead uuid[];
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtextextended('taskq.prune_stages', taskq.topic_lock_class())) THEN
+    IF NOT taskq.may_prune() THEN
         RETURN 0;
     END IF;
     v_dead := ARRAY(

@@ -11,7 +11,7 @@ END $$;
 -- transaction that stages: who forgets the stage waits for its end, so that tries that outlived their job leave nothing behind.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(hashtextextended(p_stage::text, taskq.topic_lock_class()));
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(2, p_stage::text) FOR KEY SHARE;
     IF EXISTS (SELECT FROM taskq.stage WHERE stage = p_stage) THEN
         PERFORM taskq.refuse('TQ007', format('stage %s was committed or given up: it takes no more tasks', p_stage));
     END IF;
@@ -193,7 +193,7 @@ SET enable_seqscan = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(p_stage::text, taskq.topic_lock_class()));
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(2, p_stage::text) FOR UPDATE;
     INSERT INTO taskq.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp()) ON CONFLICT (stage) DO NOTHING;
     DELETE FROM taskq.staged_task WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -209,7 +209,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_dead uuid[];
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtextextended('taskq.prune_staged_tasks', taskq.topic_lock_class())) THEN
+    IF NOT taskq.may_prune() THEN
         RETURN 0;
     END IF;
     v_dead := ARRAY(
@@ -228,6 +228,15 @@ BEGIN
     DELETE FROM taskq.stage s  -- a commit is asked for again for a minute
     WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq.stage_fence(s.stage) IS NULL;
     RETURN cardinality(v_dead);
+END $$;
+
+-- Whether this transaction may prune stages; false while another does. By a lock on a table, as it needs no transaction number.
+CREATE FUNCTION taskq.may_prune() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    LOCK TABLE taskq_internal.prune IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
 END $$;
 
 -- Whether this is the first time that a stream commits this batch, which is remembered with this transaction: a batch number

@@ -29,7 +29,7 @@ CREATE FUNCTION taskq.install_ticks(
     p_depend_places int[] DEFAULT NULL, p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
 ) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic       taskq.topic := taskq.keep_topic(p_topic);
+    v_topic       taskq.topic := taskq.keep_topic_open(p_topic);
     v_identifiers text[];
     v_due         timestamptz[];
     v_added       bigint[];
@@ -83,13 +83,8 @@ BEGIN
         PERFORM taskq.refuse('TQ002', format('topic %L: the hash %L of ticks is blank or has a slash in it',
                                              p_topic.name, p_config_hash));
     END IF;
-    PERFORM pg_advisory_xact_lock(taskq.ticks_lock_class(), hashtext(p_topic.topic_id || '/' || p_prefix));
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(1, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
 END $$;
-
--- The class of the advisory locks by which those who change the ticks of a prefix take turns.
-CREATE FUNCTION taskq.ticks_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT 8275718  -- 0x7E4706
-$$;
 
 -- Refuses a moment that is none, or has no four digits of a year (TQ002), naming its position.
 CREATE FUNCTION taskq.check_moments(p_topic taskq.topic, p_moments timestamptz[], p_offset int) RETURNS void

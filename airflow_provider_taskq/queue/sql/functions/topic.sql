@@ -79,7 +79,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM pg_advisory_xact_lock(taskq.topic_lock_class(), v_topic_id);
+    PERFORM taskq.close_topic(v_topic_id);
     IF NOT p_alone OR taskq.truncate_topic(v_topic_id, true) IS NULL THEN
         DELETE FROM taskq.live WHERE topic_id = v_topic_id;
         DELETE FROM taskq.ended WHERE topic_id = v_topic_id;
@@ -91,29 +91,4 @@ BEGIN
     PERFORM taskq.remove_readers(v_topic_id);
     DELETE FROM taskq.topic WHERE topic_id = v_topic_id;
     RETURN true;
-END $$;
-
--- The class of the advisory locks by which pushes (shared) and drop_topic (exclusive) exclude each other.
-CREATE FUNCTION taskq.topic_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT 8275717  -- 0x7E4705, "taskq" to nobody else
-$$;
-
--- The topic of that name, which nobody can drop until this transaction ends: for whoever adds rows to its tables. Where it
--- was dropped while we waited, and made anew, the new one. Above READ COMMITTED our snapshot cannot tell, so there its
--- row is locked as well: a topic dropped since then is a serialization failure.
-CREATE FUNCTION taskq.keep_topic(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql AS $$
-DECLARE
-    v_kept  taskq.topic;
-    v_topic taskq.topic := taskq.find_topic(p_topic);
-BEGIN
-    LOOP
-        v_kept := v_topic;
-        PERFORM pg_advisory_xact_lock_shared(taskq.topic_lock_class(), v_kept.topic_id);
-        v_topic := taskq.find_topic(p_topic);
-        EXIT WHEN v_topic.topic_id = v_kept.topic_id;
-    END LOOP;
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM FROM taskq.topic WHERE topic_id = v_kept.topic_id FOR KEY SHARE;
-    END IF;
-    RETURN v_topic;
 END $$;

@@ -70,7 +70,7 @@ BEGIN
         number := NULL;
         IF v_wait.topic_id IS NULL THEN
             number := -1;
-        ELSIF pg_try_advisory_xact_lock_shared(taskq.topic_lock_class(), v_wait.topic_id) THEN
+        ELSIF taskq.try_keep_topic(v_wait.topic_id) THEN
             number := cardinality(taskq.juncture(v_wait.name, v_wait.topic, v_wait.identifiers, v_wait.numbers, v_wait.junction));
         END IF;
         RETURN NEXT;

@@ -1,0 +1,159 @@
+-- The locks by which transactions that rely on a topic and those that close it (drop_topic, own_partition) exclude each other.
+--
+-- A transaction that relies on a topic takes the shared advisory lock (topic_lock_class, topic_id): the fast path. Any role that can
+-- connect can take that lock too. So a push never waits for it. If it is not available, the push locks the topic's row FOR KEY
+-- SHARE instead, which no outsider can take or block, and announces to the log that it counts for all topics.
+-- A transaction that closes a topic takes both, the advisory lock exclusively and the row FOR UPDATE. It waits for transactions
+-- that prove by a lock in taskq_internal that they rely on a topic, and refuses when another session is in the way.
+
+-- The class of these advisory locks.
+CREATE FUNCTION taskq.topic_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT 8275717  -- 0x7E4705, "taskq" to nobody else
+$$;
+
+-- The topic of that name, which no transaction can drop until this one ends: for a push, which takes taskq.open_log next. If the
+-- topic was dropped and created again while this waited, the new one. Above READ COMMITTED the snapshot cannot tell, so there
+-- the row is locked as well: a topic dropped since then is a serialization failure.
+CREATE FUNCTION taskq.keep_topic(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql AS $$
+DECLARE
+    v_kept  taskq.topic;
+    v_topic taskq.topic := taskq.find_topic(p_topic);
+BEGIN
+    LOOP
+        v_kept := v_topic;
+        IF NOT pg_try_advisory_xact_lock_shared(taskq.topic_lock_class(), v_kept.topic_id) THEN
+            PERFORM taskq.keep_row(v_kept.topic_id);
+        END IF;
+        v_topic := taskq.find_topic(p_topic);
+        EXIT WHEN v_topic.topic_id = v_kept.topic_id;
+    END LOOP;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM FROM taskq.topic WHERE topic_id = v_kept.topic_id FOR KEY SHARE;
+    END IF;
+    RETURN v_topic;
+END $$;
+
+-- The same for a transaction that relies on a topic and may draw no sequences.
+CREATE FUNCTION taskq.keep_topic_open(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql AS $$
+BEGIN
+    LOCK TABLE taskq_internal.keep IN ROW SHARE MODE;
+    RETURN taskq.keep_topic(p_topic);
+END $$;
+
+-- Keeps a topic whose advisory lock is not available. Waits for a transaction that drops or closes the topic, and while it moves.
+CREATE FUNCTION taskq.keep_row(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_limit interval := current_setting('lock_timeout')::interval;
+    v_since timestamptz := clock_timestamp();
+BEGIN
+    LOOP
+        PERFORM FROM taskq.topic WHERE topic_id = p_topic_id FOR KEY SHARE;
+        IF NOT FOUND OR pg_try_advisory_xact_lock_shared(taskq.topic_lock_class(), p_topic_id) THEN
+            RETURN;
+        END IF;
+        IF NOT taskq.is_closing(p_topic_id) THEN
+            LOCK TABLE taskq_internal.unplaced_push IN ROW SHARE MODE;
+            RETURN;
+        END IF;
+        PERFORM taskq.await_topic_lock(p_topic_id, true, v_limit);
+        PERFORM taskq.check_lock_timeout(v_since, v_limit);
+    END LOOP;
+END $$;
+
+-- Keeps a topic without waiting; false while it is dropped or moves.
+CREATE FUNCTION taskq.try_keep_topic(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    LOCK TABLE taskq_internal.keep IN ROW SHARE MODE;
+    IF pg_try_advisory_xact_lock_shared(taskq.topic_lock_class(), p_topic_id) THEN
+        RETURN true;
+    END IF;
+    PERFORM FROM taskq.topic WHERE topic_id = p_topic_id FOR KEY SHARE SKIP LOCKED;
+    RETURN FOUND AND NOT taskq.is_closing(p_topic_id);
+END $$;
+
+-- Closes a topic to all that rely on it, until this transaction ends: waits for open pushes to it. Refuses (TQ000), naming the
+-- session, if a session that is none of the queue's holds the advisory lock.
+CREATE FUNCTION taskq.close_topic(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_limit    interval := current_setting('lock_timeout')::interval;
+    v_since    timestamptz := clock_timestamp();
+    v_stranger text;
+    v_last     text;
+BEGIN
+    WHILE NOT pg_try_advisory_xact_lock(taskq.topic_lock_class(), p_topic_id) LOOP
+        v_last := v_stranger;
+        v_stranger := taskq.stranger_at(p_topic_id);
+        IF v_stranger IS NOT NULL AND v_last IS NOT NULL THEN  -- seen twice: a push takes its two locks one after the other
+            PERFORM taskq.refuse('TQ000', format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'
+                ' using the queue; try again when it has released the lock',
+                (SELECT name FROM taskq.topic WHERE topic_id = p_topic_id), v_stranger, taskq.topic_lock_class(), p_topic_id));
+        END IF;
+        EXIT WHEN taskq.await_topic_lock(p_topic_id, false, v_limit);
+        PERFORM taskq.check_lock_timeout(v_since, v_limit);
+    END LOOP;
+    PERFORM FROM taskq.topic WHERE topic_id = p_topic_id FOR UPDATE;  -- held by pushes that did not get the advisory lock
+END $$;
+
+-- Waits for the advisory lock of a topic, shared or exclusively, for at most 2 seconds, or p_limit if that is shorter and not 0;
+-- false if it did not become available. The time is longer than the server's usual deadlock_timeout, so that a deadlock is found.
+CREATE FUNCTION taskq.await_topic_lock(p_topic_id int, p_shared boolean, p_limit interval) RETURNS boolean LANGUAGE plpgsql
+SET lock_timeout = '2s' AS $$
+BEGIN
+    IF p_limit > interval '0' AND p_limit < interval '2 seconds' THEN
+        PERFORM set_config('lock_timeout', ceil(extract(epoch FROM p_limit) * 1000)::text, true);
+    END IF;
+    IF p_shared THEN
+        PERFORM pg_advisory_xact_lock_shared(taskq.topic_lock_class(), p_topic_id);
+    ELSE
+        PERFORM pg_advisory_xact_lock(taskq.topic_lock_class(), p_topic_id);
+    END IF;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $$;
+
+-- Ends a wait in several steps as the caller's lock_timeout (0: none) would end a single one.
+CREATE FUNCTION taskq.check_lock_timeout(p_since timestamptz, p_limit interval) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_limit > interval '0' AND clock_timestamp() >= p_since + p_limit THEN
+        RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
+    END IF;
+END $$;
+
+-- The sessions and prepared transactions that hold or await the advisory lock of a topic.
+CREATE FUNCTION taskq.topic_lockers(p_topic_id int)
+RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, granted boolean, exclusive boolean) LANGUAGE sql STABLE AS $$
+    SELECT l.virtualtransaction, l.pid,
+           CASE WHEN l.pid IS NULL THEN format('prepared transaction %L', x.gid)
+                ELSE format('session %s of role %L', l.pid, coalesce(a.usename, '')) END,
+           coalesce(a.usesysid, r.oid), l.granted, l.mode = 'ExclusiveLock'
+    FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    LEFT JOIN (SELECT o.virtualtransaction, p.gid, p.owner FROM pg_prepared_xacts p
+               JOIN pg_locks o ON o.locktype = 'transactionid' AND o.transactionid = p.transaction) x
+        ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+    LEFT JOIN pg_roles r ON r.rolname = x.owner
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid::bigint = taskq.topic_lock_class() AND l.objid::bigint = p_topic_id
+      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+$$;
+
+-- Whether a session that may close the topic holds its advisory lock exclusively, or waits for it.
+CREATE FUNCTION taskq.is_closing(p_topic_id int) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT EXISTS (SELECT FROM taskq.topic_lockers(p_topic_id) k WHERE k.exclusive AND taskq.may_close(k.usesysid))
+$$;
+
+-- Whether a role, or one that it is a member of, may close topics: such a role could drop the topic as well.
+CREATE FUNCTION taskq.may_close(p_role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce(bool_or(has_function_privilege(r.oid, 'taskq.keep_out(text, interval)', 'EXECUTE')), false)
+    FROM pg_roles r WHERE pg_has_role(p_role, r.oid, 'MEMBER')
+$$;
+
+-- A session or prepared transaction, other than this, that holds the advisory lock of a topic, neither relies on a topic nor may
+-- close one; NULL if there is none.
+CREATE FUNCTION taskq.stranger_at(p_topic_id int) RETURNS text LANGUAGE sql VOLATILE AS $$
+    SELECT k.holder FROM taskq.topic_lockers(p_topic_id) k
+    WHERE k.granted AND k.pid IS DISTINCT FROM pg_backend_pid() AND (k.exclusive AND taskq.may_close(k.usesysid)) IS NOT TRUE
+      AND NOT EXISTS (SELECT FROM pg_locks m
+                      WHERE m.virtualtransaction = k.virtualtransaction AND m.granted AND m.mode = 'RowShareLock'
+                        AND m.relation IN ('taskq_internal.push'::regclass, 'taskq_internal.keep'::regclass))
+    ORDER BY k.pid LIMIT 1
+$$;
