@@ -37,6 +37,7 @@ from airflow_provider_taskq.queue.model import (
     State,
     Task,
     TaskInfo,
+    UnreadablePayload,
 )
 from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
 from airflow_provider_taskq.queue.reading import Handed, Led, ReaderState, Sharing
@@ -87,6 +88,7 @@ __all__ = [
     "TaskQueueError",
     "TopicPolicy",
     "UnknownTopic",
+    "UnreadablePayload",
     "config_hash",
     "connect",
     "install",

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
-from typing import Self, TypeAlias, Union
+from typing import NoReturn, Self, TypeAlias, Union
 
-Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007 - it names itself
+from airflow_provider_taskq.queue.errors import InvalidTask
+
+# The last is only ever read, in the place of a whole value, and never stored.
+Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], "UnreadablePayload", None]
 
 
 class State(IntEnum):
@@ -74,6 +77,30 @@ class Junction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadablePayload:
+    """Stands for a payload, or another JSON value, that is stored but cannot be decoded by Python.
+
+    `reason` says why, without any of the text. Every use as data raises InvalidTask with that reason, so that a handler
+    which takes the payload for granted fails this one task. Tell it apart by `isinstance`.
+    """
+
+    reason: str
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise InvalidTask(self.reason)
+
+    __getitem__ = __iter__ = __len__ = __contains__ = __bool__ = __int__ = __float__ = __index__ = __reversed__ = (
+        _refuse
+    )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Names that protocols look for (copy, pickle, inspection) are absent, as is a reason that is not set yet.
+        if name.startswith("_") or name == "reason":
+            raise AttributeError(name)
+        raise InvalidTask(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
 class NewTask:
     """A task to push: what it is about, and when and how it may be handed out.
 
@@ -97,7 +124,7 @@ class Task:
     """A task as its holder sees it; equal and hashed by topic and sequence.
 
     `attempt` is 1 at the first poll and 0 for a task just pushed; `redelivered` tells that an owner before
-    lost its lease while it held the task.
+    lost its lease while it held the task. A payload that Python cannot decode is an UnreadablePayload.
     """
 
     sequence: int

@@ -9,6 +9,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.bounds import load_bounded
+from airflow_provider_taskq.queue.decoding import decode_tolerantly
 from airflow_provider_taskq.queue.errors import translated
 
 
@@ -24,9 +25,10 @@ class Caller:
         return self.conn.autocommit and self.conn.info.transaction_status == TransactionStatus.IDLE
 
     def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """All rows of one call, as tuples whatever the connection's own row factory."""
+        """All rows of one call, as tuples whatever the connection's own row factory; JSON is read by decode_json."""
         with translated(), self.conn.cursor(row_factory=tuple_row) as cursor:
             load_bounded(cursor)
+            decode_tolerantly(cursor)
             return cursor.execute(call, arguments).fetchall()
 
     def _value(self, call: LiteralString, arguments: Sequence[object] = ()) -> Any:
