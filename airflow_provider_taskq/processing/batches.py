@@ -23,7 +23,16 @@ from airflow_provider_taskq.processing.session import (
     connects_to,
     heartbeat_limit,
 )
-from airflow_provider_taskq.queue import Decision, InvalidArgument, Owner, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import (
+    Decision,
+    InvalidArgument,
+    InvalidTask,
+    Owner,
+    Result,
+    Task,
+    TaskQueue,
+    UnreadablePayload,
+)
 from airflow_provider_taskq.queue.transient import is_cut_off, is_transient
 
 log = logging.getLogger(__name__)
@@ -103,7 +112,7 @@ class Batches(Routine):
         self._owner: Owner | None = None
         self._connect = connects_to(dsn, lease)
         self._seconds: list[float] = []
-        self._cut_offs: dict[Task, tuple[int, BaseException | None]] = {}
+        self._unsortable: dict[Task, Exception] = {}
         limit = call_limit(lease, call_timeout, handler_statement_timeout)
         super().__init__(f"batches {topic}", self._connect, self._poll, self._pause, limit)
 
@@ -127,13 +136,29 @@ class Batches(Routine):
 
     def _polled(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
         """Groups to handle now, in order; what of a group is beyond the size is given back before anybody sees it."""
+        self._unsortable = {}
         with queue.conn.transaction():
-            groups = [sorted(group, key=self._sorter) for group in self._taken(queue, owner).values()]
+            groups = [self._sorted(group) for group in self._taken(queue, owner).values()]
             if self.size >= 0:
                 beyond = [task for group in groups for task in group[self.size :]]
                 queue.give_back(owner, beyond)
                 groups = [group[: self.size] for group in groups]
         return groups
+
+    def _sorted(self, group: list[Task]) -> list[Task]:
+        """A group in the order of the sorter. First come the tasks that it cannot place: each fails by itself."""
+        keys: dict[Task, Any] = {}
+        for task in group:
+            try:
+                keys[task] = self._sorter(readable(task))
+            except Exception as error:  # noqa: BLE001 -- a sorter is the user's: its error is this task's failure
+                self._unsortable[task] = error
+        try:
+            ordered = sorted(keys, key=keys.__getitem__)
+        except Exception as error:  # noqa: BLE001 -- keys that do not compare: no task of the group has a place
+            self._unsortable |= dict.fromkeys(keys, error)
+            return group
+        return [task for task in group if task not in keys] + ordered
 
     def _taken(self, queue: TaskQueue, owner: Owner) -> dict[str, list[Task]]:
         return queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
@@ -199,22 +224,27 @@ class Batches(Routine):
             queue.complete(owner, {task: decision})
         return decision
 
-    def _called(self, *given: Any) -> Decision:
+    def _called(self, task: Task, *given: TaskQueue) -> Decision:
         """What the handler decides; _HandlerFailed tells its errors from those of the queue.
 
         A task whose handler was cut off several times in a row is not handled again.
         """
-        task = given[0]
         count, reason = self._cut_offs.get(task, (0, None))
         if count >= _CUT_OFFS:
             del self._cut_offs[task]
             raise _HandlerFailed from reason
         try:
-            decision = decision_of(self._handler(*given))
+            self._need_place(task)
+            decision = decision_of(self._handler(task, *given))
         except Exception as error:
             raise _HandlerFailed from error
         self._cut_offs.pop(task, None)
         return decision
+
+    def _need_place(self, task: Task) -> None:
+        """Raises what the sorter raised for a task."""
+        if (error := self._unsortable.get(task)) is not None:
+            raise error
 
     def _until_committed(self, commit: Callable[[], T]) -> T:
         """Commits, again and again while that fails for a reason that may pass; LeaseLost ends it.
@@ -254,6 +284,13 @@ class Batches(Routine):
             with self._session.queue() as queue:
                 queue.purge_outlived(self.topic)
         return 0.0 if tally.groups == self._groups and tally.succeeded else self._pause
+
+
+def readable(task: Task) -> Task:
+    """The task; InvalidTask if its payload cannot be decoded."""
+    if isinstance(task.payload, UnreadablePayload):
+        raise InvalidTask(task.payload.reason)
+    return task
 
 
 class Keeper(Routine):

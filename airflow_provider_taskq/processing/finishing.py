@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from airflow_provider_taskq.processing.handling import TaskResultException, completed, decision_on, name_of
+from airflow_provider_taskq.processing.partial import failures_of_unreadable, readable
 from airflow_provider_taskq.processing.patience import BackOff
 from airflow_provider_taskq.processing.session import Disconnected, Session
 from airflow_provider_taskq.processing.settling import (
@@ -33,15 +34,19 @@ class WorkerStopped(Exception):
 
 
 def decide(shift: "Shift", run: Run) -> dict[Task, Decision] | BaseException:
-    """Calls the handler for a batch: its decisions, or what made it fail as a whole."""
+    """Calls the handler for a batch: its decisions, or what made it fail as a whole.
+
+    A task whose payload cannot be decoded is a FAILURE by itself; the handler gets the rest of the batch.
+    """
     shift.telling.on_dispatched(run.trace)
     shift.watch.enter(run)
+    handler = readable(shift.handler, run.work)
     try:
-        with run.work.running(name_of(shift.handler)):
-            decided = shift.handler.handle(run.work)
-        return completed(shift.handler, run.work, decided)
+        with run.work.running(name_of(handler)):
+            decided = handler.handle(run.work)
+        return completed(handler, run.work, decided)
     except TaskResultException as error:
-        return dict.fromkeys(run.work.tasks, decision_on(error))
+        return {**dict.fromkeys(run.work.tasks, decision_on(error)), **failures_of_unreadable(run.work.tasks)}
     except BaseException as error:  # noqa: BLE001 -- also an exit: it ends the batch, not the worker
         return error
     finally:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 from airflow_provider_taskq.processing.finishing import decide
 from airflow_provider_taskq.processing.rounds import Rounds
-from airflow_provider_taskq.processing.session import Disconnected
+from airflow_provider_taskq.processing.session import is_refused
 from airflow_provider_taskq.processing.settling import has_company
 from airflow_provider_taskq.processing.tenure import Run
 from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
@@ -58,7 +58,7 @@ class Lane(Rounds):
             try:
                 tasks = self._poller.asked(lambda queue: self._exchange(queue, run, decisions))
             except Exception as error:  # noqa: BLE001 -- the batch comes first; a poll alone tells what is wrong with it
-                lost = isinstance(error, Disconnected)
+                lost = not is_refused(error)
             else:
                 self._finisher.completed(run, decisions)
                 return tasks

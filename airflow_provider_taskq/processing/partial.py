@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from airflow_provider_taskq.processing.handling import BatchHandler, Outcome, completed, decision_of, name_of
 from airflow_provider_taskq.processing.work import Participant, Work
-from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, TaskQueue, UnreadablePayload
 
 
 class Part(Work):
@@ -77,6 +77,25 @@ def matching(
 
     step.__name__ = getattr(function, "__name__", step.__name__)
     return step
+
+
+def readable(handler: BatchHandler, work: Work) -> BatchHandler:
+    """The handler, or a handler that fails the tasks of this batch whose payload cannot be decoded.
+
+    Such a task fails with the reason before the handler sees it; the handler gets the other tasks of the batch.
+    """
+    if not any(isinstance(task.payload, UnreadablePayload) for task in work.tasks):
+        return handler
+    return Sieve(handler, failures_of_unreadable)
+
+
+def failures_of_unreadable(tasks: Iterable[Task]) -> dict[Task, Decision]:
+    """A FAILURE, with the reason, for each task whose payload cannot be decoded; no decision for the others."""
+    return {
+        task: Decision(Result.FAILURE, error=InvalidTask(task.payload.reason))
+        for task in tasks
+        if isinstance(task.payload, UnreadablePayload)
+    }
 
 
 class Sieve:

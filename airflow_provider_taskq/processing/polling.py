@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_provider_taskq.processing.session import Disconnected, Session
+from airflow_provider_taskq.processing.session import Session, is_refused
 from airflow_provider_taskq.processing.tenure import Tenure
 from airflow_provider_taskq.queue import Condition, LeaseLost, Task, TaskQueue
 
@@ -58,12 +58,12 @@ class Poller:
             return queue.ready(settings.topic, 1, settings.condition) > 0
 
     def asked(self, call: Callable[[TaskQueue], T]) -> T:
-        """Takes tasks by a call. Where its answer is lost, what it may have taken is looked for by the next poll."""
+        """Runs a call that claims tasks. After an error that leaves its outcome open, the next poll looks for them."""
         try:
             with self._session.queue() as queue:
                 return call(queue)
-        except Disconnected:
-            self.in_doubt = True
+        except Exception as error:
+            self.in_doubt = self.in_doubt or not is_refused(error)
             raise
 
     def leave(self) -> None:

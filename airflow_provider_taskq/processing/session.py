@@ -25,6 +25,15 @@ class Disconnected(TaskQueueError):
     """The database cannot be reached now; what was last asked of it may have been done or not."""
 
 
+def is_refused(error: BaseException) -> bool:
+    """Whether the server reported this error, so that the call changed nothing.
+
+    Any other error leaves the outcome open: a lost connection, but also an answer that the client cannot read.
+    """
+    reported = error.__cause__ if isinstance(error, TaskQueueError) else error
+    return not isinstance(error, Disconnected) and isinstance(reported, psycopg.Error) and reported.sqlstate is not None
+
+
 class Session:
     """The queue through a connection in autocommit, made when it is needed and again when it was lost.
 

@@ -16,7 +16,18 @@ from airflow_provider_taskq.processing.reader.errors import HandlerFailed, Inter
 from airflow_provider_taskq.processing.reader.group import Group, Handler
 from airflow_provider_taskq.processing.reader.progress import Moved, PartitionProgress
 from airflow_provider_taskq.processing.reader.settings import Settings
-from airflow_provider_taskq.queue import Cursor, Handed, LeaseLost, Led, RetryPolicy, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import (
+    Cursor,
+    Handed,
+    InvalidTask,
+    LeaseLost,
+    Led,
+    RetryPolicy,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+    UnreadablePayload,
+)
 from airflow_provider_taskq.queue.deadline import CallTimeout
 from airflow_provider_taskq.queue.transient import is_cut_off, is_read_only, means_lost_connection
 from airflow_provider_taskq.queue.transient import is_transient as may_pass
@@ -203,9 +214,13 @@ class PartitionLoop:
             self._wait(delay, whole=True)
 
     def _handlers_of(self, event: Task) -> list[Handler]:
-        """The handlers of an event; a predicate that fails is a handler that fails."""
+        """The handlers of an event; a predicate that fails is a handler that fails, and so is an unreadable payload."""
         try:
-            return self.group.handlers_of(event) if self.settings.concerns(event) else []
+            if not self.settings.concerns(event):
+                return []
+            if isinstance(event.payload, UnreadablePayload):
+                raise InvalidTask(event.payload.reason)  # noqa: TRY301 -- a failure of this event like any other
+            return self.group.handlers_of(event)
         except Exception as error:
             raise HandlerFailed from error
 
@@ -217,6 +232,8 @@ class PartitionLoop:
             self._tell(event, error, None, stopped=True)
             raise error
         delay = self._attempts.failed(event.sequence)
+        if isinstance(event.payload, UnreadablePayload):
+            delay = None  # no retry makes it readable
         self._tell(event, error, delay, stopped=False)
         return delay
 
