@@ -1,6 +1,5 @@
 """A composite as a transform: its steps run on executors, on batches of the tasks of a partition."""
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,13 @@ from pyspark.sql import DataFrame
 
 from airflow_provider_taskq.processing.composite import Composite
 from airflow_provider_taskq.processing.handling import completed, decision_on
+from airflow_provider_taskq.processing.partial import readable
 from airflow_provider_taskq.processing.work import FollowUp, Release, Work
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
 from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS
 from airflow_provider_taskq.spark.draining.company import Company, company_of
 from airflow_provider_taskq.spark.draining.follow_ups import follow_up
-from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK, stops, values_of
+from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK, stops, task_of, values_of
 
 BATCH = 1_000  # tasks that go through the steps together, unless said otherwise
 
@@ -101,8 +101,9 @@ class ByComposite:
     def _rows(self, tasks: Sequence[Task], carry: Carry) -> list[dict[str, Any]]:
         """What is decided on one batch; what only the driver can do is given to `carry`."""
         work = Work(tasks)
+        handler = readable(self.composite, work)
         try:
-            decisions = completed(self.composite, work, self.composite.handle(work))
+            decisions = completed(handler, work, handler.handle(work))
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is the failure of this batch and of no other
             work, decisions = Work(tasks), dict.fromkeys(tasks, decision_on(error))
         company = company_of(self.composite.name, work, decisions, self.condition)
@@ -143,9 +144,4 @@ def _chunks(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[list[Task]
     """The tasks of a partition, so many at a time."""
     for batch in batches:
         for place in range(0, batch.num_rows, size):
-            yield [_task_of(values) for values in batch.slice(place, size).to_pylist()]
-
-
-def _task_of(values: Mapping[str, Any]) -> Task:
-    payload = None if values["payload"] is None else json.loads(values["payload"])
-    return Task(**{**values, "payload": payload})
+            yield [task_of(values) for values in batch.slice(place, size).to_pylist()]

@@ -173,8 +173,8 @@ def _listed(value: object, column: str) -> Sequence[Mapping[str, Any]]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
-            raise InvalidTask(f"its {column} is not JSON") from None
+        except (ValueError, RecursionError):
+            raise InvalidTask(f"its {column} is not JSON that can be decoded") from None
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):

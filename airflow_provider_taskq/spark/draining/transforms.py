@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, Junction, NewTask, Result, Task
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    InvalidTask,
+    Junction,
+    NewTask,
+    Result,
+    Task,
+    UnreadablePayload,
+)
+from airflow_provider_taskq.queue.decoding import decode_json
 from airflow_provider_taskq.queue.wire import json_text, trace_text
 from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS, decisions_batch
 from airflow_provider_taskq.spark.draining.follow_ups import follow_up
@@ -141,11 +151,24 @@ def decision_row(function: TaskFunction, values: Mapping[str, Any]) -> dict[str,
     """What the function decides on one task, as a row; None for no decision."""
     sequence = values["sequence"]
     try:
-        payload = None if values["payload"] is None else json.loads(values["payload"])
-        outcome = function(Task(**{**values, "payload": payload}))
+        outcome = function(readable_task(values))
         return None if outcome is None else _row(sequence, outcome)
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is this task's failure and no other's
         return {"sequence": sequence, "result": "FAILURE", "error": trace_text(error)}
+
+
+def readable_task(values: Mapping[str, Any]) -> Task:
+    """The task of a row of OF_A_TASK; InvalidTask if its payload cannot be decoded."""
+    task = task_of(values)
+    if isinstance(task.payload, UnreadablePayload):
+        raise InvalidTask(task.payload.reason)
+    return task
+
+
+def task_of(values: Mapping[str, Any]) -> Task:
+    """The task of a row of OF_A_TASK; a payload that cannot be decoded is an UnreadablePayload."""
+    text = values["payload"]
+    return Task(**{**values, "payload": None if text is None else decode_json(text)})
 
 
 def _row(sequence: int, outcome: Outcome) -> dict[str, Any]:
