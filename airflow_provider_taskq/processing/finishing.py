@@ -18,7 +18,7 @@ from airflow_provider_taskq.processing.settling import (
 )
 from airflow_provider_taskq.processing.tenure import Run
 from airflow_provider_taskq.processing.work import Work
-from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Owner, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.transient import is_transient
 
 if TYPE_CHECKING:
@@ -119,7 +119,14 @@ class Finisher:
                             after_commit(queue, work, {each.topic: None for each in work.follow_ups})
                             return decisions
                         decisions = held
-                    return self._commit_batch(queue, run.tenure.owner, work, decisions, interruptions)
+                    return commit_batch(
+                        queue,
+                        run.tenure.owner,
+                        work,
+                        decisions,
+                        interruptions.given_up,
+                        self._session.for_handler_statements,
+                    )
             except Disconnected as error:
                 in_doubt = True
                 if isinstance(error.__cause__, ParticipantInterrupted):
@@ -135,20 +142,6 @@ class Finisher:
                     raise
             look = True
             self._wait(run, back_off)
-
-    def _commit_batch(
-        self,
-        queue: TaskQueue,
-        owner: Owner,
-        work: Work,
-        decisions: Mapping[Task, Decision],
-        interruptions: Interruptions,
-    ) -> Mapping[Task, Decision]:
-        """One try. Participants' statements may take longer than the queue's own calls."""
-        if not work.participants:
-            return commit_batch(queue, owner, work, decisions)
-        with self._session.for_handler_statements():
-            return commit_batch(queue, owner, work, decisions, interruptions.given_up)
 
     def _may_pass(self, error: NotHeld | psycopg.Error, tries: int) -> bool:
         """Whether to try again; an error that goes on is told."""

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 from airflow_provider_taskq.processing.handling import name_of
@@ -72,15 +73,18 @@ def commit_batch(
     work: Work,
     decisions: Mapping[Task, Decision],
     given_up: GivenUp = NONE_GIVEN_UP,
+    handler_statements: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Mapping[Task, Decision]:
     """The same as `settle`; ParticipantInterrupted for a participant that may succeed at another try.
 
-    Participants in `given_up` (see Interruptions) are not called: their tasks fail with that error.
+    Participants in `given_up` (see Interruptions) are not called: their tasks fail with that error. Each participant
+    runs within `handler_statements()`, which may allow its statements more time than the queue's own calls.
     """
     with queue.conn.transaction():
         stands = dict(decisions)
         for participant in work.participants:
-            take_part(queue, participant, stands, given_up)
+            with handler_statements():
+                take_part(queue, participant, stands, given_up)
         queue.complete(owner, cast("Mapping[Task | int, Decision | Result]", stands))
         topics = follow(queue, work, stands)
     after_commit(queue, work, topics)
