@@ -1,0 +1,63 @@
+"""Two minutes under load for each of three faults: nothing is lost, nothing is done twice, nothing stops."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.queue import State
+from tests.faults.two_minutes import Ledger, poison_payloads, read_only_servers, silent_connections
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+Programs = dict[str, "Future[Ledger]"]
+
+
+@pytest.fixture(scope="module")
+def programs(server_dsn: str) -> Iterator[Programs]:
+    """All three programs at once, each on a database of its own: they mostly wait."""
+    names = [f"taskq_faults_{uuid4().hex[:12]}" for _ in range(2)]
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        for name in names:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        poisoned, silent = (make_conninfo(server_dsn, dbname=name) for name in names)
+        with ThreadPoolExecutor(3) as pool:
+            yield {
+                "poison": pool.submit(poison_payloads, poisoned),
+                "silent": pool.submit(silent_connections, silent),
+                "read-only": pool.submit(read_only_servers),
+            }
+        for name in names:
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def all_done_once(ledger: Ledger) -> None:
+    """Every task but the poisoned ones has its one effect."""
+    done = ledger.pushed - ledger.poisoned
+    assert len(ledger.pushed) > 100, "there was load"
+    assert ledger.faults, "there were faults"
+    assert ledger.states.pop(State.SUCCEEDED) == ledger.effects == done
+
+
+def test_poison_payloads_stop_neither_workers_nor_consumer_groups(programs: Programs) -> None:
+    ledger = programs["poison"].result()
+    all_done_once(ledger)
+    assert ledger.states == {State.FAILED: ledger.poisoned}
+    assert ledger.skipped == ledger.poisoned
+    assert ledger.read == sorted(ledger.pushed - ledger.poisoned)
+
+
+def test_connections_that_never_answer_stop_no_worker(programs: Programs) -> None:
+    ledger = programs["silent"].result()
+    all_done_once(ledger)
+    assert not ledger.states
+
+
+def test_a_standby_behind_the_address_of_the_primary_stops_no_worker(programs: Programs) -> None:
+    ledger = programs["read-only"].result()
+    all_done_once(ledger)
+    assert not ledger.states
