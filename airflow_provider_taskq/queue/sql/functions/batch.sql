@@ -43,7 +43,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.priority, b.available_at FROM taskq.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              AND b.waits <= 0 AND b.available_at <= p_now
+              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all lanes
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
         WHERE (SELECT a.sequence FROM taskq.live a WHERE a.identifier = u.identifier AND a.topic_id = p_topic_id
                                                      AND a.attempt > 0 AND a.holder IS NOT NULL

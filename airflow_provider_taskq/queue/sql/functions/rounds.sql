@@ -92,8 +92,8 @@ BEGIN
         SELECT t.sequence FROM unnest(p_lanes) AS u (identifier)
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq.live b
-            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL AND b.waits <= 0
-              AND b.available_at <= p_now
+            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all lanes
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_size) t
         LIMIT p_size);
     v_locked := ARRAY(SELECT l.sequence FROM taskq.live l

@@ -144,16 +144,19 @@ END $$;
 -- Lets out what has waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the retries among
 -- them: what the poll then does not take of those goes back by taskq.keep_in.
 CREATE FUNCTION taskq.let_out(p_topic taskq.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
-    IF EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
-                                          AND l.available_at <= v_now) THEN
+    -- In an order that only live_waiting has: a plan made while the table was empty could take any index.
+    IF (SELECT l.sequence FROM taskq.live l
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at <= v_now
+        ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
         PERFORM taskq.let_out_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
     END IF;
-    IF EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2
-                                          AND l.available_at <= v_now) THEN
+    IF (SELECT l.sequence FROM taskq.live l
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= v_now
+        ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
         RETURN taskq.let_out_retries(p_topic, p_size, p_lifo, p_condition);
     END IF;
     RETURN '{}';

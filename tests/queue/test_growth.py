@@ -1,0 +1,255 @@
+"""Growth: what a call costs depends on the tasks that it is about, not on how many others the tables hold.
+
+The tables are never analyzed, and the session that is measured has planned its statements while they held a few rows.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    Insertion,
+    Junction,
+    NewTask,
+    Result,
+    Revival,
+    State,
+    Task,
+    TaskQueue,
+    connect,
+)
+from tests.queue.explained import explain
+from tests.queue.test_plans import database
+
+Call = Callable[["Grown"], object]
+HOUR = timedelta(hours=1)
+SIZE = 10  # tasks that a call is about
+SMALL, LARGE = 400, 3200  # tasks of each kind beside them
+ENDS = {"failed": Result.FAILURE, "suspended": Result.SUSPENSION, "done": Result.SUCCESS}
+
+
+class Grown:
+    """A topic with tasks of all kinds that grows between the measurements of calls by one session."""
+
+    def __init__(self, queue: TaskQueue, filler: TaskQueue) -> None:
+        self.queue, self.filler = queue, filler
+        self.owner = queue.register("measured", HOUR)
+        self.other = queue.register("other", HOUR)
+        self.kinds: dict[str, list[int]] = {kind: [] for kind in (*ENDS, "held", "ready", "waiting")}
+
+    def grow(self, size: int) -> None:
+        """Adds tasks of each kind until there are `size` of each."""
+        for kind, sequences in self.kinds.items():
+            names = [f"{kind}-{number}" for number in range(len(sequences), size)]
+            depends = [("on", "never")] if kind == "waiting" else []
+            stays = kind in ("ready", "waiting")
+            tasks = [NewTask(name, depends_on=depends, priority=0 if stays else 1) for name in names]
+            sequences.extend(task.sequence for task in self.filler.push("work", tasks))
+            if not stays:
+                held = self.filler.poll("work", self.other, len(names))
+                assert {task.sequence for task in held} <= set(sequences)
+            if kind in ENDS:
+                self.filler.complete(self.other, dict.fromkeys(held, ENDS[kind]))
+        # A poll looks at up to a hundred tasks that have waited for a second: none of these shall be due for that.
+        self.filler.conn.execute("UPDATE taskq.live SET available_at = now() + interval '1 hour' WHERE waits = 1")
+
+    def names(self, kind: str) -> list[str]:
+        """The identifiers of the first tasks of a kind."""
+        return [f"{kind}-{number}" for number in range(SIZE)]
+
+    def some(self, kind: str) -> list[int]:
+        """The sequences of the first tasks of a kind."""
+        return self.kinds[kind][:SIZE]
+
+    def complete(self, decision: Decision) -> None:
+        """Completes some of the tasks that the other owner holds, which are all of the kind `held`."""
+        self.queue.complete(self.other, dict.fromkeys(self.some("held"), decision))
+
+    def visited(self, call: Call) -> int:
+        """The rows that a call visits, which is undone."""
+        with self.queue.conn.transaction(force_rollback=True):
+            return explain(self.queue.conn, lambda: call(self)).visited
+
+
+def push(insertion: Insertion, kind: str) -> Call:
+    """A push of identifiers that the topic has."""
+    return lambda grown: grown.queue.push("work", grown.names(kind), insertion)
+
+
+def poll(condition: Condition) -> Call:
+    """A poll under a condition."""
+    return lambda grown: grown.queue.poll("work", grown.owner, SIZE, condition=condition)
+
+
+def revive(revival: Revival, kind: str) -> Call:
+    """A revival by sequences."""
+    return lambda grown: grown.queue.revive("work", revival=revival, sequences=grown.some(kind))
+
+
+CALLS: dict[str, Call] = {
+    **{
+        f"{insertion.name} of {kind} tasks": push(insertion, kind)
+        for insertion in (Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE)
+        for kind in ("ready", "waiting", "done", "held")
+    },
+    "push with dependencies": lambda grown: grown.queue.push(
+        "work", [NewTask(f"new-{name}", depends_on=[("work", name)]) for name in grown.names("done")]
+    ),
+    "poll": poll(Condition.NONE),
+    "poll of groups": lambda grown: grown.queue.poll_batch("work", grown.owner, SIZE),
+    "claim": lambda grown: grown.queue.claim("work", grown.owner, SIZE),
+    "claim of lanes": lambda grown: grown.queue.conn.execute(
+        "SELECT taskq.claim_batch('work', %s, %s, %s, 'SINGULAR_BY_IDENTIFIER')",
+        (grown.owner.name, grown.owner.fence, SIZE),
+    ),
+    "ready": lambda grown: grown.queue.ready("work", SIZE),
+    "complete": lambda grown: grown.complete(Decision(Result.SUCCESS)),
+    "complete with failures": lambda grown: grown.complete(Decision(Result.FAILURE)),
+    "complete with a delay": lambda grown: grown.complete(Decision(Result.SUSPENSION, delay=HOUR)),
+    "exchange": lambda grown: grown.queue.exchange(
+        grown.other, dict.fromkeys(grown.some("held"), Result.SUCCESS), "work", SIZE
+    ),
+    "give back": lambda grown: grown.queue.give_back(grown.other, grown.some("held")),
+    "revive by RESET": revive(Revival.RESET, "done"),
+    "revive by APPEND": revive(Revival.APPEND, "done"),
+    "revive by SUPERSEDE": revive(Revival.SUPERSEDE, "failed"),
+    "revive by REPLACE": revive(Revival.REPLACE, "suspended"),
+    "reassign": lambda grown: grown.queue.reassign("work", Result.SUCCESS, sequences=grown.some("failed")),
+    "junction": lambda grown: grown.queue.junction("work", [grown.names("suspended")]),
+    "eternal junction": lambda grown: grown.queue.junction(
+        "work", [[*grown.names("suspended"), *grown.names("done")]], Junction.ETERNAL
+    ),
+    "juncture": lambda grown: grown.queue.juncture("a wait", "work", [grown.names("suspended")]),
+    "purge": lambda grown: grown.queue.purge("work", size=SIZE),
+    "purge of a state": lambda grown: grown.queue.purge("work", state=State.FAILED, size=SIZE),
+    "purge of named tasks": lambda grown: grown.queue.purge_named(
+        "work", [*grown.some("failed"), *grown.some("ready")], [State.FAILED, State.READY]
+    ),
+    "latest": lambda grown: grown.queue.latest("work", grown.names("done")),
+    "page": lambda grown: grown.queue.page("work", size=SIZE),
+    "page of a state": lambda grown: grown.queue.page("work", size=SIZE, state=State.SUSPENDED),
+    "ticks": lambda grown: grown.queue.install_ticks(
+        "work", "tick", "hash", [(datetime(2030, 1, day, tzinfo=UTC), None) for day in range(1, SIZE)]
+    ),
+    "hold found": lambda grown: grown.queue.hold_found("work", grown.some("failed"), [State.FAILED]),
+    "events": lambda grown: grown.queue.events("work", None, SIZE),
+}
+
+
+@pytest.fixture(scope="module")
+def growth(server_dsn: str, template: str) -> Iterator[dict[str, tuple[int, int]]]:
+    """How many rows each call visits at SMALL and at LARGE, by a session that has planned them before."""
+    with (
+        database(server_dsn, template) as dsn,
+        connect(dsn, autocommit=True) as conn,
+        connect(dsn, autocommit=True) as filling,
+    ):
+        keep_unknown(conn)
+        grown = Grown(TaskQueue(conn), TaskQueue(filling))
+        grown.queue.create_topic("work")
+        grown.queue.create_topic("on")
+        grown.queue.push("on", ["never"])
+        counts = []
+        for size in (2 * SIZE, SMALL, LARGE):
+            grown.grow(size)
+            counts.append({name: grown.visited(call) for name, call in CALLS.items()})
+        yield {name: (counts[1][name], counts[2][name]) for name in CALLS}
+
+
+def keep_unknown(conn: psycopg.Connection) -> None:
+    """Keeps autovacuum from analyzing the tables."""
+    for table in ("task_default", "live_default", "ended_default", "dependency", "history"):
+        conn.execute(f"ALTER TABLE taskq.{table} SET (autovacuum_enabled = off)".encode())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_visits_as_many_rows_in_a_topic_of_any_size(growth: dict[str, tuple[int, int]], name: str) -> None:
+    small, large = growth[name]
+    assert large <= small + SIZE * 5, f"{small} rows beside {SMALL} tasks of each kind, {large} beside {LARGE}"
+
+
+def stream(queue: TaskQueue, prefix: str, size: int, insertion: Insertion) -> None:
+    """Pushes tasks in one stream of many calls, two thirds of them distinct."""
+    names = (f"{prefix}{number * 7 % (size * 2 // 3)}" for number in range(size))
+    chunks = [list(chunk) for chunk in zip(*[names] * 100, strict=False)]
+    with queue.conn.transaction():
+        since = None
+        for chunk in chunks:
+            [[first]] = queue.conn.execute(
+                "SELECT (SELECT min(s) FROM unnest(taskq.push('work', %s, %s, p_since => %s)) AS s)",
+                (insertion.name, chunk, since),
+            ).fetchall()
+            since = min(since or first, first)
+
+
+def depend(queue: TaskQueue, prefix: str, size: int) -> None:
+    """Pushes tasks in one call, each with a dependency of its own."""
+    queue.push("work", [NewTask(f"{prefix}{number}", depends_on=[("on", f"{number}")]) for number in range(size)])
+
+
+PUSHES: dict[str, Callable[[TaskQueue, str, int], None]] = {
+    "SUPERSEDE": lambda queue, prefix, size: stream(queue, prefix, size, Insertion.SUPERSEDE),
+    "REPLACE": lambda queue, prefix, size: stream(queue, prefix, size, Insertion.REPLACE),
+    "DELETE": lambda queue, prefix, size: stream(queue, prefix, size, Insertion.DELETE),
+    "dependencies": depend,
+}
+
+
+@pytest.mark.parametrize("push", PUSHES.values(), ids=PUSHES.keys())
+def test_a_push_visits_as_many_rows_per_task_whatever_its_size(
+    own_queue: TaskQueue, push: Callable[[TaskQueue, str, int], None]
+) -> None:
+    keep_unknown(own_queue.conn)
+    own_queue.create_topic("on")
+    own_queue.push("on", [f"{number}" for number in range(1600)])
+    push(own_queue, "first ", 300)
+    small, large = (
+        explain(own_queue.conn, lambda: push(own_queue, f"{size} ", size)).visited / size  # noqa: B023 - called at once
+        for size in (400, 1600)
+    )
+    assert large <= 1.5 * small
+    assert large <= 100
+
+
+def test_dependents_cost_the_same_per_task_however_many_there_are(own_queue: TaskQueue) -> None:
+    keep_unknown(own_queue.conn)
+    own_queue.create_topic("on")
+    owner = own_queue.register("owner", HOUR)
+    costs: dict[str, list[float]] = {"complete": [], "look in vain": [], "poll": []}
+    for size in (400, 1600):
+        own_queue.push("on", ["first", "second"])
+        depends = [("on", "first"), ("on", "second")]
+        own_queue.push("work", [NewTask(f"{size} {number}", depends_on=depends) for number in range(size)])
+        for name, wanted in (("complete", 0), ("look in vain", 0), ("complete", 0), ("poll", size)):
+            call: Callable[[], object]
+            if name == "complete":
+                [held] = own_queue.poll("on", owner)
+                call = lambda: own_queue.complete(owner, {held: Result.SUCCESS})  # noqa: B023, E731 - called at once
+            else:
+                polled: list[Task] = []
+                call = lambda: polled.extend(own_queue.poll("work", owner, wanted or 1))  # noqa: B023, E731
+            costs[name].append(explain(own_queue.conn, call).visited / size)
+            if name != "complete":
+                assert len(polled) == wanted
+        own_queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+    assert {name: cost for name, cost in costs.items() if cost[-1] > 1.5 * cost[0] or cost[-1] > 100} == {}
+
+
+def test_a_poll_that_finds_one_dependent_passes_over_those_that_wait(own_queue: TaskQueue) -> None:
+    keep_unknown(own_queue.conn)
+    own_queue.create_topic("on")
+    owner = own_queue.register("owner", HOUR)
+    own_queue.push("on", ["mine", "never"])
+    waiting = [NewTask(f"waiting {number}", depends_on=[("on", "never")]) for number in range(2000)]
+    own_queue.push("work", [*waiting, NewTask("free", depends_on=[("on", "mine")])])
+    own_queue.conn.execute("UPDATE taskq.live SET available_at = now() + interval '1 hour' WHERE waits = 1")
+    [held] = own_queue.poll("on", owner)
+    own_queue.complete(owner, {held: Result.SUCCESS})
+    polled: list[Task] = []
+    seen = explain(own_queue.conn, lambda: polled.extend(own_queue.poll("work", owner)))
+    assert [task.identifier for task in polled] == ["free"]
+    assert seen.visited <= 500
