@@ -9,6 +9,10 @@
 -- Turns are looked for among the first due tasks of the topic, more of them each time; and where the lanes ahead are so
 -- long that these do not suffice, from lane to lane. Either way the cost grows with lanes, not with tasks in a lane.
 --
+-- Many lanes may be closed at once: a failed task blocks each of them, or each has a task that is held or not due yet. A look
+-- has to pass all of them, so it reads short lanes in bulk: a thousand READY tasks in the order of their lanes, beside what
+-- closes lanes in the same range. Only lanes that remain cost index probes of their own.
+--
 -- What else a lane has is asked for by (SELECT ... ORDER BY ... LIMIT 1) IS NULL and not by NOT EXISTS, which the planner may
 -- turn into a hash of every attempted or troubled task of the topic.
 
@@ -137,11 +141,96 @@ BEGIN
     END LOOP;
 END $$;
 
--- The turns of the first thousand lanes whose identifiers come after p_after (and not after p_until), at most p_size of
--- them in polled order. last: the last of those identifiers, NULL where there are no more.
+-- The turns of the next lanes whose identifiers come after p_after (and not after p_until), at most p_size of them in polled
+-- order. last: the identifier up to which lanes were read, NULL if there are no more. Reads a thousand lanes by one index probe
+-- each (p_hop), which suits long lanes, or a thousand READY tasks in bulk, which suits short ones. hop: what suits the next lanes.
 CREATE FUNCTION taskq.turns_beyond(
-    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_size int, p_missed text[],
-    OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT seen_at text
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_hop boolean, p_size int,
+    p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT hop boolean, OUT seen_at text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_lanes text[];
+    v_count int;
+BEGIN
+    IF p_hop THEN
+        SELECT t.sequences, t.identifiers, t.last, t.seen_at INTO sequences, identifiers, last, seen_at
+        FROM taskq.turns_of_lanes(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, NULL, p_size, p_missed) t;
+        hop := false;
+        RETURN;
+    END IF;
+    SELECT o.identifiers, o.last, o.lanes INTO v_lanes, last, v_count
+    FROM taskq.open_lanes(p_topic_id, p_now, p_condition, p_after, p_until, 1000) o;
+    sequences := '{}';
+    identifiers := '{}';
+    hop := v_count < 250;
+    IF cardinality(v_lanes) > 0 THEN
+        SELECT t.sequences, t.identifiers, t.seen_at INTO sequences, identifiers, seen_at
+        FROM taskq.turns_of_lanes(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, v_lanes, p_size, p_missed) t;
+    END IF;
+END $$;
+
+-- The lanes of the next p_tasks READY tasks in the order of lanes, without lanes that are closed: a task blocks the lane, or the
+-- task that has the turn is held or not due. lanes: how many lanes there are with the closed ones; last: see taskq.turns_beyond.
+--
+-- The scans for what closes lanes end after a bounded number of rows, so that lanes with many failed or attempted tasks cost no
+-- more than that. A closed lane may therefore remain; taskq.turns_of_lanes checks each lane again. The scans read indexes only,
+-- where the tables allow it: rows of neighboring lanes are far apart in the table, and reading each costs five times as much.
+CREATE FUNCTION taskq.open_lanes(
+    p_topic_id int, p_now timestamptz, p_condition text, p_after text, p_until text, p_tasks int,
+    OUT identifiers text[], OUT last text, OUT lanes int
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_most     int := 4 * p_tasks;
+    v_blocking smallint[] := taskq.blocking_states(p_condition);
+    v_lanes    text[];
+    v_blocked  text[] := '{}';
+    v_held     text[];
+    v_undue    text[];
+    v_next     text;
+BEGIN
+    v_lanes := ARRAY(
+        SELECT DISTINCT ON (r.identifier) r.identifier FROM (
+            SELECT l.identifier FROM taskq.live l
+            WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
+            ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT p_tasks) r
+        WHERE p_until IS NULL OR r.identifier <= p_until
+        ORDER BY r.identifier);
+    lanes := cardinality(v_lanes);
+    last := v_lanes[lanes];
+    IF cardinality(v_blocking) > 0 THEN
+        v_blocked := ARRAY(
+            SELECT e.identifier FROM taskq.ended e
+            WHERE e.identifier > p_after AND e.identifier <= last AND e.topic_id = p_topic_id
+              AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+            ORDER BY e.identifier LIMIT v_most);
+    END IF;
+    v_held := ARRAY(
+        SELECT a.identifier FROM taskq.live a
+        WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NOT NULL
+        ORDER BY a.identifier LIMIT v_most);
+    v_undue := ARRAY(
+        SELECT t.identifier FROM (
+            SELECT DISTINCT ON (r.identifier) r.identifier, r.available_at, r.waits FROM (
+                SELECT a.identifier, a.available_at, a.waits FROM taskq.live a
+                WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NULL
+                ORDER BY a.identifier, a.sequence LIMIT v_most) r
+            ORDER BY r.identifier) t
+        WHERE t.available_at > p_now OR t.waits > 0);
+    identifiers := ARRAY(SELECT unnest(v_lanes) EXCEPT SELECT unnest(v_blocked || v_held || v_undue));
+    v_next := (SELECT l.identifier FROM taskq.live l
+               WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > last
+               ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1);
+    IF v_next IS NULL OR v_next > p_until THEN
+        last := NULL;
+    END IF;
+END $$;
+
+-- The turns of these lanes or, if p_lanes is NULL, of the first thousand lanes whose identifiers come after p_after (and not after
+-- p_until), at most p_size of them in polled order. last: the last of those identifiers, NULL where there are no more.
+CREATE FUNCTION taskq.turns_of_lanes(
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_lanes text[], p_size int,
+    p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT seen_at text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
@@ -149,16 +238,23 @@ DECLARE
     v_blocking smallint[] := taskq.blocking_states(p_condition);
     v_sign     int := CASE WHEN p_lifo THEN -1 ELSE 1 END;
 BEGIN
-    WITH RECURSIVE lane AS (
+    WITH RECURSIVE hop AS (
         (SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 1 AS nth FROM taskq.live l
          WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
          ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1)
         UNION ALL
-        SELECT n.* FROM lane v CROSS JOIN LATERAL (
+        SELECT n.* FROM hop v CROSS JOIN LATERAL (
             SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, v.nth + 1 FROM taskq.live l
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > v.identifier
             ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1) n
         WHERE v.nth < 1000 AND (p_until IS NULL OR v.identifier <= p_until)
+    ), lane AS MATERIALIZED (  -- by its first task
+        SELECT h.* FROM hop h WHERE p_lanes IS NULL
+        UNION ALL
+        SELECT n.* FROM unnest(p_lanes) AS u (identifier) CROSS JOIN LATERAL (
+            SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 0 FROM taskq.live l
+            WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier = u.identifier
+            ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) n
     ), turn AS MATERIALIZED (  -- the first of its lane, or another of the lane that has the turn instead
         SELECT n.identifier, coalesce(o.sequence, n.sequence) AS sequence, coalesce(o.priority, n.priority) AS priority,
                coalesce(o.available_at, n.available_at) AS available_at, coalesce(o.waits, n.waits) AS waits
@@ -331,7 +427,7 @@ BEGIN
         v_turns := taskq.turns_in_front(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
         IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window AND v_turns.lanes * 4 < v_turns.seen
            AND v_window < v_widest THEN  -- the lanes ahead are long: where there are few of them, they are all looked at
-            v_few := taskq.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, v_wanted, v_missed);
+            v_few := taskq.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
             IF v_few.last IS NULL THEN
                 v_turns.sequences := v_few.sequences;
                 v_turns.identifiers := v_few.identifiers;
@@ -386,12 +482,14 @@ DECLARE
     v_start text;
     v_after text := '';
     v_until text;
+    v_hop   boolean := true;
     v_turns record;
     v_got   record;
     v_taken bigint[] := '{}';
 BEGIN
     LOOP
-        v_turns := taskq.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, p_size, p_missed);
+        v_turns := taskq.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, v_hop, p_size, p_missed);
+        v_hop := v_turns.hop;
         IF v_start IS NULL AND v_turns.last IS NOT NULL THEN
             v_start := taskq.random_lane(p_topic_id);
             v_after := v_start;
@@ -424,6 +522,7 @@ DECLARE
     v_widest int := greatest(1000, 2 * p_limit);
     v_turns  record;
     v_after  text := '';
+    v_hop    boolean := true;
     v_count  int := 0;
 BEGIN
     LOOP
@@ -437,7 +536,8 @@ BEGIN
     END LOOP;
     v_count := 0;
     WHILE v_count < p_limit AND v_after IS NOT NULL LOOP
-        v_turns := taskq.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, 1000, '{}');
+        v_turns := taskq.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, v_hop, 1000, '{}');
+        v_hop := v_turns.hop;
         v_count := v_count + taskq.count_unlocked(p_topic_id, v_turns.sequences);
         v_after := v_turns.last;
     END LOOP;

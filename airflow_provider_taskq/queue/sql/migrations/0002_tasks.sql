@@ -60,8 +60,9 @@ CREATE INDEX live_held ON taskq.live (holder, sequence) WHERE holder IS NOT NULL
 -- The turn of an identifier: its ACTIVE tasks first (holder is not null), then its attempted ones by sequence.
 CREATE INDEX live_turn ON taskq.live (identifier, topic_id, holder, sequence) WHERE attempt > 0;
 -- The lane of an identifier: its READY tasks as they are polled. On topic_id::bigint, so that whoever asks for topic_id
--- never gets this one.
-CREATE INDEX live_lane ON taskq.live ((topic_id::bigint), identifier, priority DESC, available_at, sequence) WHERE holder IS NULL;
+-- never gets this one. It includes topic_id, or a scan of it could not do without the table.
+CREATE INDEX live_lane ON taskq.live ((topic_id::bigint), identifier, priority DESC, available_at, sequence) INCLUDE (topic_id)
+    WHERE holder IS NULL;
 
 CREATE TABLE taskq.ended (
     sequence     bigint NOT NULL,
