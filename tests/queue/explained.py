@@ -30,6 +30,7 @@ class Explained:
     whole: set[str]  # tables that were read from one end to the other
     pages: int
     visited: int  # rows that all nodes of all plans gave or threw away, those that were only compared in a join too
+    scans: int  # how often an index was searched
 
     @property
     def indexes(self) -> set[str]:
@@ -58,16 +59,17 @@ def explain(conn: psycopg.Connection, work: Callable[[], object]) -> Explained:
     plans = [json.loads(text[text.index("{") :])["Plan"] for text in told if "plan:" in text]
     rows: dict[tuple[str, str], int] = {}
     whole: set[str] = set()
-    visited = 0
+    visited = scans = 0
     for node in (node for plan in plans for node in _nodes(plan)):
         visited += _looked_at(node) + int(0.5 + node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"])
         table = names.get(node.get("Relation Name", ""), node.get("Relation Name", ""))
         index = names.get(node.get("Index Name", ""), node.get("Index Name", ""))
+        scans += int(node["Actual Loops"]) if index else 0
         if node["Node Type"] == "Seq Scan" and node["Actual Loops"]:
             whole.add(table)
         if (table or index) and node["Node Type"] != "ModifyTable":
             rows[table, index] = rows.get((table, index), 0) + _looked_at(node)
-    return Explained(rows, whole, max(_pages(plan) for plan in plans), visited)
+    return Explained(rows, whole, max(_pages(plan) for plan in plans), visited, scans)
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
