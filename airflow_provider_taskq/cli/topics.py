@@ -8,6 +8,7 @@ from airflow_provider_taskq.cli.asking import ask, plural
 from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_row, glances
 from airflow_provider_taskq.cli.output import facts, table
 from airflow_provider_taskq.cli.parameters import dry_run_option, topic_argument, yes_option
+from airflow_provider_taskq.cli.partitions import partition
 from airflow_provider_taskq.cli.policies import changed, policy_document, policy_facts, policy_options
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
@@ -24,6 +25,9 @@ def topics(ctx: click.Context, search: str | None) -> None:
     """Shows the topics, unless something is to be done to one."""
     if ctx.invoked_subcommand is None:
         _list(ctx.ensure_object(Session), search)
+
+
+topics.add_command(partition)
 
 
 def _list(session: Session, search: str | None) -> None:

@@ -83,7 +83,10 @@ def own_error(error: psycopg.Error) -> TaskQueueError | None:
     if code in _SCHEMA_CODES and "taskq" in message:
         return SchemaMismatch(f"the schema taskq in this database {_SCHEMA_CODES[code]}: run {INSTALL}")
     if code == "23514" and (error.diag.constraint_name or "").startswith("topic_moves_"):
-        return TaskQueueError("this topic is being moved to tables of its own: try again when it has been")
+        return TaskQueueError(
+            "this topic is being moved to its own tables: repeat this when the move has ended. If its session was"
+            " killed, own_partition finishes the move, and shared_partition undoes it"
+        )
     if code == "23514" and error.diag.constraint_name:
         return TaskQueueError(f"a rule of {error.diag.table_name} is broken: {_rule(error.diag.constraint_name)}")
     if code in _RULE_CODES or (isinstance(error, psycopg.DataError) and not code):

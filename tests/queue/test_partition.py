@@ -50,7 +50,7 @@ def queue(dsn: str) -> Iterator[TaskQueue]:
         yield queue
         conn.execute("RESET ALL")
         for topic in queue.topics():
-            conn.execute("SELECT taskq.open_shared(%s, '5 seconds')", (topic,))
+            queue.shared_partition(topic, most=10**9)
             queue.drop_topic(topic)
         queue.drop_vacant_partitions()
 
@@ -320,17 +320,6 @@ def test_a_move_gives_up_where_a_reader_has_the_tables_in_use_and_names_it(
     assert identifiers(queue.poll("work", owner, 5)) == ["a", "b"]
 
 
-def test_a_move_that_failed_on_the_way_can_be_tried_again(queue: TaskQueue, owner: Owner) -> None:
-    """As if the program had died between two of its transactions."""
-    queue.push("work", ["a"])
-    queue.conn.execute("SELECT taskq.make_tables('work')")
-    queue.conn.execute("SELECT taskq.close_shared('work', '1 second')")
-    with pytest.raises(TaskQueueError, match="this topic is being moved to tables of its own"):
-        queue.push("work", ["b"])
-    assert queue.own_partition("work")
-    assert identifiers(queue.poll("work", owner)) == ["a"]
-
-
 def test_a_drop_that_waits_for_a_reader_of_its_topic_keeps_no_other_topic_waiting(
     queue: TaskQueue, dsn: str, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
 ) -> None:
@@ -394,12 +383,13 @@ def test_a_poll_that_began_before_a_move_finds_nothing_and_meets_no_table_that_i
         own_queue.conn.execute("SELECT pg_advisory_lock(4711)")
         found = background(lambda: poll(early, owner))
         await_lock_wait(own_queue.conn, early)
-        own_queue.conn.execute("SELECT taskq.set_paused('work', true)")
-        own_queue.conn.execute("SELECT taskq.make_tables('work')")
-        assert own_queue.conn.execute("SELECT taskq.close_shared('work', '1 second')").fetchone() == (True,)
+        begun = own_queue.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
+        assert begun is not None
+        own_queue.conn.execute("SELECT taskq.make_tables('work', %s, '1 second')", begun)
+        closed = own_queue.conn.execute("SELECT taskq.close_shared('work', %s, '1 second')", begun).fetchone()
+        assert closed == (True,)
         own_queue.conn.execute("SELECT pg_advisory_unlock(4711)")
         assert found.result(60) == []
-        own_queue.conn.execute("SELECT taskq.set_paused('work', false)")
         assert own_queue.own_partition("work")
         assert len(poll(early, owner)) == 1
 

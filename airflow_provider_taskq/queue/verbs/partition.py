@@ -1,9 +1,9 @@
 """Partitions of their own for busy topics (sql/functions/partition.sql)."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from datetime import timedelta
+from typing import LiteralString
 
 import psycopg
 
@@ -21,27 +21,36 @@ class PartitionVerbs(Caller):
     def own_partition(self, topic: str, patience: timedelta = PATIENCE) -> bool:
         """Gives a topic tables of its own, with all its tasks; False where it has them.
 
-        Pauses the topic, waits until nothing of it is held, moves it, and resumes it. Meanwhile it hands out
-        nothing, pushes to it wait, and reviving or purging its tasks fails; other topics wait for milliseconds.
-        Works in several transactions, so it takes a connection in autocommit that is not shared by a transaction
-        pooler. TaskQueueError, and all is as it was, where something stays in the way for longer than `patience`.
+        Pauses the topic, waits until nothing of it is held, moves it, and resumes it if it was not paused before.
+        Meanwhile it hands out nothing, pushes to it wait, and reviving or purging its tasks fails; other topics wait
+        for milliseconds. Works in several transactions, so it takes a connection in autocommit that is not shared by a
+        transaction pooler. If an earlier call was killed, this call finishes its move.
+
+        TaskQueueError, and all is as it was, if another session moves the topic, or if something stays in the way for
+        longer than `patience`.
         """
         self._need_a_session_of_its_own()
-        if self._value("SELECT taskq.topic_is_apart(%s::text)", (topic,)):
+        token = self._value("SELECT taskq.begin_move(%s::text, %s::text::interval)", (topic, interval_text(patience)))
+        if token is None:
             return False
-        with self._still(topic, patience):
-            try:
-                self._move(topic, patience)
-            except BaseException as error:
-                self._undo(topic, patience, error)
-                raise
+        try:
+            self._move(topic, token, patience)
+        except BaseException as error:
+            self._undo(topic, token, patience, error)
+            raise
+        finally:
+            with suppress(psycopg.OperationalError):  # a session that has ended holds no lock
+                self._value("SELECT taskq.leave_move(%s::bigint)", (token,))
         return True
 
     def shared_partition(self, topic: str, most: int = MOST, patience: timedelta = PATIENCE) -> bool:
         """Puts a topic back among the others; False where it is there.
 
         All topics wait while its tasks move, so a topic of more than `most` tasks is refused. For a connection in
-        autocommit.
+        autocommit. If an `own_partition` of the topic was killed, this call undoes its move, and returns True.
+
+        TaskQueueError, and all is as it was, if another session moves the topic, or if something stays in the way for
+        longer than `patience`.
         """
         self._need_autocommit()
         return bool(
@@ -59,44 +68,49 @@ class PartitionVerbs(Caller):
         self._need_autocommit()
         return int(self._value("SELECT taskq.drop_vacant(%s::text::interval)", (interval_text(patience),)))
 
-    def _move(self, topic: str, patience: timedelta) -> None:
-        """Moves a topic that stands still, in three transactions."""
-        bounded = (topic, interval_text(patience))
-        self._rows("SELECT taskq.make_tables(%s::text)", (topic,))
+    def _move(self, topic: str, token: int, patience: timedelta) -> None:
+        """Moves a topic that is paused, as soon as nothing of it is held and no push to it is open."""
         deadline = time.monotonic() + patience.total_seconds()
-        while not self._value("SELECT taskq.close_shared(%s::text, %s::text::interval)", bounded):
-            # A poll that had begun before the pause took some after all were given back.
+        self._await_nothing_held(topic, patience)
+        self._step("make_tables", topic, token, patience)
+        while not self._try_to_move(topic, token, patience):
             if time.monotonic() > deadline:
-                raise TaskQueueError(f"tasks of topic {topic!r} are held again and again: try again")
+                raise TaskQueueError(
+                    f"topic {topic!r} cannot move: its tasks are held again and again, or transactions that use other"
+                    " topics push to it: repeat this when they have ended"
+                )
             self._await_nothing_held(topic, patience)
-        self._rows("SELECT taskq.move_rows(%s::text, %s::text::interval)", bounded)
 
-    def _undo(self, topic: str, patience: timedelta, error: BaseException) -> None:
+    def _try_to_move(self, topic: str, token: int, patience: timedelta) -> bool:
+        """Moves a topic while pushes to it wait; False if they have to go on before."""
+        number = self._value("SELECT taskq.keep_out(%s::text, %s::text::interval)", (topic, interval_text(patience)))
+        try:
+            # A poll that had begun before the pause may have taken some after all were given back.
+            return self._step("close_shared", topic, token, patience) and self._step(
+                "move_rows", topic, token, patience
+            )
+        except BaseException:
+            with suppress(TaskQueueError, psycopg.Error):  # tried again once pushes are let in
+                self._step("undo_move", topic, token, patience)
+            raise
+        finally:
+            with suppress(psycopg.OperationalError):
+                self._value("SELECT taskq.let_in(%s::int)", (number,))
+
+    def _step(self, step: LiteralString, topic: str, token: int, patience: timedelta) -> bool:
+        """One transaction of a move."""
+        call: LiteralString = f"SELECT taskq.{step}(%s::text, %s::bigint, %s::text::interval)"
+        return bool(self._value(call, (topic, token, interval_text(patience))))
+
+    def _undo(self, topic: str, token: int, patience: timedelta, error: BaseException) -> None:
         """Puts back what was changed for a move that failed; where that fails as well, the error says so."""
         try:
-            self._rows("SELECT taskq.open_shared(%s::text, %s::text::interval)", (topic, interval_text(patience)))
+            self._step("undo_move", topic, token, patience)
         except (TaskQueueError, psycopg.Error) as another:
             error.add_note(
-                f"nor could this be undone ({another}): the topic {topic!r} takes no pushes"
-                " until own_partition is called again, or taskq.open_shared"
+                f"nor could this be undone ({another}): topic {topic!r} stays paused until own_partition finishes the"
+                " move, or shared_partition undoes it"
             )
-
-    @contextmanager
-    def _still(self, topic: str, patience: timedelta) -> Iterator[None]:
-        """Pauses a topic and, once nothing of it is held, keeps pushes out: by a lock of this session."""
-        paused = self._value("SELECT taskq.set_paused(%s::text, true)", (topic,))
-        try:
-            self._await_nothing_held(topic, patience)
-            number = self._value(
-                "SELECT taskq.keep_out(%s::text, %s::text::interval)", (topic, interval_text(patience))
-            )
-            try:
-                yield
-            finally:
-                self._value("SELECT taskq.let_in(%s::int)", (number,))
-        finally:
-            if paused:
-                self._value("SELECT taskq.set_paused(%s::text, false)", (topic,))
 
     def _await_nothing_held(self, topic: str, patience: timedelta) -> None:
         deadline = time.monotonic() + patience.total_seconds()

@@ -26,8 +26,8 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
         'find_tasks', 'pushed_between', 'newest_of', 'dependencies_of', 'texts_of', 'audit_trail', 'count_lapsed'])
     UNION ALL SELECT 'operator', unnest(ARRAY[
         'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'purge_junctures', 'purge', 'purge_all',
-        'purge_owners', 'purge_streams', 'forget_stream', 'forget_readers', 'pause_task', 'resume_task', 'set_due', 'set_attempts', 'purge_outlived', 'uninstall_ticks', 'topic_is_apart', 'topic_is_held', 'make_tables', 'keep_out', 'let_in',
-        'close_shared', 'move_rows', 'open_shared', 'move_back', 'drop_vacant', 'note_action', 'hold_found', 'purge_named', 'forget_worker'])
+        'purge_owners', 'purge_streams', 'forget_stream', 'forget_readers', 'pause_task', 'resume_task', 'set_due', 'set_attempts', 'purge_outlived', 'uninstall_ticks', 'topic_is_held', 'begin_move', 'make_tables', 'keep_out', 'let_in',
+        'close_shared', 'move_rows', 'undo_move', 'leave_move', 'move_back', 'drop_vacant', 'note_action', 'hold_found', 'purge_named', 'forget_worker'])
 $$;
 
 -- Grants a role what a kind of user needs (see above), and remembers it, so that it outlives upgrades.

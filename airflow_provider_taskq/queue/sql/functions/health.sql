@@ -17,6 +17,7 @@ RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) 
         UNION ALL SELECT * FROM taskq.health_of_topics(taskq.clamp_age(p_patience))
         UNION ALL SELECT * FROM taskq.health_of_dependencies()
         UNION ALL SELECT * FROM taskq.health_of_logs()
+        UNION ALL SELECT * FROM taskq.health_of_moves()
         UNION ALL SELECT * FROM taskq.health_of_leftovers()
     ) f (severity, subject, detail, value, pid)
     ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject, f.value DESC NULLS LAST

@@ -194,6 +194,32 @@ BEGIN
     END IF;
 END $$;
 
+-- Moves of topics to their own tables that have not ended, and what dropped topics left of such tables.
+CREATE FUNCTION taskq.health_of_moves()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+DECLARE
+    v_vacant bigint := (SELECT count(*) FROM taskq.vacant_topics());
+BEGIN
+    RETURN QUERY
+    SELECT CASE WHEN n.moving THEN taskq.severity(n.seconds, 60, 600, 'Infinity') ELSE 'critical' END, 'unfinished moves',
+           format('the move of topic %L to its own tables, by session %s since %s, ', n.name, n.pid, taskq.in_words(make_interval(secs => n.seconds)))
+           || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
+                   ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'
+                               ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or shared_partition(%4$L)'
+                               ' undoes it', n.step, CASE n.step WHEN 'the shared tables were closed' THEN ', and refuses pushes' ELSE '' END,
+                               CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END, n.name) END,
+           n.seconds, CASE WHEN n.moving THEN n.pid END
+    FROM (SELECT p.name, m.pid, m.step, taskq.is_moving(m) AS moving, extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
+          FROM taskq.topic_move m JOIN taskq.topic p USING (topic_id)) n
+    ORDER BY n.seconds DESC LIMIT 5;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint, NULL::int;
+    END IF;
+    RETURN QUERY SELECT taskq.severity(v_vacant, 1, 100, 'Infinity'), 'left behind',
+        format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions() drops these', v_vacant),
+        v_vacant, NULL::int;
+END $$;
+
 -- What is left behind and nobody has cleared away: stages of jobs that died, and the rows of owners of long ago.
 CREATE FUNCTION taskq.health_of_leftovers()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql

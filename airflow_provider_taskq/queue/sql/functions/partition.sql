@@ -1,50 +1,148 @@
 -- A partition of its own for a busy topic: its tasks in tables of their own, task_N, live_N and ended_N, N being the topic's
 -- number, which is never used again. So its vacuum is its own, and to empty or drop it is instant.
 --
--- Going there takes three transactions, as no verb may wait longer than a moment for it:
---   1. make_tables   makes the tables apart. Nobody waits.
---   2. close_shared  tells the shared tables, by a constraint, to take no more rows of this topic. For a moment it has to have
+-- A move there takes five transactions, as no verb may wait longer than a moment for it:
+--   1. begin_move    pauses the topic, and stores in taskq.topic_move that it moves.
+--   2. make_tables   makes the tables apart. Nobody waits.
+--   3. close_shared  tells the shared tables, by a constraint, to take no more rows of this topic. For a moment it has to have
 --                    these tables alone. From now on the topic has to stand still: paused, nothing held, pushes kept out.
---   3. move_rows     moves what the topic has, checks that constraint against what is left, while everybody else works on,
+--   4. move_rows     moves what the topic has, checks that constraint against what is left, while everybody else works on,
 --                    and attaches the tables: that constraint spares the scan of the shared tables that an ATTACH makes while
---                    all wait. Only for the attaching, a change of the catalogue, it has to have the tables alone.
+--                    all wait. Only for the attaching, a change of the catalogue, it has to have the tables alone. Ends the move.
+-- or undo_move, which takes all of it back. Pushes are kept out by a lock of the session (keep_out, let_in) during 3 and 4.
 -- "Alone" is asked for with a lock_timeout of 10 ms a table, again and again: as others wait behind whoever waits for such a lock.
 -- Each of these functions has to be a transaction of its own, as others wait for its end.
+--
+-- A session that ends on the way leaves its row in taskq.topic_move. Then begin_move takes the move over, and the steps are
+-- repeated; move_back undoes it. One session at a time changes tables: taskq.lock_moves.
 
 -- Whether a topic has tables of its own.
 CREATE FUNCTION taskq.is_apart(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq.live'::regclass AND inhrelid = to_regclass('taskq.live_' || p_topic_id))
 $$;
 
--- The same by a topic's name.
-CREATE FUNCTION taskq.topic_is_apart(p_topic text) RETURNS boolean LANGUAGE sql AS $$
-    SELECT taskq.is_apart(p.topic_id) FROM taskq.find_topic(p_topic) p
+-- Locks out the other sessions that change tables, until this transaction ends. Before anything else is locked: two of them would
+-- wait for each other's tables in a circle. Roles have no rights on this table, so no other session can hold the lock.
+CREATE FUNCTION taskq.lock_moves(p_patience interval) RETURNS void LANGUAGE plpgsql
+SET lock_timeout = '1min' AS $$
+BEGIN
+    PERFORM taskq.need_read_committed('topics move');
+    PERFORM set_config('lock_timeout', taskq.lock_timeout_of(p_patience), true);
+    LOCK TABLE taskq.topic_move IN SHARE UPDATE EXCLUSIVE MODE;  -- it conflicts with itself, and with no reading or writing of rows
+EXCEPTION WHEN lock_not_available THEN
+    PERFORM taskq.refuse('TQ000', format('session %s has been moving another topic for longer than %s: repeat this when it is done',
+        (SELECT l.pid FROM pg_locks l WHERE l.relation = 'taskq.topic_move'::regclass AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted),
+        taskq.in_words(p_patience)));
+END $$;
+
+-- A duration as a lock_timeout, for which 0 would mean to wait for ever.
+CREATE FUNCTION taskq.lock_timeout_of(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
 $$;
 
--- Makes the tables of a topic, apart from the shared ones, with the same columns, indexes and storage parameters; false where the
--- topic has tables of its own. What an earlier try left is made anew.
-CREATE FUNCTION taskq.make_tables(p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Begins a move of a topic to tables of its own, or takes over one whose session has ended. Pauses the topic. Returns the token that
+-- each step has to name; NULL if the topic has its own tables. Refuses a topic that another session is moving (TQ000).
+CREATE FUNCTION taskq.begin_move(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic  taskq.topic;
+    v_paused boolean;
+    v_token  bigint;
+BEGIN
+    PERFORM taskq.lock_moves(p_patience);
+    v_topic := taskq.find_topic(p_topic);
+    PERFORM taskq.refuse_moving(v_topic);
+    IF taskq.is_apart(v_topic.topic_id) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM FROM taskq.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;  -- waits for a taskq.set_paused that has not ended
+    UPDATE taskq.topic SET paused = true WHERE topic_id = v_topic.topic_id AND NOT paused;
+    v_paused := FOUND;
+    LOOP  -- another program may hold the very same key by chance
+        v_token := ('x' || replace(gen_random_uuid()::text, '-', ''))::bit(64)::bigint;
+        EXIT WHEN pg_try_advisory_lock(v_token);
+    END LOOP;
+    INSERT INTO taskq.topic_move AS m (topic_id, token, pid, since, step, resumes)
+    VALUES (v_topic.topic_id, v_token, pg_backend_pid(), clock_timestamp(), 'the topic was paused', v_paused)
+    ON CONFLICT (topic_id) DO UPDATE SET token = v_token, pid = pg_backend_pid(), since = clock_timestamp(), resumes = m.resumes OR v_paused;
+    RETURN v_token;
+END $$;
+
+-- Whether the session of a move is still connected.
+CREATE FUNCTION taskq.is_moving(p_move taskq.topic_move) RETURNS boolean LANGUAGE sql AS $$
+    SELECT EXISTS (
+        SELECT FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid = p_move.pid
+          AND l.classid::bigint << 32 | l.objid::bigint = p_move.token
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+$$;
+
+-- Refuses a topic that another session is moving (TQ000).
+CREATE FUNCTION taskq.refuse_moving(p_topic taskq.topic) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_move taskq.topic_move;
+BEGIN
+    SELECT * INTO v_move FROM taskq.topic_move WHERE topic_id = p_topic.topic_id;
+    IF FOUND AND v_move.pid <> pg_backend_pid() AND taskq.is_moving(v_move) THEN
+        PERFORM taskq.refuse('TQ000', format('topic %L is being moved to its own tables by session %s since %s: wait until the move has'
+            ' ended, or end it with pg_terminate_backend(%s) and repeat this', p_topic.name, v_move.pid,
+            to_char(v_move.since, 'YYYY-MM-DD HH24:MI:SS TZ'), v_move.pid));
+    END IF;
+END $$;
+
+-- The number of the topic that moves under a token. Refuses a move that has ended or that another session has taken over (TQ000).
+CREATE FUNCTION taskq.hold_move(p_topic text, p_token bigint, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int;
+BEGIN
+    PERFORM taskq.lock_moves(p_patience);
+    SELECT m.topic_id INTO v_topic_id FROM taskq.topic_move m WHERE m.token = p_token;
+    IF NOT FOUND THEN
+        PERFORM taskq.refuse('TQ000', format('this move of topic %L has ended: another session has finished, undone or replaced it,'
+                                             ' or the topic was dropped', p_topic));
+    END IF;
+    RETURN v_topic_id;
+END $$;
+
+-- Ends a move in this transaction, and resumes the topic if the move has paused it. The topic's row first, as taskq.set_paused does.
+CREATE FUNCTION taskq.end_move(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_resumes boolean;
+BEGIN
+    PERFORM FROM taskq.topic WHERE topic_id = p_topic_id FOR NO KEY UPDATE;
+    DELETE FROM taskq.topic_move WHERE topic_id = p_topic_id RETURNING resumes INTO v_resumes;
+    IF v_resumes THEN
+        UPDATE taskq.topic SET paused = false WHERE topic_id = p_topic_id;
+    END IF;
+END $$;
+
+-- Gives up the lock that marks this session as the one of a move.
+CREATE FUNCTION taskq.leave_move(p_token bigint) RETURNS boolean LANGUAGE sql AS $$
+    SELECT pg_advisory_unlock(p_token)
+$$;
+
+-- Makes the tables of a topic, apart from the shared ones, with the same columns, indexes and storage parameters. Replaces those that
+-- an earlier try left: they are empty until they are attached.
+CREATE FUNCTION taskq.make_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := taskq.hold_move(p_topic, p_token, p_patience);
     v_table    text;
     v_options  text;
 BEGIN
-    IF taskq.is_apart(v_topic_id) THEN
-        RETURN false;
-    END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
         v_options := (SELECT array_to_string(c.reloptions, ', ') FROM pg_class c WHERE c.oid = format('taskq.%I_default', v_table)::regclass);
         EXECUTE format('DROP TABLE IF EXISTS taskq.%I', v_table || '_' || v_topic_id);
         EXECUTE format('CREATE TABLE taskq.%I (LIKE taskq.%I INCLUDING ALL, CONSTRAINT apart CHECK (topic_id = %s))%s',
                        v_table || '_' || v_topic_id, v_table, v_topic_id, coalesce(' WITH (' || v_options || ')', ''));
     END LOOP;
-    RETURN true;
+    UPDATE taskq.topic_move SET step = 'its tables were made' WHERE topic_id = v_topic_id AND step = 'the topic was paused';
 END $$;
 
 -- Waits for the tables of the queue until nobody else is using any, and locks them: for changes of the catalogue that end at once.
 -- First against other upkeep, which ends an autovacuum after the server's deadlock_timeout and makes nobody else wait; then against
--- all, where each try makes others wait for at most a few times 10 ms. Gives up after p_patience (TQ000), naming a session.
-CREATE FUNCTION taskq.have_alone(p_tables text[], p_patience interval) RETURNS void LANGUAGE plpgsql
+-- all, where each try makes others wait for at most a few times 10 ms. Gives up after p_patience (TQ000), naming a session. False,
+-- and nothing is locked, if a session that uses these tables waits for this one: neither could go on, and PostgreSQL would end one
+-- of the two. It looks for such a session before each try, and a try is shorter than the server's deadlock_timeout.
+CREATE FUNCTION taskq.have_alone(p_tables text[], p_patience interval) RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
     v_until timestamptz := clock_timestamp() + p_patience;
@@ -55,8 +153,11 @@ BEGIN
             PERFORM set_config('lock_timeout', '2s', true);
             EXECUTE format(v_lock, 'SHARE UPDATE EXCLUSIVE');
             PERFORM set_config('lock_timeout', '10ms', true);
+            IF taskq.is_awaited_by_user_of(p_tables) THEN
+                RETURN false;
+            END IF;
             EXECUTE format(v_lock, 'ACCESS EXCLUSIVE');
-            RETURN;
+            RETURN true;
         EXCEPTION WHEN lock_not_available THEN
             IF clock_timestamp() > v_until THEN
                 PERFORM taskq.refuse('TQ000', format('the tables of the queue are in use, by session %s among others: try again when'
@@ -66,6 +167,25 @@ BEGIN
         PERFORM pg_sleep(0.05 + 0.1 * random());
     END LOOP;
 END $$;
+
+-- Whether a session that has any of these tables in use waits for this session.
+CREATE FUNCTION taskq.is_awaited_by_user_of(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
+    SELECT EXISTS (
+        SELECT FROM taskq.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid
+        WHERE l.relation = ANY (ARRAY(SELECT ('taskq.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t)) AND l.granted
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+$$;
+
+-- The sessions that wait for this session, directly or for one that does, and since when.
+CREATE FUNCTION taskq.waiting_sessions() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
+    WITH RECURSIVE blocked AS MATERIALIZED (
+        SELECT l.pid, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers FROM pg_locks l WHERE NOT l.granted GROUP BY l.pid
+    ), waiting AS (
+        SELECT b.pid, b.since FROM blocked b WHERE pg_backend_pid() = ANY (b.blockers)
+        UNION
+        SELECT b.pid, b.since FROM waiting w JOIN blocked b ON w.pid = ANY (b.blockers))
+    SELECT * FROM waiting
+$$;
 
 -- The pid of the session with the oldest transaction of those that have any of these tables in use.
 CREATE FUNCTION taskq.user_of(p_tables text[]) RETURNS int LANGUAGE sql AS $$
@@ -107,83 +227,108 @@ CREATE FUNCTION taskq.topic_is_held(p_topic text) RETURNS boolean LANGUAGE sql A
     SELECT taskq.any_held(p.topic_id) FROM taskq.find_topic(p_topic) p
 $$;
 
--- Lets the shared tables take no more rows of a topic that stands still; false where tasks of it are held.
-CREATE FUNCTION taskq.close_shared(p_topic text, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Lets the shared tables take no more rows of a topic that stands still. False, and nothing is changed, if tasks of it are held, or
+-- if a session that uses these tables waits for this one: let it go on, and repeat this.
+CREATE FUNCTION taskq.close_shared(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id int := taskq.hold_move(p_topic, p_token, p_patience);
     v_table    text;
 BEGIN
-    PERFORM taskq.have_alone(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience);
-    IF taskq.any_held(v_topic_id) THEN
+    IF NOT taskq.have_alone(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience) OR taskq.any_held(v_topic_id) THEN
         RETURN false;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
         EXECUTE format('ALTER TABLE taskq.%1$I_default DROP CONSTRAINT IF EXISTS %2$I,'
                        ' ADD CONSTRAINT %2$I CHECK (topic_id <> %3$s) NOT VALID', v_table, 'topic_moves_' || v_topic_id, v_topic_id);
     END LOOP;
+    UPDATE taskq.topic_move SET step = 'the shared tables were closed' WHERE topic_id = v_topic_id;
     RETURN true;
 END $$;
 
--- Moves a topic that stands still to its tables and attaches them. Returns how many tasks it has.
-CREATE FUNCTION taskq.move_rows(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
+-- Moves a topic that stands still to its tables, attaches them, and ends the move. False, and nothing is changed, if a session that
+-- uses the tables waits for this one: let it go on, and repeat this.
+CREATE FUNCTION taskq.move_rows(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id int := taskq.hold_move(p_topic, p_token, p_patience);
     v_table    text;
     v_own      text;
-    v_count    bigint;
-    v_tasks    bigint;
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'task'] LOOP
         v_own := v_table || '_' || v_topic_id;
         EXECUTE format('WITH moved AS (DELETE FROM taskq.%1$I_default WHERE topic_id = %2$s RETURNING *)'
                        ' INSERT INTO taskq.%3$I SELECT * FROM moved', v_table, v_topic_id, v_own);
-        GET DIAGNOSTICS v_tasks = ROW_COUNT;
         EXECUTE format('ALTER TABLE taskq.%I_default VALIDATE CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
         EXECUTE format('ANALYZE taskq.%I', v_own);
     END LOOP;
-    PERFORM taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience);
+    IF NOT taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
+        RAISE lock_not_available;
+    END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
         v_own := v_table || '_' || v_topic_id;
         EXECUTE format('ALTER TABLE taskq.%I ATTACH PARTITION taskq.%I FOR VALUES IN (%s)', v_table, v_own, v_topic_id);
         EXECUTE format('ALTER TABLE taskq.%I DROP CONSTRAINT apart', v_own);
         EXECUTE format('ALTER TABLE taskq.%I_default DROP CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
     END LOOP;
-    RETURN v_tasks;
+    PERFORM taskq.end_move(v_topic_id);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN  -- takes back what was moved
+    RETURN false;
 END $$;
 
--- Undoes what make_tables and close_shared did to a topic that has not moved.
-CREATE FUNCTION taskq.open_shared(p_topic text, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
-    v_table    text;
+-- Undoes a move, and resumes the topic if the move has paused it; false if this move has ended already.
+CREATE FUNCTION taskq.undo_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF taskq.is_apart(v_topic_id) THEN
-        RETURN;
+    PERFORM taskq.lock_moves(p_patience);
+    IF NOT EXISTS (SELECT FROM taskq.topic_move WHERE token = p_token) THEN
+        RETURN false;
     END IF;
-    IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = 'taskq.live_default'::regclass AND conname = 'topic_moves_' || v_topic_id) THEN
-        PERFORM taskq.have_alone(ARRAY['task_default', 'live_default', 'ended_default'], p_patience);
+    PERFORM taskq.open_shared(taskq.hold_move(p_topic, p_token, p_patience), p_patience);
+    RETURN true;
+END $$;
+
+-- Undoes what is left of the move of a topic, by its number, and ends the move. For a topic that was dropped as well.
+CREATE FUNCTION taskq.open_shared(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_table text;
+BEGIN
+    IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = 'taskq.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
+        IF NOT taskq.have_alone(ARRAY['task_default', 'live_default', 'ended_default'], p_patience) THEN
+            PERFORM taskq.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+        END IF;
         FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-            EXECUTE format('ALTER TABLE taskq.%I_default DROP CONSTRAINT IF EXISTS %I', v_table, 'topic_moves_' || v_topic_id);
+            EXECUTE format('ALTER TABLE taskq.%I_default DROP CONSTRAINT IF EXISTS %I', v_table, 'topic_moves_' || p_topic_id);
         END LOOP;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-        EXECUTE format('DROP TABLE IF EXISTS taskq.%I', v_table || '_' || v_topic_id);
+        EXECUTE format('DROP TABLE IF EXISTS taskq.%I', v_table || '_' || p_topic_id);
     END LOOP;
+    PERFORM taskq.end_move(p_topic_id);
 END $$;
 
--- Moves a topic back to the shared tables; false where it is there. Everybody waits while that is done, as a detached table's
--- tasks are nowhere until they are back: so it is refused (TQ000) to a topic of more than p_most tasks.
+-- Moves a topic back to the shared tables; false where it is there. Undoes a move to its own tables whose session has ended. Everybody
+-- waits while rows move back, as a detached table's tasks are nowhere until they are back: so it is refused (TQ000) to a topic of more
+-- than p_most tasks. Refuses a topic that another session is moving (TQ000).
 CREATE FUNCTION taskq.move_back(p_topic text, p_most bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic    taskq.topic;
+    v_topic_id int;
     v_table    text;
     v_own      text;
 BEGIN
-    IF NOT taskq.is_apart(v_topic_id) THEN
+    PERFORM taskq.lock_moves(p_patience);
+    v_topic := taskq.find_topic(p_topic);
+    v_topic_id := v_topic.topic_id;
+    PERFORM taskq.refuse_moving(v_topic);
+    IF EXISTS (SELECT FROM taskq.topic_move WHERE topic_id = v_topic_id) THEN
+        PERFORM taskq.open_shared(v_topic_id, p_patience);
+        RETURN true;
+    ELSIF NOT taskq.is_apart(v_topic_id) THEN
         RETURN false;
     END IF;
-    PERFORM taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default']
-                             || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), p_patience);
+    IF NOT taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default']
+                            || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), p_patience) THEN
+        PERFORM taskq.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+    END IF;
     IF (SELECT count(*) FROM (SELECT FROM taskq.task WHERE topic_id = v_topic_id LIMIT p_most + 1) t) > p_most THEN
         PERFORM taskq.refuse('TQ000', format('topic %L has more than %s tasks, and everybody would wait while they move back:'
                                              ' purge it first, or allow for more', p_topic, p_most));
@@ -213,7 +358,11 @@ BEGIN
             RETURN NULL;
         END IF;
         v_count := (SELECT count(*) FROM taskq.task WHERE topic_id = p_topic_id);
-        PERFORM taskq.have_alone(ARRAY(SELECT t || '_' || p_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), interval '1 second');
+        IF NOT taskq.is_apart(p_topic_id) THEN  -- it was moved back meanwhile; from here on taskq.task is in use, and it stays
+            RETURN NULL;
+        ELSIF NOT taskq.have_alone(ARRAY(SELECT t || '_' || p_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), '1 second') THEN
+            RAISE lock_not_available;
+        END IF;
         IF p_drops THEN
             PERFORM taskq.hold_what_goes_along(p_topic_id);
         END IF;
@@ -243,20 +392,32 @@ BEGIN
         SELECT DISTINCT d.on_identifier FROM taskq.dependency d WHERE d.on_topic_id = p_topic_id AND d.waiting));
 END $$;
 
--- Drops the empty tables of topics that were dropped, and returns how many topics that were.
+-- Drops the empty tables of topics that were dropped, with what an unfinished move of such a topic left, and returns how many topics
+-- that were.
 CREATE FUNCTION taskq.drop_vacant(p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
-    v_vacant int[] := ARRAY(
-        SELECT n.topic_id FROM (SELECT substr(c.relname, 6)::int AS topic_id FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
-                                WHERE h.inhparent = 'taskq.live'::regclass AND c.relname ~ '^live_[0-9]+$') n
-        WHERE NOT EXISTS (SELECT FROM taskq.topic p WHERE p.topic_id = n.topic_id));
+    v_vacant   int[];
     v_topic_id int;
 BEGIN
-    IF cardinality(v_vacant) > 0 THEN
-        PERFORM taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience);
+    PERFORM taskq.lock_moves(p_patience);
+    v_vacant := ARRAY(SELECT * FROM taskq.vacant_topics());
+    IF cardinality(v_vacant) > 0
+       AND NOT taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
+        PERFORM taskq.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
     END IF;
     FOREACH v_topic_id IN ARRAY v_vacant LOOP
-        EXECUTE format('DROP TABLE taskq.task_%1$s, taskq.live_%1$s, taskq.ended_%1$s', v_topic_id);
+        PERFORM taskq.open_shared(v_topic_id, p_patience);
     END LOOP;
     RETURN cardinality(v_vacant);
 END $$;
+
+-- The numbers of the dropped topics of which a table, or the constraint of an unfinished move, is left.
+CREATE FUNCTION taskq.vacant_topics() RETURNS SETOF int LANGUAGE sql STABLE AS $$
+    SELECT n.topic_id FROM (
+        SELECT substring(c.relname FROM '[0-9]+$')::int AS topic_id FROM pg_class c
+        WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^(task|live|ended)_[0-9]+$'
+        UNION
+        SELECT substring(o.conname FROM '[0-9]+$')::int FROM pg_constraint o
+        WHERE o.conrelid = 'taskq.live_default'::regclass AND o.conname ~ '^topic_moves_[0-9]+$') n
+    WHERE NOT EXISTS (SELECT FROM taskq.topic p WHERE p.topic_id = n.topic_id) ORDER BY 1
+$$;

@@ -54,11 +54,19 @@ BEGIN
     END IF;
 END $$;
 
--- Pauses or resumes a topic; false where it already was so.
+-- Pauses or resumes a topic; false where it already was so. A topic that moves to its own tables stays paused until the move has ended:
+-- then it is paused or not as the last call of this function says.
 CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
 BEGIN
-    PERFORM taskq.find_topic(p_topic);
-    UPDATE taskq.topic SET paused = p_paused WHERE name = p_topic AND paused <> p_paused;
+    PERFORM FROM taskq.topic WHERE topic_id = v_topic_id FOR NO KEY UPDATE;
+    UPDATE taskq.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    UPDATE taskq.topic t SET paused = p_paused WHERE t.topic_id = v_topic_id AND t.paused <> p_paused
+        AND NOT EXISTS (SELECT FROM taskq.topic_move m WHERE m.topic_id = v_topic_id);
     RETURN FOUND;
 END $$;
 

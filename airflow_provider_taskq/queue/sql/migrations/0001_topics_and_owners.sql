@@ -22,6 +22,20 @@ CREATE TABLE taskq.topic (
 );
 CREATE INDEX topic_probe ON taskq.topic (topic_id) WHERE probe;
 
+-- Moves of topics to tables of their own that have not ended. A move takes several transactions, so a session that ends between
+-- two of them leaves its row behind. The next move of the topic reads the row, and finishes or undoes what was left. The transaction
+-- that ends the move deletes the row.
+CREATE TABLE taskq.topic_move (
+    topic_id int PRIMARY KEY REFERENCES taskq.topic ON DELETE CASCADE,
+    -- Drawn at random for each try. Each step of a move has to name it, so a try that was replaced changes nothing any more.
+    -- The session of the move holds an advisory lock of this key, so the lock tells whether the session is still connected.
+    token    bigint NOT NULL UNIQUE,
+    pid      int NOT NULL,
+    since    timestamptz NOT NULL,
+    step     text NOT NULL CHECK (step IN ('the topic was paused', 'its tables were made', 'the shared tables were closed')),
+    resumes  boolean NOT NULL                  -- the end of the move resumes the topic, as the move has paused it
+);
+
 -- Fences only grow: one sequence for all owners, drawn at each registration.
 CREATE SEQUENCE taskq.fence;
 
