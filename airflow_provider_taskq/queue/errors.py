@@ -87,6 +87,8 @@ def own_error(error: psycopg.Error) -> TaskQueueError | None:
             "this topic is being moved to its own tables: repeat this when the move has ended. If its session was"
             " killed, own_partition finishes the move, and shared_partition undoes it"
         )
+    if code == "23503" and (error.diag.constraint_name or "").endswith("_topic_id_fkey"):
+        return UnknownTopic("the topic was dropped at this moment: repeat this if it has been created again")
     if code == "23514" and error.diag.constraint_name:
         return TaskQueueError(f"a rule of {error.diag.table_name} is broken: {_rule(error.diag.constraint_name)}")
     if code in _RULE_CODES or (isinstance(error, psycopg.DataError) and not code):

@@ -12,7 +12,7 @@ from airflow_provider_taskq.processing.reader import Reader
 from airflow_provider_taskq.processing.reader.leading import interval, stored
 from airflow_provider_taskq.queue import Cursor, LeaseLost, Led, Task, TaskQueue, TaskQueueError
 from tests.processing.reading import LEASE, Heard, heard_all, place, quick, state, table, until_at_end
-from tests.queue.conftest import InBackground, await_lock_wait, until
+from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, until
 
 HOUR = timedelta(hours=1)
 
@@ -333,7 +333,7 @@ def test_a_topic_is_dropped_while_a_leader_stores_progress_of_it_and_neither_err
     handed = session.read_led(led)
     dropping = open_queue()
     dropped = background(lambda: dropping.drop_topic("work"))
-    await_lock_wait(queue.conn, dropping)
+    await_standstill(queue.conn, dropping)
     assert session.advance_led(led, handed.after, handed.cursor)
     session.conn.commit()
     assert dropped.result(10)

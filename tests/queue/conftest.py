@@ -133,6 +133,20 @@ def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:
     until(lambda: conn.execute(query, (pid,)).fetchone() is not None)
 
 
+def await_standstill(conn: psycopg.Connection, waiting: TaskQueue) -> None:
+    """Returns once the session of `waiting` waits for a lock, or sleeps before it looks again at what others hold."""
+    pid = waiting.conn.info.backend_pid
+    query = "SELECT FROM pg_stat_activity WHERE pid = %s AND (wait_event_type = 'Lock' OR wait_event = 'PgSleep')"
+    until(lambda: conn.execute(query, (pid,)).rowcount)
+
+
+def deadlocks(conn: psycopg.Connection) -> int:
+    """How many deadlocks the server has ended in this database."""
+    row = conn.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def hurry(queue: TaskQueue, patience: str = "3s") -> TaskQueue:
     """Makes a session that errs where it would wait for another's lock.
 

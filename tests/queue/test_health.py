@@ -23,6 +23,7 @@ SUBJECTS = {
     "numbers that run out",
     "open pushes",
     "oldest transaction",
+    "unfinished moves",
     "waiting tasks",
     "waits for locks",
 }

@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
 from tests.queue.conftest import (
     InBackground,
     await_lock_wait,
+    await_standstill,
     everything,
     hurry,
     identifiers,
@@ -332,7 +333,7 @@ def test_a_drop_that_waits_for_a_reader_of_its_topic_keeps_no_other_topic_waitin
     with connect(dsn, autocommit=True) as conn:
         dropping = TaskQueue(conn)
         dropped = background(lambda: dropping.drop_topic("work"))
-        await_lock_wait(queue.conn, dropping)
+        await_standstill(queue.conn, dropping)
         other = hurry(open_queue())
         owner = other.register("owner")
         other.complete(owner, dict.fromkeys(other.poll("other", owner), Result.SUCCESS))

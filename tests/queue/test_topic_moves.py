@@ -14,7 +14,16 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import Owner, Result, Severity, State, Task, TaskQueue, TaskQueueError, connect
-from tests.queue.conftest import InBackground, await_lock_wait, everything, identifiers, image, task_in, until
+from tests.queue.conftest import (
+    InBackground,
+    await_lock_wait,
+    deadlocks,
+    everything,
+    identifiers,
+    image,
+    task_in,
+    until,
+)
 from tests.queue.killed_mover import CALLS
 
 ROOT = Path(__file__).parents[2]
@@ -59,18 +68,6 @@ def constraints(queue: TaskQueue) -> int:
 
 def is_paused(queue: TaskQueue) -> bool:
     return queue.conn.execute("SELECT FROM taskq.topic WHERE name = 'work' AND paused").rowcount == 1
-
-
-def deadlocks(conn: psycopg.Connection) -> int:
-    """How many deadlocks the server has ended in this database."""
-    conn.execute("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()" if _counts_at_once(conn) else "SELECT")
-    row = conn.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def _counts_at_once(conn: psycopg.Connection) -> bool:
-    return conn.info.server_version >= 150_000
 
 
 def unfinished(queue: TaskQueue) -> tuple[Severity, str]:

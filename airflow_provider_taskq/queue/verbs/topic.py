@@ -44,6 +44,10 @@ class TopicVerbs(Caller):
     def drop_topic(self, topic: str) -> bool:
         """Removes a topic with all its tasks, held ones too; False where there is none.
 
+        Waits for up to a minute for transactions that push to the topic, hold its tasks or store progress of its
+        readers, and for no longer than the session's `lock_timeout`. TaskQueueError, with a session in the way, if they
+        do not end. It gives way to a transaction of several verbs that waits for it: none of these ends in a deadlock.
+
         Instant, on a connection in autocommit, for a topic that has partitions of its own.
         """
         return bool(self._value("SELECT taskq.drop_topic(%s::text, %s::boolean)", (topic, self._alone)))

@@ -381,6 +381,8 @@ BEGIN
     PERFORM FROM taskq.reader_partition WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq.progress WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq.handling WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq.probe WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq.juncture WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
 END $$;
 
 -- Forgets what the tasks of a topic, which are gone, waited for and what happened to them, and wakes those that wait for them.

@@ -75,28 +75,107 @@ CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT name FROM taskq.topic ORDER BY name
 $$;
 
--- Removes a topic with all its tasks, held ones too; false where there is none. Waits for open pushes to it. Wakes the tasks of
--- other topics that wait for its tasks, which are gone now. Its readers go last, as a handler's transaction stores progress
--- last. p_alone: that this call is a transaction of its own, so that a
--- topic with tables of its own may have them emptied at once; drop_vacant() removes these.
-CREATE FUNCTION taskq.drop_topic(p_topic text, p_alone boolean DEFAULT false) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Removes a topic with all its tasks, held ones too; false if there is none. Waits for open pushes to it, and for transactions that hold
+-- its tasks or store progress of its readers, for p_patience or the session's lock_timeout; then refuses (TQ000), naming a session.
+-- Wakes the tasks of other topics that wait for its tasks. p_alone: that this call is a transaction of its own, so that a topic with
+-- tables of its own may have them emptied at once; drop_vacant() removes these.
+--
+-- A transaction of several verbs may hold what this function needs, and wait for what this function holds. PostgreSQL would end one
+-- of the two. So this function waits for a lock only while it holds none. It takes what is free, sleeps, and looks again; and if a
+-- transaction that has changed something waits for it, it lets everything go and begins again.
+CREATE FUNCTION taskq.drop_topic(p_topic text, p_alone boolean DEFAULT false, p_patience interval DEFAULT '1 minute')
+RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int;
+    v_until timestamptz := clock_timestamp()
+                           + least(p_patience, nullif(current_setting('lock_timeout')::interval, interval '0'));
+    v_holds boolean := pg_current_xact_id_if_assigned() IS NOT NULL;  -- this transaction has changed something before
 BEGIN
-    SELECT topic_id INTO v_topic_id FROM taskq.topic WHERE name = p_topic FOR UPDATE;
-    IF NOT FOUND THEN
+    LOOP
+        BEGIN
+            RETURN taskq.try_to_drop(p_topic, p_alone, v_until, v_holds);
+        EXCEPTION WHEN lock_not_available THEN  -- nothing is held any more that was not before
+            IF clock_timestamp() >= v_until OR v_holds AND taskq.is_awaited_by_writer('0') THEN
+                PERFORM taskq.refuse_in_use(p_topic);
+            END IF;
+        END;
+        PERFORM pg_sleep(0.05 + 0.1 * random());
+    END LOOP;
+END $$;
+
+-- One try of taskq.drop_topic. Raises lock_not_available where it has to be repeated.
+CREATE FUNCTION taskq.try_to_drop(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean LANGUAGE plpgsql
+SET lock_timeout = '10ms' AS $$
+DECLARE
+    v_topic_id int := (SELECT t.topic_id FROM taskq.topic t WHERE t.name = p_topic);
+    v_pause    double precision := 0.01;
+BEGIN
+    IF v_topic_id IS NULL THEN
         RETURN false;
     END IF;
-    PERFORM taskq.close_topic(v_topic_id);
-    IF NOT p_alone OR taskq.truncate_topic(v_topic_id, true) IS NULL THEN
-        DELETE FROM taskq.live WHERE topic_id = v_topic_id;
-        DELETE FROM taskq.ended WHERE topic_id = v_topic_id;
-        DELETE FROM taskq.task WHERE topic_id = v_topic_id;
+    IF p_holds AND NOT pg_try_advisory_xact_lock(taskq.topic_lock_class(), v_topic_id) THEN
+        RAISE lock_not_available;
     END IF;
+    PERFORM set_config('lock_timeout', taskq.lock_timeout_of(p_until - clock_timestamp()), true);
+    PERFORM taskq.close_topic(v_topic_id);
+    PERFORM set_config('lock_timeout', '10ms', true);  -- nothing below should have to wait
+    PERFORM FROM taskq.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
+    IF NOT FOUND THEN  -- dropped meanwhile, and perhaps created again
+        RAISE lock_not_available;
+    END IF;
+    IF p_alone THEN
+        PERFORM taskq.truncate_topic(v_topic_id, true);
+    END IF;
+    WHILE NOT taskq.remove_free(v_topic_id) LOOP
+        IF clock_timestamp() >= p_until OR taskq.is_awaited_by_writer('0.5 seconds') THEN
+            RAISE lock_not_available;
+        END IF;
+        PERFORM pg_sleep(v_pause);
+        v_pause := least(2 * v_pause, 0.2);
+    END LOOP;
+    DELETE FROM taskq.task WHERE topic_id = v_topic_id;
     PERFORM taskq.forget_waits(v_topic_id);
-    DELETE FROM taskq.probe WHERE topic_id = v_topic_id;
-    DELETE FROM taskq.juncture WHERE topic_id = v_topic_id;
-    PERFORM taskq.remove_readers(v_topic_id);
     DELETE FROM taskq.topic WHERE topic_id = v_topic_id;
     RETURN true;
+END $$;
+
+-- Removes of a topic what no other transaction holds, and tells whether that was all of what others may hold. Never waits. The rows of
+-- taskq.task stay: who changes one holds the row of the task in taskq.live or taskq.ended as well.
+CREATE FUNCTION taskq.remove_free(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_table text;
+    v_left  boolean;
+BEGIN
+    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'juncture', 'handling', 'topic_move', 'progress', 'reader_partition', 'reader'] LOOP
+        EXECUTE format('DELETE FROM taskq.%I d USING (SELECT r.ctid FROM taskq.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
+                       ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
+        EXECUTE format('SELECT EXISTS (SELECT FROM taskq.%I WHERE topic_id = $1)', v_table) INTO v_left USING p_topic_id;
+        EXIT WHEN v_left;
+    END LOOP;
+    RETURN NOT v_left;
+END $$;
+
+-- Whether a transaction that has written to the tables of the queue, or locked rows, has waited for this session for longer than p_for.
+CREATE FUNCTION taskq.is_awaited_by_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
+    SELECT EXISTS (
+        SELECT FROM taskq.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
+        WHERE w.since < clock_timestamp() - p_for AND l.granted AND l.mode <> 'AccessShareLock'
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND c.relnamespace = 'taskq'::regnamespace)
+$$;
+
+-- Refuses to drop a topic that others use (TQ000), naming the session among them that began first: those with a push to the topic before
+-- those that use any task.
+CREATE FUNCTION taskq.refuse_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (SELECT t.topic_id FROM taskq.topic t WHERE t.name = p_topic);
+    v_pid      int := (
+        SELECT l.pid FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        WHERE l.granted AND l.pid <> pg_backend_pid() AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq.topic_lock_class()::oid AND l.objid = v_topic_id::oid
+               OR c.relnamespace = 'taskq'::regnamespace AND l.mode <> 'AccessShareLock')
+        ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
+BEGIN
+    PERFORM taskq.refuse('TQ000', format('topic %L cannot be dropped: other transactions use it, session %s among them. Repeat this when'
+        ' they have ended; a paused topic is left sooner', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;
