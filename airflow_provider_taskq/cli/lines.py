@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_provider_taskq.cli.payload import json_value
 from airflow_provider_taskq.cli.words import duration_of
 from airflow_provider_taskq.queue import InvalidTask, NewTask
 
@@ -25,8 +26,8 @@ def tasks_of(lines: Iterable[str]) -> Iterator[NewTask]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield _task(json.loads(line))
-            except (ValueError, TypeError, RecursionError) as error:
+                yield _task(json_value(line))
+            except (ValueError, TypeError) as error:
                 raise InvalidTask(f"line {number}: {_reason(error)}") from None
 
 

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from airflow_provider_taskq.cli.parameters import Function
-from airflow_provider_taskq.queue import Json
+from airflow_provider_taskq.queue import Json, UnreadablePayload
+from airflow_provider_taskq.queue.decoding import decode_json
 
 
 def payload_option(function: Function) -> Function:
@@ -25,12 +27,35 @@ def _payload(_: click.Context, __: click.Parameter, value: str | None) -> Json:
     if value is None:
         return None
     try:
-        found: Json = json.loads(_read(value[1:]) if value.startswith("@") else value)
+        return json_value(_read(value[1:]) if value.startswith("@") else value)
     except OSError as error:
         raise click.BadParameter(f"the file cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise click.BadParameter(f"it is not JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise click.BadParameter("it is not JSON: the file is not UTF-8 text") from None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def json_value(text: str) -> Json:
+    """The value of a JSON text; JSONDecodeError for what is not JSON, ValueError for what Python cannot read."""
+    found = decode_json(text)
+    if isinstance(found, UnreadablePayload):
+        with suppress(RecursionError):
+            _raise_place(text)
+        raise ValueError(found.reason)
     return found
+
+
+def _raise_place(text: str) -> None:
+    """Raises JSONDecodeError, which tells the place, if the text is not JSON."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer of more digits than Python converts
+        return
 
 
 def _read(name: str) -> str:

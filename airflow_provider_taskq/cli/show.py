@@ -1,6 +1,5 @@
 """show, why: one task."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import datetime
@@ -15,8 +14,9 @@ from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import last_line, task_document
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.words import ago
-from airflow_provider_taskq.queue import Happening, TaskQueue
+from airflow_provider_taskq.queue import Happening, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.browse import Dependency, TaskLine, Texts
+from airflow_provider_taskq.queue.decoding import decode_json, json_defect
 
 WHOLE = 2**31 - 1
 
@@ -124,10 +124,16 @@ def _wholes(task: TaskLine, texts: Texts | None) -> Iterator[str]:
 
 def _values(texts: Texts) -> dict[str, Any]:
     """Payload and output as the JSON that they are."""
-    return {
-        name: None if text is None else json.loads(text)
-        for name, text in (("payload", texts.payload), ("output", texts.output))
-    }
+    return {**_value("payload", texts.payload), **_value("output", texts.output)}
+
+
+def _value(name: str, text: str | None) -> dict[str, Any]:
+    """The value by its name; beside it the reason and the text, if it is unreadable or beyond the limits of a push."""
+    value = None if text is None else decode_json(text)
+    reason = value.reason if isinstance(value, UnreadablePayload) else None
+    if text is not None and reason is None and (defect := json_defect(text)):
+        reason = f"unreadable JSON: it {defect}"
+    return {name: value} if reason is None else {name: None, f"{name}_unreadable": reason, f"{name}_text": text}
 
 
 def _happening_row(happening: Happening, now: datetime) -> tuple[object, ...]:

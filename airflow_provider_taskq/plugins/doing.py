@@ -1,6 +1,7 @@
 """What each action does, and how it says so. All of them run in a transaction that the caller commits, or not."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ from airflow_provider_taskq.queue.browse import TaskFilter
 NAMED = 20  # sequences that the trail names
 LONGEST_SECONDS = 3650 * 86_400  # of a duration: as the queue stores them (sql/functions/bounds.sql)
 LEASES = 1000  # to which lapsed leases are counted
+_TOO_GREAT = "The payload has a number outside the range of a double: write it as a text."
 PURGEABLE = (State.READY, State.EXPIRED, *PURGED)
 
 
@@ -225,14 +227,24 @@ def _payload(text: str | None) -> Any:
         return None
     try:
         return json.loads(text, parse_float=_exact)
-    except (ValueError, RecursionError) as error:
-        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise Refusal(400, f"The payload is not JSON: {getattr(error, 'msg', 'it cannot be read')}{where}.") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise Refusal(400, f"The payload is not JSON: {error.msg} ({where}).") from None
+    except RecursionError:
+        raise Refusal(400, "The payload is nested deeper than 100 levels.") from None
+    except ValueError:  # an integer of more digits than Python converts
+        raise Refusal(400, _TOO_GREAT) from None
 
 
 def _exact(text: str) -> float:
     """A number as it was typed; one that would be stored as another is refused."""
     value = float(text)
-    if Decimal(repr(value)) != Decimal(text):
+    if math.isinf(value):
+        raise Refusal(400, _TOO_GREAT)
+    try:
+        exact = Decimal(repr(value)) == Decimal(text)
+    except ArithmeticError:  # the exponent is too large even for Decimal
+        exact = False
+    if not exact:
         raise Refusal(400, "The payload has a number that would be rounded: write it as a text.")
     return value

@@ -1,7 +1,12 @@
-"""Decoding of JSON that comes from the database: a value that Python cannot decode harms no other value."""
+"""What JSON has to be for every client to read it, and decoding of what comes from the database.
+
+A value that Python cannot decode harms no other value.
+"""
 
 import json
 import math
+import re
+from itertools import accumulate
 from typing import Any
 
 from psycopg import postgres
@@ -10,9 +15,11 @@ from psycopg.adapt import Loader
 
 from airflow_provider_taskq.queue.model import Json, UnreadablePayload
 
+MAX_DEPTH = 100
 _MAX_DIGITS = 308  # an integer of more digits may exceed a double; one of more digits still may exceed Python's limit
 _DIGITS = str.maketrans("123456789", "000000000")
 _LONG_INTEGER = "0" * (_MAX_DIGITS + 1)
+_NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^][{}"]+')
 
 # Made before they are needed: near the end of the stack there is no room for a constructor's frames.
 _TOO_DEEP = UnreadablePayload("unreadable JSON: it is nested deeper than Python can decode")
@@ -37,7 +44,7 @@ def _finite_integer(text: str) -> int:
 
 
 def _refuse_constant(_: str) -> None:
-    raise _OutOfRange  # NaN, Infinity and -Infinity, which JSON lacks
+    raise ValueError  # NaN, Infinity and -Infinity, which JSON lacks
 
 
 # Integers are checked only if a value has digits enough: a hook costs more than all the rest of a small payload.
@@ -52,8 +59,7 @@ def decode_json(text: str) -> Json:
     written with an exponent or as an integer, and what is not JSON.
     """
     try:
-        long = len(text) > _MAX_DIGITS and _LONG_INTEGER in text.translate(_DIGITS)
-        value: Json = (_EXACT_DECODER if long else _DECODER).decode(text)
+        value: Json = (_EXACT_DECODER if _has_long_integer(text) else _DECODER).decode(text)
     except RecursionError:
         return _TOO_DEEP
     except _OutOfRange:
@@ -61,6 +67,30 @@ def decode_json(text: str) -> Json:
     except ValueError:
         return _NOT_JSON
     return value
+
+
+def _has_long_integer(text: str) -> bool:
+    """Whether there may be an integer outside the range of a double; digits in a string or a fraction look the same."""
+    return len(text) > _MAX_DIGITS and _LONG_INTEGER in text.translate(_DIGITS)
+
+
+def json_defect(text: str) -> str | None:
+    """What keeps a JSON text that Python encoded from being read by every client, in words that follow "its payload".
+
+    None if nothing does. The database refuses the same (taskq.json_defect), and exponents that overflow, which Python's
+    encoder does not write.
+    """
+    if len(text) > 2 * MAX_DEPTH and text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        return f"is nested deeper than {MAX_DEPTH} levels"
+    if _has_long_integer(text) and decode_json(text) is _OUT_OF_RANGE:
+        return "holds a number outside the range of a double, which ends at 1.7976931348623157e308"
+    return None
+
+
+def _depth(text: str) -> int:
+    """How many levels of lists and objects a JSON text has."""
+    brackets = _NO_BRACKETS.sub("", text)
+    return max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
 class JsonLoader(Loader):

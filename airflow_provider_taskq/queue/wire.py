@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from airflow_provider_taskq.queue.decoding import MAX_DEPTH, json_defect
 from airflow_provider_taskq.queue.model import Json, Owner, State, Task, TaskInfo
 
 MAX_TRACE = 10_000
@@ -25,7 +26,7 @@ def interval_text(duration: timedelta | None) -> str | None:
 
 
 def json_text(value: Json) -> str | None:
-    """A value as compact JSON, None as none; ValueError with the reason for what is not JSON."""
+    """A value as compact JSON, None as none; ValueError with the reason for what not every client can read back."""
     if value is None:
         return None
     try:
@@ -33,8 +34,12 @@ def json_text(value: Json) -> str | None:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError("holds a lone surrogate") from None
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(f"is nested deeper than {MAX_DEPTH} levels, or than the stack has room for") from None
+    except (TypeError, ValueError) as error:
         raise ValueError(f"is not JSON: {error}") from None
+    if defect := json_defect(text):
+        raise ValueError(defect)
     return text
 
 

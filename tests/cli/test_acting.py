@@ -102,6 +102,28 @@ def test_what_cannot_be_pushed_is_a_matter_of_usage(run: Run, queue: TaskQueue) 
     assert everything(queue) == []
 
 
+UNREADABLE = {
+    "an exponent": ("[1e99999999999999999999999]", "a number outside the range of a double"),
+    "digits": ("9" * 5_000, "a number outside the range of a double"),
+    "depth": ("[" * 50_000 + "]" * 50_000, "nested deeper"),
+    "depth that Python reads": ("[" * 150 + "]" * 150, "nested deeper than 100 levels"),
+}
+
+
+@pytest.mark.parametrize(("payload", "reason"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_a_payload_that_not_every_client_can_read_is_refused_with_the_reason(
+    run: Run, queue: TaskQueue, payload: str, reason: str
+) -> None:
+    by_option = run("push", "work", "a", "--payload", "@-", stdin=payload, code=1 if "100" in reason else 2)
+    lines = f'"a"\n{{"identifier": "b", "payload": {payload}}}\n'
+    by_line = run("push", "work", "--file", "-", stdin=lines, code=1)
+    for told in (by_option.stderr, by_line.stderr):
+        assert reason in told
+        assert len(told) < 500
+    assert "line 2" in by_line.stderr or "position 1" in by_line.stderr
+    assert everything(queue) == []
+
+
 def test_a_dry_push_checks_and_stores_nothing(run: Run, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     before = image(queue)

@@ -206,6 +206,25 @@ def test_health_is_exit_code_1_from_a_warning_on(
     assert run("health", code=1).stdout.splitlines()[2].startswith("CRITICAL")
 
 
+@pytest.mark.parametrize(
+    "text", ["[1e400]", "9" * 5_000, "[" * 5_000 + "]" * 5_000, "[" * 400 + "]" * 400], ids=lambda text: text[:3]
+)
+def test_an_unreadable_payload_is_shown_as_its_text(
+    run: Run, ask: Ask, queue: TaskQueue, owner: Owner, text: str
+) -> None:
+    tasks = queue.push("work", [NewTask("a", {"n": 1}), NewTask("b", {"n": 2})])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Decision(Result.SUCCESS, "done")))
+    queue.conn.execute("UPDATE taskq.task SET payload = %s::json WHERE sequence = %s", (text, tasks[0].sequence))
+    queue.conn.execute("UPDATE taskq.ended SET output = %s::json WHERE sequence = %s", (text, tasks[1].sequence))
+    assert text in run("show", "work", tasks[0].sequence, "--payload").stdout.replace("\n", "")
+    first, second = (ask("show", "work", task.sequence, "--payload")["task"] for task in tasks)
+    assert (first["payload"], first["payload_text"], first["output"]) == (None, text, "done")
+    assert first["payload_unreadable"].startswith("unreadable JSON: ")
+    assert (second["output"], second["output_text"], second["payload"]) == (None, text, {"n": 2})
+    assert "payload_text" not in second
+    assert [task["identifier"] for task in ask("ls", "work")["tasks"]] == ["b", "a"]
+
+
 def test_hostile_text_stays_text(run: Run, queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask(HOSTILE, HOSTILE, reference=HOSTILE), HOSTILE])
     [task] = queue.poll("work", owner)

@@ -13,6 +13,17 @@ from tests.plugin.situations import SECRET
 
 pytestmark = pytest.mark.slow
 
+# JSON for PostgreSQL, but not for every client.
+UNREADABLE = (
+    "1e99999999999999999999999",
+    "[1e-99999999999999999999999]",
+    '{"n": -1e400}',
+    "9" * 400,
+    "9" * 5_000,
+    "[" * 101 + "]" * 101,
+    "[" * 50_000 + "]" * 50_000,
+)
+
 
 def post(client: Client, action: str, **body: Any) -> httpx.Response:
     """An action as the op, with a topic unless told otherwise."""
@@ -268,6 +279,7 @@ def test_an_action_that_fails_leaves_no_trace(client: Client, acts: TaskQueue) -
         ("push", {"options": {"identifier": " "}}, 400),
         ("push", {"options": {"identifier": "a", "payload": "NaN"}}, 400),
         ("push", {"options": {"identifier": "a", "payload": "{"}}, 400),
+        *(("push", {"options": {"identifier": "a", "payload": text}}, 400) for text in UNREADABLE),
         ("push", {"options": {"identifier": "a", "payload": '"' + "x" * 300_000 + '"'}}, 400),
         ("push", {"options": {"identifier": "a", "delay_seconds": 1, "available_at": "2030-01-01T00:00:00Z"}}, 400),
         ("push", {"options": {"identifier": "a", "payload": "1" * 3_000_000}}, 400),
@@ -278,6 +290,38 @@ def test_an_action_that_fails_leaves_no_trace(client: Client, acts: TaskQueue) -
         answer = post(client, action, confirm=True, expected=0, **body)
         assert (answer.status_code, set(answer.json())) == (status, {"error"}), (action, answer.text)
     assert (acts.audit_trail(), states(acts)) == ([], {})
+
+
+@pytest.mark.parametrize("number", ["1e99999999999999999999999", "-1e400", "9" * 5_000, "[" * 5_000 + "]" * 5_000])
+def test_a_number_that_no_double_holds_is_refused_in_every_field(client: Client, acts: TaskQueue, number: str) -> None:
+    bodies = (
+        f'{{"action": "purge", "topic": "work", "sequences": [{number}]}}',
+        f'{{"action": "purge", "topic": "work", "filter": {{"since": {number}}}}}',
+        f'{{"action": "pause", "topic": "work", "expected": {number}}}',
+        f'{{"action": "expire", "options": {{"grace_seconds": {number}}}}}',
+        *(
+            f'{{"action": "push", "topic": "work", "options": {{"identifier": "a", "{name}": {number}}}}}'
+            for name in ("priority", "delay_seconds", "ttl_seconds", "available_at", "payload")
+        ),
+    )
+    for body in bodies:
+        answer = client("op").post("/api/taskq_acts/actions", content=body)
+        assert (answer.status_code, set(answer.json())) == (400, {"error"}), (body[:100], answer.text)
+    for name in ("after", "since", "size"):
+        answer = client("op").get("/api/taskq_acts/tasks", params={"topic": "work", name: number})
+        assert (answer.status_code, set(answer.json())) == (400, {"error"}), (name, answer.text)
+    assert (acts.audit_trail(), states(acts)) == ([], {})
+
+
+def test_an_unreadable_payload_is_listed_and_revealed_as_its_text(client: Client, acts: TaskQueue) -> None:
+    (task,) = acts.push("work", ["a"])
+    for text in ("[1e400]", "9" * 5_000, "[" * 5_000 + "]" * 5_000):
+        acts.conn.execute("UPDATE taskq.task SET payload = %s::json", (text,))
+        asked = {"topic": "work", "sequence": task.sequence}
+        assert client("op").post("/api/taskq_acts/reveal", json=asked).json()["payload"] == text
+        for view in ("tasks", "task"):
+            answer = client("op").get(f"/api/taskq_acts/{view}", params=asked if view == "task" else {"topic": "work"})
+            assert answer.status_code == 200, answer.text
 
 
 def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ export function readable(text) {
   if (fault(text) !== null) return text;
   const tokens = text.match(TOKENS) ?? [];
   let depth = 0;
-  const line = () => `\n${"  ".repeat(depth)}`;
+  // No deeper than a push allows: the indents of 30,000 levels would take gigabytes.
+  const line = () => `\n${"  ".repeat(Math.min(depth, 100))}`;
   const laid = tokens.map((token, place) => {
     const empty = (token === "{" && tokens[place + 1] === "}") || (token === "[" && tokens[place + 1] === "]");
     if (token === "{" || token === "[") {

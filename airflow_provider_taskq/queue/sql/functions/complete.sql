@@ -57,16 +57,16 @@ BEGIN
     END IF;
 END $$;
 
--- Refuses an output that could not be read back (TQ002), naming its task.
+-- Refuses an output that not every client could read back (TQ002), naming its task.
 CREATE FUNCTION taskq.check_outputs(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
+    v_output   text;
 BEGIN
-    SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
-    WHERE strpos(u.output, '\u') > 0 AND NOT taskq.is_storable(u.output) ORDER BY u.sequence LIMIT 1;
+    SELECT u.sequence, u.output INTO v_sequence, v_output FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
+    WHERE taskq.may_be_unreadable(u.output) AND taskq.json_defect(u.output) IS NOT NULL ORDER BY u.sequence LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq.refuse('TQ002', format('the message of the decision on sequence %s holds a NUL or a lone surrogate',
-                                             v_sequence));
+        PERFORM taskq.refuse('TQ002', format('the message of the decision on sequence %s %s', v_sequence, taskq.json_defect(v_output)));
     END IF;
 END $$;
 

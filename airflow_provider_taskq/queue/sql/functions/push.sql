@@ -78,7 +78,7 @@ DECLARE
     v_sequence bigint;
 BEGIN
     IF (p_identifier ~ '\S' AND length(p_identifier) <= 500 AND coalesce(octet_length(p_payload) <= v_topic.max_payload_bytes, true)
-        AND coalesce(strpos(p_payload, '\u') = 0, true) AND coalesce(p_priority BETWEEN -100 AND 100, true)) IS NOT TRUE
+        AND taskq.may_be_unreadable(p_payload) IS NOT TRUE AND coalesce(p_priority BETWEEN -100 AND 100, true)) IS NOT TRUE
        OR p_available_at IS NOT NULL OR NOT taskq.is_duration(p_delay, interval '-3650 days')
        OR NOT taskq.is_duration(p_ttl, interval '0') THEN
         RETURN (taskq.push(p_topic, 'APPEND', ARRAY[p_identifier], ARRAY[p_payload], ARRAY[p_reference], NULL, ARRAY[p_available_at],
@@ -112,12 +112,12 @@ CREATE FUNCTION taskq.check_tasks(
     p_ttls interval[], p_priorities int[], p_offset int
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_place  bigint;
+    v_place  int;
     v_reason text;
 BEGIN
     SELECT n.place, n.reason INTO v_place, v_reason FROM (
         SELECT place, CASE
-            WHEN identifier IS NULL OR identifier !~ '\S' THEN 'its identifier is blank'
+            WHEN (identifier COLLATE "C" BETWEEN '!' AND '~' OR identifier ~ '\S') IS NOT TRUE THEN 'its identifier is blank'
             WHEN length(identifier) > 500 THEN
                 format('its identifier has %s characters, more than 500', length(identifier))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
@@ -128,25 +128,18 @@ BEGIN
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
                 format('its payload has %s bytes, more than the %s that topic %L takes',
                        octet_length(payload), p_topic.max_payload_bytes, p_topic.name)
-            WHEN strpos(payload, '\u') > 0 AND NOT taskq.is_storable(payload) THEN
-                'its payload holds a NUL or a lone surrogate'
+            WHEN taskq.may_be_unreadable(payload) AND taskq.json_defect(payload) IS NOT NULL THEN
+                'its payload ' || taskq.json_defect(payload)
             END AS reason
-        FROM unnest(p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities) WITH ORDINALITY
-             AS u (identifier, payload, available_at, delay, ttl, priority, place)
+        FROM (SELECT generate_series(1, greatest(cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_available_at),
+                                                 cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities))) AS place,
+                     unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload, unnest(p_available_at) AS available_at,
+                     unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u  -- stored nowhere, unlike unnest in FROM
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
         PERFORM taskq.refuse('TQ002', format('topic %L, task at position %s: %s',
                                              p_topic.name, p_offset + v_place - 1, v_reason));
     END IF;
-END $$;
-
--- Whether a JSON text can be read back by everybody: \u0000 and lone surrogates pass as json, but not as text.
-CREATE FUNCTION taskq.is_storable(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    PERFORM p_json::jsonb;
-    RETURN true;
-EXCEPTION WHEN untranslatable_character OR invalid_text_representation THEN
-    RETURN false;
 END $$;
 
 -- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT where the same identifier comes

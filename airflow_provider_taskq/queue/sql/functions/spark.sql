@@ -238,7 +238,8 @@ DECLARE
     v_ended    bigint;
 BEGIN
     SELECT * INTO v_bad FROM taskq.staged s
-    WHERE s.stage = p_stage AND strpos(s.output, '\u') > 0 AND NOT taskq.is_storable(s.output) ORDER BY s.sequence LIMIT 1;
+    WHERE s.stage = p_stage AND taskq.may_be_unreadable(s.output) AND taskq.json_defect(s.output) IS NOT NULL
+    ORDER BY s.sequence LIMIT 1;
     IF FOUND THEN
         PERFORM taskq.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
     END IF;

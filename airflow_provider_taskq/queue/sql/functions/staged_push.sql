@@ -86,7 +86,7 @@ BEGIN
         END LOOP;
     END LOOP;
     RETURN v_done;
-EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception THEN
+EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception OR statement_too_complex THEN
     PERFORM taskq.refuse_staged(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers, v_chunk.payloads);
     RETURN NULL;
 END $$;
@@ -183,7 +183,7 @@ CREATE FUNCTION taskq.is_json(p_text text) RETURNS boolean LANGUAGE plpgsql IMMU
 BEGIN
     PERFORM p_text::json;
     RETURN true;
-EXCEPTION WHEN data_exception THEN
+EXCEPTION WHEN data_exception OR statement_too_complex THEN
     RETURN false;
 END $$;
 
