@@ -1,6 +1,7 @@
 """What the verbs do that change something: each also as a dry run, which changes nothing."""
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -264,6 +265,50 @@ def test_topics_are_created_altered_and_dropped(ask: Ask, run: Run, queue: TaskQ
     }
     assert queue.topics() == ["work"]
     assert [action for action, _, _ in trail(queue)] == ["create", "alter", "drop"]
+
+
+def test_a_topic_moves_to_its_own_tables_and_back(run: Run, ask: Ask, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    before = image(queue)
+    partition = ("topics", "partition")
+    would = "Would move topic work with 2 tasks to its own tables.\n"
+    assert run(*partition, "own", "work", "--dry-run").stdout == would
+    assert ask(*partition, "own", "work") == {"topic": "work", "moved": True, "dry_run": False}
+    assert run(*partition, "own", "work").stdout == "Topic work has its own tables already.\n"
+    assert image(queue) == before
+    assert "has more than 1 tasks" in run(*partition, "shared", "work", "--most", "1", code=1).stderr
+    assert run(*partition, "shared", "work", "--dry-run").stdout.endswith("to the shared tables.\n")
+    assert run(*partition, "shared", "work").stdout == "Topic work is in the shared tables again.\n"
+    assert ask(*partition, "shared", "work") == {"topic": "work", "moved": False, "dry_run": False}
+    assert image(queue) == before
+    assert trail(queue) == [("partition", "work", 2)] * 2
+    assert "'missing'" in run(*partition, "own", "missing", code=1).stderr
+
+
+def test_the_tables_of_a_dropped_topic_are_dropped(run: Run, ask: Ask, queue: TaskQueue) -> None:
+    run("topics", "partition", "own", "work")
+    queue.drop_topic("work")
+    assert "dry_run" in ask("topics", "partition", "clean", "--dry-run")
+    said = run("topics", "partition", "clean").stdout
+    assert said == "Dropped the empty tables of 1 dropped topic.\n"
+    assert ask("topics", "partition", "clean") == {"cleaned": 0, "dry_run": False}
+
+
+def test_the_command_that_health_names_finishes_a_move_whose_session_has_ended(
+    run: Run, ask: Ask, queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a"])
+    session = open_queue()
+    session.conn.execute("SELECT taskq.begin_move('work', '1 second')")
+    session.conn.commit()
+    pid = session.conn.info.backend_pid
+    queue.conn.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+    [finding] = [each for each in ask("health", code=1)["findings"] if each["subject"] == "unfinished moves"]
+    command = finding["detail"].partition('"taskq ')[2].partition('"')[0]
+    assert finding["severity"] == "CRITICAL"
+    assert run(*command.split()).stdout == "Topic work has its own tables now.\n"
+    assert ask("health")["worst"] == "FINE"
+    run("topics", "partition", "shared", "work")
 
 
 def test_every_field_of_a_policy_has_an_option(ask: Ask, queue: TaskQueue) -> None:

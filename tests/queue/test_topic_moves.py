@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -206,7 +207,7 @@ def test_two_moves_at_once_end_well_or_with_a_reason(
                 except TaskQueueError as error:
                     return str(error)
 
-        calls = [background(lambda pair=pair: move(*pair)) for pair in zip(topics, (first, second), strict=True)]
+        calls = [background(partial(move, *pair)) for pair in zip(topics, (first, second), strict=True)]
         said = [call.result(120) for call in calls]
         assert "True" in said
         assert all(one in ("True", "False") or "is being moved to its own tables by session" in one for one in said)

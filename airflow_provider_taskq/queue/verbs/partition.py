@@ -14,6 +14,11 @@ from airflow_provider_taskq.queue.wire import interval_text
 PATIENCE = timedelta(minutes=1)
 MOST = 1_000
 
+_MAKE_TABLES = "SELECT taskq.make_tables(%s::text, %s::bigint, %s::text::interval)"
+_CLOSE_SHARED = "SELECT taskq.close_shared(%s::text, %s::bigint, %s::text::interval)"
+_MOVE_ROWS = "SELECT taskq.move_rows(%s::text, %s::bigint, %s::text::interval)"
+_UNDO = "SELECT taskq.undo_move(%s::text, %s::bigint, %s::text::interval)"
+
 
 class PartitionVerbs(Caller):
     """Where a topic's tasks are kept: with those of all others, or in tables of their own."""
@@ -72,7 +77,7 @@ class PartitionVerbs(Caller):
         """Moves a topic that is paused, as soon as nothing of it is held and no push to it is open."""
         deadline = time.monotonic() + patience.total_seconds()
         self._await_nothing_held(topic, patience)
-        self._step("make_tables", topic, token, patience)
+        self._step(_MAKE_TABLES, topic, token, patience)
         while not self._try_to_move(topic, token, patience):
             if time.monotonic() > deadline:
                 raise TaskQueueError(
@@ -86,12 +91,10 @@ class PartitionVerbs(Caller):
         number = self._value("SELECT taskq.keep_out(%s::text, %s::text::interval)", (topic, interval_text(patience)))
         try:
             # A poll that had begun before the pause may have taken some after all were given back.
-            return self._step("close_shared", topic, token, patience) and self._step(
-                "move_rows", topic, token, patience
-            )
+            return self._step(_CLOSE_SHARED, topic, token, patience) and self._step(_MOVE_ROWS, topic, token, patience)
         except BaseException:
             with suppress(TaskQueueError, psycopg.Error):  # tried again once pushes are let in
-                self._step("undo_move", topic, token, patience)
+                self._step(_UNDO, topic, token, patience)
             raise
         finally:
             with suppress(psycopg.OperationalError):
@@ -99,13 +102,12 @@ class PartitionVerbs(Caller):
 
     def _step(self, step: LiteralString, topic: str, token: int, patience: timedelta) -> bool:
         """One transaction of a move."""
-        call: LiteralString = f"SELECT taskq.{step}(%s::text, %s::bigint, %s::text::interval)"
-        return bool(self._value(call, (topic, token, interval_text(patience))))
+        return bool(self._value(step, (topic, token, interval_text(patience))))
 
     def _undo(self, topic: str, token: int, patience: timedelta, error: BaseException) -> None:
         """Puts back what was changed for a move that failed; where that fails as well, the error says so."""
         try:
-            self._step("undo_move", topic, token, patience)
+            self._step(_UNDO, topic, token, patience)
         except (TaskQueueError, psycopg.Error) as another:
             error.add_note(
                 f"nor could this be undone ({another}): topic {topic!r} stays paused until own_partition finishes the"

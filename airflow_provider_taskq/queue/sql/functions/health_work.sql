@@ -202,7 +202,8 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT CASE WHEN n.moving THEN taskq.severity(n.seconds, 60, 600, 'Infinity') ELSE 'critical' END, 'unfinished moves',
-           format('the move of topic %L to its own tables, by session %s since %s, ', n.name, n.pid, taskq.in_words(make_interval(secs => n.seconds)))
+           format('the move of topic %L to its own tables, by session %s, begun %s ago, ', n.name, n.pid,
+                  taskq.in_words(make_interval(secs => n.seconds)))
            || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
                    ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'
                                ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or shared_partition(%4$L)'
@@ -216,7 +217,8 @@ BEGIN
         RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint, NULL::int;
     END IF;
     RETURN QUERY SELECT taskq.severity(v_vacant, 1, 100, 'Infinity'), 'left behind',
-        format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions() drops these', v_vacant),
+        format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions() drops these',
+               v_vacant),
         v_vacant, NULL::int;
 END $$;
 

@@ -31,7 +31,8 @@ BEGIN
     LOCK TABLE taskq.topic_move IN SHARE UPDATE EXCLUSIVE MODE;  -- it conflicts with itself, and with no reading or writing of rows
 EXCEPTION WHEN lock_not_available THEN
     PERFORM taskq.refuse('TQ000', format('session %s has been moving another topic for longer than %s: repeat this when it is done',
-        (SELECT l.pid FROM pg_locks l WHERE l.relation = 'taskq.topic_move'::regclass AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted),
+        (SELECT l.pid FROM pg_locks l
+         WHERE l.relation = 'taskq.topic_move'::regclass AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted LIMIT 1),
         taskq.in_words(p_patience)));
 END $$;
 
@@ -40,8 +41,8 @@ CREATE FUNCTION taskq.lock_timeout_of(p_patience interval) RETURNS text LANGUAGE
     SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
 $$;
 
--- Begins a move of a topic to tables of its own, or takes over one whose session has ended. Pauses the topic. Returns the token that
--- each step has to name; NULL if the topic has its own tables. Refuses a topic that another session is moving (TQ000).
+-- Begins a move of a topic to tables of its own, or takes over one whose session has ended. Pauses the topic. Returns the token
+-- that each step has to name; NULL if the topic has its own tables. Refuses a topic that another session is moving (TQ000).
 CREATE FUNCTION taskq.begin_move(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic  taskq.topic;
@@ -63,7 +64,8 @@ BEGIN
     END LOOP;
     INSERT INTO taskq.topic_move AS m (topic_id, token, pid, since, step, resumes)
     VALUES (v_topic.topic_id, v_token, pg_backend_pid(), clock_timestamp(), 'the topic was paused', v_paused)
-    ON CONFLICT (topic_id) DO UPDATE SET token = v_token, pid = pg_backend_pid(), since = clock_timestamp(), resumes = m.resumes OR v_paused;
+    ON CONFLICT (topic_id) DO UPDATE SET token = v_token, pid = pg_backend_pid(), since = clock_timestamp(),
+        resumes = m.resumes OR v_paused;
     RETURN v_token;
 END $$;
 
@@ -103,7 +105,8 @@ BEGIN
     RETURN v_topic_id;
 END $$;
 
--- Ends a move in this transaction, and resumes the topic if the move has paused it. The topic's row first, as taskq.set_paused does.
+-- Ends a move in this transaction, and resumes the topic if the move has paused it. Locks the topic's row first, as
+-- taskq.set_paused does.
 CREATE FUNCTION taskq.end_move(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_resumes boolean;
@@ -120,8 +123,8 @@ CREATE FUNCTION taskq.leave_move(p_token bigint) RETURNS boolean LANGUAGE sql AS
     SELECT pg_advisory_unlock(p_token)
 $$;
 
--- Makes the tables of a topic, apart from the shared ones, with the same columns, indexes and storage parameters. Replaces those that
--- an earlier try left: they are empty until they are attached.
+-- Makes the tables of a topic, apart from the shared ones, with the same columns, indexes and storage parameters. Replaces those
+-- that an earlier try left: they are empty until they are attached.
 CREATE FUNCTION taskq.make_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq.hold_move(p_topic, p_token, p_patience);
@@ -234,7 +237,8 @@ DECLARE
     v_topic_id int := taskq.hold_move(p_topic, p_token, p_patience);
     v_table    text;
 BEGIN
-    IF NOT taskq.have_alone(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience) OR taskq.any_held(v_topic_id) THEN
+    IF NOT taskq.have_alone(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience)
+       OR taskq.any_held(v_topic_id) THEN
         RETURN false;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
@@ -291,7 +295,8 @@ CREATE FUNCTION taskq.open_shared(p_topic_id int, p_patience interval) RETURNS v
 DECLARE
     v_table text;
 BEGIN
-    IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = 'taskq.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
+    IF EXISTS (SELECT FROM pg_constraint
+               WHERE conrelid = 'taskq.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
         IF NOT taskq.have_alone(ARRAY['task_default', 'live_default', 'ended_default'], p_patience) THEN
             PERFORM taskq.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
         END IF;
@@ -305,9 +310,9 @@ BEGIN
     PERFORM taskq.end_move(p_topic_id);
 END $$;
 
--- Moves a topic back to the shared tables; false where it is there. Undoes a move to its own tables whose session has ended. Everybody
--- waits while rows move back, as a detached table's tasks are nowhere until they are back: so it is refused (TQ000) to a topic of more
--- than p_most tasks. Refuses a topic that another session is moving (TQ000).
+-- Moves a topic back to the shared tables; false where it is there. Undoes a move to its own tables whose session has ended. All
+-- topics wait while rows move back, as a detached table's tasks are nowhere until they are back: so it is refused (TQ000) to a
+-- topic of more than p_most tasks. Refuses a topic that another session is moving (TQ000).
 CREATE FUNCTION taskq.move_back(p_topic text, p_most bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq.topic;
@@ -394,8 +399,8 @@ BEGIN
         SELECT DISTINCT d.on_identifier FROM taskq.dependency d WHERE d.on_topic_id = p_topic_id AND d.waiting));
 END $$;
 
--- Drops the empty tables of topics that were dropped, with what an unfinished move of such a topic left, and returns how many topics
--- that were.
+-- Drops the empty tables of topics that were dropped, with what an unfinished move of such a topic left, and returns how many
+-- topics that were.
 CREATE FUNCTION taskq.drop_vacant(p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_vacant   int[];

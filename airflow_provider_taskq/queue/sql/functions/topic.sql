@@ -54,8 +54,8 @@ BEGIN
     END IF;
 END $$;
 
--- Pauses or resumes a topic; false where it already was so. A topic that moves to its own tables stays paused until the move has ended:
--- then it is paused or not as the last call of this function says.
+-- Pauses or resumes a topic; false where it already was so. A topic that moves to its own tables stays paused until the move has
+-- ended: then it is paused or not as the last call of this function says.
 CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
@@ -75,10 +75,10 @@ CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT name FROM taskq.topic ORDER BY name
 $$;
 
--- Removes a topic with all its tasks, held ones too; false if there is none. Waits for open pushes to it, and for transactions that hold
--- its tasks or store progress of its readers, for p_patience or the session's lock_timeout; then refuses (TQ000), naming a session.
--- Wakes the tasks of other topics that wait for its tasks. p_alone: that this call is a transaction of its own, so that a topic with
--- tables of its own may have them emptied at once; drop_vacant() removes these.
+-- Removes a topic with all its tasks, held ones too; false if there is none. Waits for open pushes to it, and for transactions that
+-- hold its tasks or store progress of its readers, for p_patience or the session's lock_timeout; then refuses (TQ000), naming a
+-- session. Wakes the tasks of other topics that wait for its tasks. p_alone: that this call is a transaction of its own, so that a
+-- topic with tables of its own may have them emptied at once; drop_vacant() removes these.
 --
 -- A transaction of several verbs may hold what this function needs, and wait for what this function holds. PostgreSQL would end one
 -- of the two. So this function waits for a lock only while it holds none. It takes what is free, sleeps, and looks again; and if a
@@ -103,7 +103,8 @@ BEGIN
 END $$;
 
 -- One try of taskq.drop_topic. Raises lock_not_available where it has to be repeated.
-CREATE FUNCTION taskq.try_to_drop(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq.try_to_drop(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean
+LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq.topic t WHERE t.name = p_topic);
@@ -138,16 +139,18 @@ BEGIN
     RETURN true;
 END $$;
 
--- Removes of a topic what no other transaction holds, and tells whether that was all of what others may hold. Never waits. The rows of
--- taskq.task stay: who changes one holds the row of the task in taskq.live or taskq.ended as well.
+-- Removes of a topic what no other transaction holds, and tells whether that was all of what others may hold. Never waits. The rows
+-- of taskq.task stay: a transaction that changes one holds the row of the task in taskq.live or taskq.ended as well.
 CREATE FUNCTION taskq.remove_free(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_table text;
     v_left  boolean;
 BEGIN
-    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'juncture', 'handling', 'topic_move', 'progress', 'reader_partition', 'reader'] LOOP
-        EXECUTE format('DELETE FROM taskq.%I d USING (SELECT r.ctid FROM taskq.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
+    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'juncture', 'handling', 'topic_move', 'progress', 'reader_partition',
+                                   'reader'] LOOP
+        EXECUTE format('DELETE FROM taskq.%I d USING ('  -- its rows are in one partition, so a ctid tells one
+                       'SELECT r.ctid FROM taskq.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
         EXECUTE format('SELECT EXISTS (SELECT FROM taskq.%I WHERE topic_id = $1)', v_table) INTO v_left USING p_topic_id;
         EXIT WHEN v_left;
@@ -155,7 +158,8 @@ BEGIN
     RETURN NOT v_left;
 END $$;
 
--- Whether a transaction that has written to the tables of the queue, or locked rows, has waited for this session for longer than p_for.
+-- Whether a transaction that has written to the tables of the queue, or locked rows, has waited for this session for longer than
+-- p_for.
 CREATE FUNCTION taskq.is_awaited_by_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM taskq.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
@@ -164,18 +168,19 @@ CREATE FUNCTION taskq.is_awaited_by_writer(p_for interval) RETURNS boolean LANGU
           AND c.relnamespace = 'taskq'::regnamespace)
 $$;
 
--- Refuses to drop a topic that others use (TQ000), naming the session among them that began first: those with a push to the topic before
--- those that use any task.
+-- Refuses to drop a topic that others use (TQ000), naming the session among them that began first: those with a push to the topic
+-- before those that use any task.
 CREATE FUNCTION taskq.refuse_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq.topic t WHERE t.name = p_topic);
     v_pid      int := (
         SELECT l.pid FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-        WHERE l.granted AND l.pid <> pg_backend_pid() AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+        WHERE l.granted AND l.pid <> pg_backend_pid()
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq.topic_lock_class()::oid AND l.objid = v_topic_id::oid
                OR c.relnamespace = 'taskq'::regnamespace AND l.mode <> 'AccessShareLock')
         ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
 BEGIN
-    PERFORM taskq.refuse('TQ000', format('topic %L cannot be dropped: other transactions use it, session %s among them. Repeat this when'
-        ' they have ended; a paused topic is left sooner', p_topic, coalesce(v_pid::text, '(ended just now)')));
+    PERFORM taskq.refuse('TQ000', format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
+        ' and repeat this when they have ended', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;
