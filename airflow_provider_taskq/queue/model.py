@@ -105,7 +105,8 @@ class NewTask:
     """A task to push: what it is about, and when and how it may be handed out.
 
     `identifier` has 1 to 500 characters, `priority` is -100..100 (higher first), and at most one of
-    `available_at` and `delay` says when it is due. While it is younger than `ttl`, failures are not noted.
+    `available_at` and `delay` says when it is due. While it is younger than `ttl`, failures are not noted. `delay`
+    and `ttl` are at most 3650 days, and `available_at` lies in the years 1 to 9999.
     """
 
     identifier: str
@@ -166,7 +167,8 @@ class Decision:
     """How a task ended, with an optional JSON message and, for a failure, its error.
 
     `continued` tells a composite whether later steps see the task: unless set, for SUCCESS only. `delay`
-    turns a SUSPENSION into a snooze: the task is READY again, due then, and the attempt is not counted.
+    turns a SUSPENSION into a snooze: the task is READY again, due then, and the attempt is not counted. A longer
+    one than to the year 9999 ends there.
     """
 
     result: Result

@@ -16,6 +16,7 @@ class LockVerbs(Caller):
 
         It is held for `at_most` from now unless it is given back, which it is not before `at_least` from now. To
         others it is taken as soon as this returns, though the transaction is still open; so too if it is to roll back.
+        `at_most`: at most 3650 days; else InvalidArgument.
         """
         return bool(
             self._value(

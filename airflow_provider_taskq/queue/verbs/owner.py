@@ -19,6 +19,7 @@ class OwnerVerbs(Caller):
         """Registers a name under a new, greater fence, which locks out whoever used the name before.
 
         Tasks that the name still holds are taken over (`resumed`): they stay ACTIVE under the new fence.
+        InvalidArgument for a `lease` that is not more than 0 and at most 3650 days.
         """
         return owner_of(
             self._rows("SELECT * FROM taskq.register(%s::text, %s::interval)", (owner, interval_text(lease)))[0]

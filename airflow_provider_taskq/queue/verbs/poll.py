@@ -7,7 +7,7 @@ from airflow_provider_taskq.queue.wire import task_of
 
 
 class PollVerbs(Caller):
-    """How tasks go out."""
+    """How tasks go out. A size below 1 is none; one beyond every integer is as many as there are."""
 
     def poll(
         self,
@@ -30,8 +30,8 @@ class PollVerbs(Caller):
     def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
         """Takes whole groups: of up to `identifiers` identifiers the due READY tasks, in order, to be handled together.
 
-        `size`: how many tasks of each group, -1 for all. Left out is an identifier with an ACTIVE task, with one that
-        waits to be retried and is not due, or with a FAILED one.
+        `size`: how many tasks of each group, -1 for all; InvalidArgument below that. Left out is an identifier with
+        an ACTIVE task, with one that waits to be retried and is not due, or with a FAILED one.
         """
         groups: dict[str, list[Task]] = {}
         for row in self._rows(

@@ -28,6 +28,7 @@ class ReaderVerbs(Caller):
         """Takes the lead of a partition that nobody leads, or whose leader's lease has lapsed.
 
         None where there is none. `leader` names one program while it runs: no other may use the name. Never waits.
+        `lease`: more than 0 and at most 3650 days; else InvalidArgument.
         """
         rows = self._rows(
             "SELECT * FROM taskq.lead(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
@@ -43,7 +44,8 @@ class ReaderVerbs(Caller):
     def read_led(self, led: Led, size: int = 100) -> Handed:
         """The next tasks of a partition, from where its progress is; LeaseLost where somebody else leads it.
 
-        Where there are none, that is stored as progress. Best in a transaction of its own.
+        Where there are none, that is stored as progress. Best in a transaction of its own. InvalidArgument for a
+        `size` below 1.
         """
         rows = self._rows(
             "SELECT * FROM taskq.read_led(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
