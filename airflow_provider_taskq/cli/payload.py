@@ -41,11 +41,11 @@ def _payload(_: click.Context, __: click.Parameter, value: str | None) -> Json:
 def json_value(text: str) -> Json:
     """The value of a JSON text; JSONDecodeError for what is not JSON, ValueError for what Python cannot read."""
     found = decode_json(text)
-    if isinstance(found, UnreadablePayload):
-        with suppress(RecursionError):
-            _raise_place(text)
-        raise ValueError(found.reason)
-    return found
+    if not isinstance(found, UnreadablePayload):
+        return found
+    with suppress(RecursionError):
+        _raise_place(text)
+    raise ValueError(found.reason)
 
 
 def _raise_place(text: str) -> None:

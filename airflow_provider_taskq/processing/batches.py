@@ -113,6 +113,7 @@ class Batches(Routine):
         self._connect = connects_to(dsn, lease)
         self._seconds: list[float] = []
         self._unsortable: dict[Task, Exception] = {}
+        self._cut_offs: dict[Task, tuple[int, BaseException | None]] = {}
         limit = call_limit(lease, call_timeout, handler_statement_timeout)
         super().__init__(f"batches {topic}", self._connect, self._poll, self._pause, limit)
 

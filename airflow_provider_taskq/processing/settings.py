@@ -7,6 +7,7 @@ from enum import StrEnum
 from airflow_provider_taskq.processing.session import call_limit
 from airflow_provider_taskq.processing.work import Rewrite
 from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue.bounds import LONGEST_STORED
 from airflow_provider_taskq.queue.deadline import CallLimit
 
 
@@ -61,3 +62,5 @@ class Settings:
             duration = getattr(self, name)
             if duration is not None and duration <= timedelta(0):
                 raise ValueError(f"{name} is a time greater than 0, not {duration}")
+        if self.lease > LONGEST_STORED:
+            raise ValueError(f"lease is at most {LONGEST_STORED.days} days, not {self.lease}")

@@ -17,6 +17,7 @@ from psycopg.types.datetime import IntervalLoader
 FIRST_MOMENT = datetime(1, 1, 1, tzinfo=UTC)
 LAST_MOMENT = datetime(9999, 12, 31, tzinfo=UTC)
 LONGEST = timedelta(days=999_999_999)
+LONGEST_STORED = timedelta(days=3650)  # as in taskq.is_duration
 
 _LARGEST = 2**31 - 1
 _TIMESTAMPTZ = psycopg.adapters.types["timestamptz"].oid

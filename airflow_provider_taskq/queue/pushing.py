@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from airflow_provider_taskq.queue.bounds import LONGEST_STORED
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import NewTask
 from airflow_provider_taskq.queue.wire import interval_text, json_text
@@ -15,7 +16,6 @@ CHUNK_TASKS = 10_000
 CHUNK_CHARACTERS = 8_000_000
 
 NONE = timedelta(0)
-LONGEST = timedelta(days=3650)  # as in sql/functions/bounds.sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Chunk:
                 self._refuse(place, "its available_at has no time zone")
             if task.priority and abs(task.priority) > 100:
                 self._refuse(place, f"its priority {task.priority} is outside -100..100")
-            if max(task.delay or NONE, task.ttl or NONE) > LONGEST:
+            if max(task.delay or NONE, task.ttl or NONE) > LONGEST_STORED:
                 self._refuse(place, "its delay or ttl is longer than 3650 days")
             if task.depends_on:
                 self._check_dependencies(place, task.depends_on)

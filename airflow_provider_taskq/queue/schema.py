@@ -15,8 +15,8 @@ from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQue
 from airflow_provider_taskq.queue.verbs.call import all_or_nothing
 
 OLDEST_SERVER = 140_000
-# One installer at a time. A lock on a table, as any role that can connect can take an advisory lock; and in a mode that a role
-# without rights on the table cannot delay (nextval() of any relation's oid takes ROW EXCLUSIVE before it checks the rights).
+# One installer at a time. A lock on a table, as any role that can connect can take an advisory lock; in a mode that a
+# role without rights cannot delay: nextval() of any relation's oid takes ROW EXCLUSIVE before it checks the rights.
 LOCK = "LOCK TABLE taskq.migration IN SHARE UPDATE EXCLUSIVE MODE"
 _FUNCTIONS = 0  # the number in the ledger under which all function files together stand
 RELEASE = 1  # of the functions: raised by every release that changes one, so that an older package leaves them alone

@@ -317,10 +317,11 @@ def test_an_unreadable_payload_is_listed_and_revealed_as_its_text(client: Client
     (task,) = acts.push("work", ["a"])
     for text in ("[1e400]", "9" * 5_000, "[" * 5_000 + "]" * 5_000):
         acts.conn.execute("UPDATE taskq.task SET payload = %s::json", (text,))
-        asked = {"topic": "work", "sequence": task.sequence}
+        asked: dict[str, str | int] = {"topic": "work", "sequence": task.sequence}
         assert client("op").post("/api/taskq_acts/reveal", json=asked).json()["payload"] == text
         for view in ("tasks", "task"):
-            answer = client("op").get(f"/api/taskq_acts/{view}", params=asked if view == "task" else {"topic": "work"})
+            given: dict[str, str | int] = asked if view == "task" else {"topic": "work"}
+            answer = client("op").get(f"/api/taskq_acts/{view}", params=given)
             assert answer.status_code == 200, answer.text
 
 

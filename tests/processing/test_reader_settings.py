@@ -30,6 +30,12 @@ def test_a_setting_that_there_is_not_is_refused_by_name() -> None:
         merged({"partitons": 2})  # type: ignore[typeddict-unknown-key]
 
 
+def test_a_lease_that_the_queue_does_not_store_is_refused_by_the_settings() -> None:
+    assert Settings(lease=timedelta(days=3650)).lease == timedelta(days=3650)
+    with pytest.raises(InvalidArgument, match="at most 3650 days"):
+        Settings(lease=timedelta(days=99_999_999))
+
+
 def test_a_program_starts_its_readers_but_those_that_are_not_to_start_by_themselves(dsn: str, queue: TaskQueue) -> None:
     books, backup = heard_all("books"), heard_all("backup")
     groups: dict[str, Properties] = {"books": {"partitions": 2}, "backup": {"auto_start": False}}

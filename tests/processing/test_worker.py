@@ -67,6 +67,8 @@ def test_a_start_that_cannot_work_says_why(dsn: str) -> None:
         Worker("host=127.0.0.1 port=1", "work", lambda _: None).start()
     with pytest.raises(ValueError, match="size is 1 at least"):
         Worker(dsn, "work", lambda _: None, size=0)
+    with pytest.raises(ValueError, match="lease is at most 3650 days"):
+        Worker(dsn, "work", lambda _: None, lease=timedelta(days=99_999_999))
 
 
 @pytest.mark.usefixtures("queue")

@@ -71,7 +71,12 @@ LOOKS = [
 @pytest.fixture(params=[True, False], ids=["analyzed", "never analyzed"])
 def analyzed(request: pytest.FixtureRequest, own_queue: TaskQueue) -> Callable[[], None]:
     """Analyzes the tables, or does not."""
-    return lambda: own_queue.conn.execute("VACUUM ANALYZE") if request.param else None
+
+    def analyze() -> None:
+        if request.param:
+            own_queue.conn.execute("VACUUM ANALYZE")
+
+    return analyze
 
 
 @pytest.mark.parametrize(("kind", "verb"), LOOKS)

@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     install,
     verify,
 )
-from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, until
+from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, hurry, identifiers, until
 from tests.queue.log_reader import Reader
 
 NOON = datetime(2031, 5, 4, 12, tzinfo=UTC)
@@ -64,9 +64,10 @@ def outsider(login: Login) -> psycopg.Connection:
 
 
 @pytest.fixture
-def producer(own_queue: TaskQueue, own_dsn: str) -> Iterator[TaskQueue]:
+def producer(work: TaskQueue, own_dsn: str) -> Iterator[TaskQueue]:
     """One more session of the queue, whose transaction stays open; it fails instead of waiting for long."""
     with connect(own_dsn) as conn:
+        assert work.topics() == ["work"]
         queue = hurry(TaskQueue(conn))
         conn.commit()
         yield queue
@@ -98,7 +99,7 @@ def take_floors(outsider: psycopg.Connection, mode: str, upto: int) -> None:
 
 
 def take_known(outsider: psycopg.Connection, mode: str, queue: TaskQueue) -> None:
-    """Holds every key that the queue has ever used: by topic, floor, prefix of ticks, name, stage, pruning, installing."""
+    """Holds every key that the queue has ever used: topics, floors, ticks, names, stages, pruning, installing."""
     take_topics(outsider, mode)
     take_floors(outsider, mode, 500)
     prefix = f"{topic_number(queue)}/tick"
@@ -214,12 +215,10 @@ def test_an_install_does_not_wait_for_an_outsider(empty_dsn: str, outsider: psyc
 
 
 @MODES
-def test_a_forged_push_does_not_hold_the_log_back(
-    work: TaskQueue, outsider: psycopg.Connection, mode: str, producer: TaskQueue
-) -> None:
+def test_a_forged_push_does_not_hold_the_log_back(work: TaskQueue, outsider: psycopg.Connection, mode: str) -> None:
     """An outsider holds a floor and the lock of a topic, and every lock on a table that it can get by a number."""
     outsider.execute("BEGIN")
-    tables = "SELECT c.oid::int FROM pg_class c WHERE c.relnamespace::regnamespace::text = 'taskq_internal' AND relkind = 'r'"
+    tables = "SELECT oid::int FROM pg_class WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind = 'r'"
     for (oid,) in work.conn.execute(tables).fetchall():
         outsider.execute("SAVEPOINT before")
         with pytest.raises(psycopg.Error):
@@ -354,7 +353,7 @@ def test_a_push_beside_an_outsider_keeps_its_topic_from_being_dropped(
     outsider.execute("SELECT pg_advisory_unlock_all()")
     with connect(own_dsn, autocommit=True) as conn:
         dropped = background(lambda: TaskQueue(conn).drop_topic("work"))
-        await_lock_wait(own_queue.conn, TaskQueue(conn))
+        await_standstill(own_queue.conn, TaskQueue(conn))
         producer.conn.commit()
         assert dropped.result(120) is True
     for table in ("task", "live", "ended"):
@@ -423,9 +422,7 @@ def test_a_push_that_waited_for_a_move_does_not_wait_for_an_outsider_after_it(
         assert identifiers(queue.push("work", ["b"])) == ["b"]
 
 
-def test_a_push_that_waits_for_a_move_keeps_to_its_lock_timeout(
-    own_queue: TaskQueue, producer: TaskQueue
-) -> None:
+def test_a_push_that_waits_for_a_move_keeps_to_its_lock_timeout(own_queue: TaskQueue, producer: TaskQueue) -> None:
     own_queue.conn.execute("SELECT taskq.keep_out('work', '1 second')")
     producer.conn.execute("SET LOCAL lock_timeout = '20ms'")
     with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -447,7 +444,7 @@ def test_tasks_are_recreated_while_an_outsider_holds_the_lock_of_their_topic(
     assert reader.more() == ["a"]
 
 
-def test_an_open_push_is_told_by_health_and_a_forged_one_is_not(
+def test_an_open_push_is_told_from_a_forged_one(
     work: TaskQueue, producer: TaskQueue, outsider: psycopg.Connection
 ) -> None:
     take_topics(outsider, "_shared")

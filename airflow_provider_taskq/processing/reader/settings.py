@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from airflow_provider_taskq.processing.session import HANDLER_STATEMENT_TIMEOUT, call_limit
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
+from airflow_provider_taskq.queue.bounds import LONGEST_STORED
 from airflow_provider_taskq.queue.deadline import CallLimit
 
 
@@ -104,6 +105,8 @@ class Settings:
         durations = (self.lease, self.pause, self.call_timeout or self.lease, self.handler_statement_timeout)
         if min(durations) <= timedelta(0):
             raise InvalidArgument("lease, pause, call_timeout and handler_statement_timeout are longer than nothing")
+        if self.lease > LONGEST_STORED:
+            raise InvalidArgument(f"lease is at most {LONGEST_STORED.days} days, not {self.lease}")
         if self.progress == Progress.MEMORY and self.transactional:
             raise InvalidArgument("progress in memory is in no transaction")
         if self.together > 1 and not self.transactional:

@@ -117,7 +117,7 @@ BEGIN
         RAISE lock_not_available;
     END IF;
     PERFORM set_config('lock_timeout', taskq.lock_timeout_of(p_until - clock_timestamp()), true);
-    PERFORM taskq.close_topic(v_topic_id);
+    PERFORM taskq.close_topic_lock(v_topic_id);
     PERFORM set_config('lock_timeout', '10ms', true);  -- nothing below should have to wait
     PERFORM FROM taskq.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
     IF NOT FOUND THEN  -- dropped meanwhile, and perhaps created again

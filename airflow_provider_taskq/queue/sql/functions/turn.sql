@@ -568,6 +568,7 @@ DECLARE
     v_now      timestamptz := clock_timestamp();
     v_blocking smallint[] := taskq.blocking_states(p_condition);
     v_next     bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    v_oldest   int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);  -- no open transaction has an older number
 BEGIN
     RETURN (
         SELECT count(DISTINCT l.identifier) FROM taskq.live l
@@ -579,7 +580,9 @@ BEGIN
           AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
                                                       AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL
-          AND NOT taskq.is_locked_lane(p_topic_id, l.identifier, v_next));
+          AND taskq.is_locked_elsewhere(
+              (SELECT b.xmax FROM taskq.lane_lock b
+               WHERE b.bucket = taskq.lane_bucket(p_topic_id, l.identifier) AND age(b.xmax) <= v_oldest), v_next) IS NOT TRUE);
 END $$;
 
 -- How many of these turns a poll could take: no other transaction has locked the task or its lane. Takes no lock. One whose dependencies are fulfilled no
@@ -587,30 +590,27 @@ END $$;
 CREATE FUNCTION taskq.count_unlocked(p_topic_id int, p_sequences bigint[]) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
-    v_next bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    v_oldest int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);  -- no open transaction has an older number
 BEGIN
     RETURN (SELECT count(*) FROM taskq.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
               AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next))
-              AND NOT taskq.is_locked_lane(p_topic_id, l.identifier, v_next)
+              AND taskq.is_locked_elsewhere(
+                  (SELECT b.xmax FROM taskq.lane_lock b
+                   WHERE b.bucket = taskq.lane_bucket(p_topic_id, l.identifier) AND age(b.xmax) <= v_oldest), v_next) IS NOT TRUE
               AND (l.waits = 0 OR taskq.is_fulfilled(p_topic_id, l.sequence)
                    OR l.attempt = 0 AND taskq.has_free(p_topic_id, l.identifier)));
 END $$;
 
--- Whether another open transaction has locked the lane of an identifier, and a poll would therefore leave it out. Takes no lock.
--- The lock of a lane may be one of this transaction's own: by its own number, or by that of one of its savepoints. No function
--- tells these from other transactions, but each other transaction has a lock on its number.
-CREATE FUNCTION taskq.is_locked_lane(p_topic_id int, p_identifier text, p_next bigint) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-DECLARE
-    v_locker xid := (SELECT b.xmax FROM taskq.lane_lock b WHERE b.bucket = taskq.lane_bucket(p_topic_id, p_identifier));
+-- Whether a lane is locked by another open transaction, told by the xmax of the lane's lock; a poll leaves such a lane out. The
+-- number may also be this transaction's own, or that of one of its savepoints. No function tells these from the numbers of other
+-- transactions, but each other transaction holds a lock on its number.
+CREATE FUNCTION taskq.is_locked_elsewhere(p_locker xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql STRICT AS $$
 BEGIN
-    IF NOT taskq.is_open(v_locker, p_next) THEN
-        RETURN false;
-    END IF;
-    RETURN pg_current_xact_id_if_assigned() IS NULL OR EXISTS (
-        SELECT FROM pg_locks k WHERE k.locktype = 'transactionid' AND k.transactionid = v_locker AND k.mode = 'ExclusiveLock'
-                                 AND k.pid IS DISTINCT FROM pg_backend_pid());
+    RETURN taskq.is_open(p_locker, p_next) AND (pg_current_xact_id_if_assigned() IS NULL OR EXISTS (
+        SELECT FROM pg_locks k WHERE k.locktype = 'transactionid' AND k.transactionid = p_locker AND k.mode = 'ExclusiveLock'
+                                 AND k.pid IS DISTINCT FROM pg_backend_pid()));
 END $$;
 
 -- The row of taskq.lane_lock that is locked for an identifier.

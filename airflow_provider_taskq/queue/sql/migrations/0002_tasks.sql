@@ -9,7 +9,7 @@
 --
 -- All three are partitioned by topic, with one default partition: a busy topic can be given partitions of its own.
 -- Foreign keys to topic are left out: they would lock the topic's row at every push. push and drop_topic
--- exclude each other by an advisory lock instead.
+-- exclude each other by an advisory lock instead (functions/topic_lock.sql).
 --
 -- An index begins with the plain topic_id only where that is the one way to use it: so that on a table that was never
 -- analysed, or was just emptied, the planner has one choice, and it is the right one.
