@@ -99,12 +99,12 @@ def say(text: str) -> None:
 
 
 def second_server(programs: str) -> list[Run]:
-    """The queue's tests on the server whose programs lie there, if any do."""
+    """The tests of the queue and of faults on the server whose programs lie there, if any do."""
     if not programs:
         say("there is no PostgreSQL of the system, 14 or newer: the queue is tested on the embedded one only")
         return []
-    say("the queue once more on the server in " + programs)
-    return [Run(("-q", "-m", "not slow", "tests/queue"), programs)]
+    say("the queue, and its workers under faults, once more on the server in " + programs)
+    return [Run(("-q", "-m", "not slow", "tests/queue", "tests/faults"), programs)]
 
 
 def follow(lane: Lane) -> None:
