@@ -165,7 +165,8 @@ CREATE FUNCTION taskq.is_awaited_by_writer(p_for interval) RETURNS boolean LANGU
         SELECT FROM taskq.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
         WHERE w.since < clock_timestamp() - p_for AND l.granted AND l.mode <> 'AccessShareLock'
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND c.relnamespace = 'taskq'::regnamespace)
+          AND c.relnamespace = 'taskq'::regnamespace
+          AND (c.oid <> 'taskq.topic'::regclass OR l.mode <> 'RowShareLock'))  -- a first verb that waits for the topic's row has that
 $$;
 
 -- Refuses to drop a topic that others use (TQ000), naming the session among them that began first: those with a push to the topic
