@@ -101,7 +101,7 @@ def call_limit(
 
 
 def heartbeat_limit(lease: float) -> CallLimit:
-    """The limit of calls that keep a lease of so many seconds: a quarter, so that there is time for another attempt."""
+    """The limit of calls that keep a lease of `lease` seconds: a quarter, so that there is time for another attempt."""
     return CallLimit(max(_LEAST_HEARTBEAT_SECONDS, lease / 4), grows=False)
 
 

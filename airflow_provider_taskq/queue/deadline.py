@@ -13,7 +13,7 @@ T = TypeVar("T")
 _CANCEL_SECONDS = 1.0  # how long to wait until the server has taken the request to cancel a call
 _GROWTH = 2.0
 _MOST = 8.0  # times the limit, however often calls were given up
-_MEMORY = 10.0  # so many limits after a call was given up, the limit is what it was
+_MEMORY = 10.0  # after this many limits without a call given up, the limit is the base again
 
 
 class CallTimeout(psycopg.OperationalError):

@@ -58,17 +58,17 @@ def limit_statements(queue: TaskQueue, setting: str, value: str = "100ms") -> No
 def test_work_that_was_done_is_not_failed_by_a_commit_that_the_server_cancels(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], run_worker: MakeWorker, setting: str
 ) -> None:
-    begun, go_on, handled, fatal = threading.Event(), threading.Event(), [], Fatal()
+    started, go_on, handled, fatal = threading.Event(), threading.Event(), [], Fatal()
 
     def handle(task: Task) -> None:
         handled.append(task.identifier)
-        begun.set()
+        started.set()
         go_on.wait(60)
 
     queue.push("work", ["a", "b"])
     limit_statements(queue, setting)
     run_worker(dsn, handle, size=2, listener=fatal)
-    assert begun.wait(20)
+    assert started.wait(20)
     with completions_blocked(open_queue):
         go_on.set()
         until(lambda: fatal.errors)  # more tries than a deadlock gets
@@ -145,11 +145,11 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
     cancelled = threading.Event()
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
     queue.conn.execute("CREATE TABLE effect (sequence bigint)")
 
     def handle(_: Task) -> None:
-        begun.set()
+        started.set()
         go_on.wait(60)
 
     def handle_within(task: Task, within: TaskQueue) -> None:
@@ -173,7 +173,7 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
             return super()._until_committed(tried)
 
     with Watched(dsn, "work", handle_within if takes_queue else handle, pause=SECOND / 10):
-        assert begun.wait(20)
+        assert started.wait(20)
         with completions_blocked(open_queue):
             go_on.set()
             assert cancelled.wait(20)
@@ -186,10 +186,10 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
 def test_a_reader_goes_on_after_progress_that_the_server_cancels(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    heard, begun, go_on = Heard(), threading.Event(), threading.Event()
+    heard, started, go_on = Heard(), threading.Event(), threading.Event()
 
     def handle(event: Task, _: TaskQueue) -> None:
-        begun.set()
+        started.set()
         go_on.wait(60)
         heard.hear(event)
 
@@ -198,7 +198,7 @@ def test_a_reader_goes_on_after_progress_that_the_server_cancels(
     limit_statements(queue, "lock_timeout")
     settings = quick(lease=SECOND * 30, transactional=True)
     with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
-        assert begun.wait(20)
+        assert started.wait(20)
         blocking = open_queue()
         blocking.conn.execute("SELECT FROM taskq.reader_partition FOR UPDATE")
         go_on.set()

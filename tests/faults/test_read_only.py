@@ -58,16 +58,16 @@ def test_a_worker_leaves_sessions_that_are_read_only(
 def test_work_that_was_done_is_committed_after_the_session_was_read_only(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
-    begun, go_on, handled = threading.Event(), threading.Event(), []
+    started, go_on, handled = threading.Event(), threading.Event(), []
 
     def handle(_: object) -> None:
         handled.append(1)
-        begun.set()
+        started.set()
         go_on.wait(60)
 
     queue.push("work", ["a"])
     run_worker(proxy.dsn(dsn), handle, lease=SECOND * 30)
-    assert begun.wait(20)
+    assert started.wait(20)
     with read_only_sessions(queue, proxy, 2):
         go_on.set()
     until(lambda: all_succeeded(queue, 1))
@@ -90,7 +90,7 @@ def test_a_reader_leaves_sessions_that_are_read_only(dsn: str, queue: TaskQueue,
 def test_batches_and_ticks_leave_sessions_that_are_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
     queue.create_topic("ticks")
     ticker = Ticker(proxy.dsn(dsn))
-    ticker.every("ticks", "each hour", timedelta(hours=1))  # installed anew each quarter of an hour
+    ticker.every("ticks", "each hour", timedelta(hours=1))  # installed again each quarter of an hour
     batches = Batches(proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6)
     with batches, read_only_sessions(queue, proxy, 2):
         ticker.start()

@@ -111,15 +111,15 @@ def test_a_commit_without_an_answer_is_looked_up_and_not_repeated(
 def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def handle(_: Task) -> None:
-        begun.set()
+        started.set()
         go_on.wait(60)
 
     queue.push("work", ["a"])
     worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 6)
-    assert begun.wait(20)
+    assert started.wait(20)
     [registered] = queue.owners()
     until(lambda: queue.owners()[0].lease_until > registered.lease_until)
     silent = proxy.wait_for("heartbeat")
@@ -136,16 +136,16 @@ def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
     queue.alter_topic("work", TopicPolicy(max_crashes=1))
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def handle(_: Task) -> None:
-        if not begun.is_set():
-            begun.set()
+        if not started.is_set():
+            started.set()
             go_on.wait(60)
 
     queue.push("work", ["a"])
     worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 3)
-    assert begun.wait(20)
+    assert started.wait(20)
     proxy.freeze("heartbeat")
     until(lambda: worker.statistics().given_up == 1)
     expired = queue.register("other", SECOND * 60)  # taken by the worker's expiry: it ran after its own lease lapsed
@@ -159,17 +159,17 @@ def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
 def test_a_lease_that_was_lost_by_the_clock_is_taken_once_heartbeats_get_through_again(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
-    begun, go_on, handled = threading.Event(), threading.Event(), []
+    started, go_on, handled = threading.Event(), threading.Event(), []
 
     def handle(task: Task) -> None:
         handled.append(task.identifier)
         if len(handled) == 1:
-            begun.set()
+            started.set()
             go_on.wait(60)
 
     queue.push("work", ["a"])
     worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 3, workers=2)
-    assert begun.wait(20)
+    assert started.wait(20)
     proxy.freeze("heartbeat")
     until(lambda: worker.statistics().given_up == 1)
     proxy.thaw()

@@ -151,7 +151,7 @@ def await_progress(conn: psycopg.Connection[Any]) -> None:
 
 
 def rounds(seconds: float) -> Iterator[int]:
-    """Counts, until so many seconds are over."""
+    """Counts up until the seconds are over."""
     deadline, number = time.monotonic() + seconds, 0
     while time.monotonic() < deadline:
         yield number

@@ -277,7 +277,7 @@ def test_dependencies_that_no_stack_can_parse_are_an_invalid_task(queue: TaskQue
 
 
 def nested(levels: int) -> Json:
-    """Lists and objects in turn, so many levels of them."""
+    """Lists and objects in turn, to this number of levels."""
     value: Json = "leaf"
     for level in range(levels):
         value = [value] if level % 2 else {"a": value}

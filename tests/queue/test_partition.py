@@ -384,10 +384,10 @@ def test_a_poll_that_began_before_a_move_finds_nothing_and_meets_no_table_that_i
         own_queue.conn.execute("SELECT pg_advisory_lock(4711)")
         found = background(lambda: poll(early, owner))
         await_lock_wait(own_queue.conn, early)
-        begun = own_queue.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
-        assert begun is not None
-        own_queue.conn.execute("SELECT taskq.make_tables('work', %s, '1 second')", begun)
-        closed = own_queue.conn.execute("SELECT taskq.close_shared('work', %s, '1 second')", begun).fetchone()
+        move = own_queue.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
+        assert move is not None
+        own_queue.conn.execute("SELECT taskq.make_tables('work', %s, '1 second')", move)
+        closed = own_queue.conn.execute("SELECT taskq.close_shared('work', %s, '1 second')", move).fetchone()
         assert closed == (True,)
         own_queue.conn.execute("SELECT pg_advisory_unlock(4711)")
         assert found.result(60) == []

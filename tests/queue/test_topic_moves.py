@@ -123,14 +123,14 @@ def test_the_next_call_finishes_or_undoes_what_a_killed_move_has_left(
         queue.pause_topic("work")
         before = image(queue)
     kill_mover(queue, dsn, call)
-    begun, done = CALLS.index(call) >= 1, CALLS.index(call) >= CALLS.index("move_rows")
-    if begun and not done:
+    started, done = CALLS.index(call) >= 1, CALLS.index(call) >= CALLS.index("move_rows")
+    if started and not done:
         severity, detail = unfinished(queue)
         assert severity is Severity.CRITICAL
         assert "\"taskq topics partition own work\" or own_partition('work') finishes" in detail
         assert '"taskq topics partition shared work"' in detail
         assert is_paused(queue)
-    assert MOVES[then](queue) is (not done if then == "own" else begun)
+    assert MOVES[then](queue) is (not done if then == "own" else started)
     assert_settled(queue, owner, before, paused=paused, own=then == "own")
 
 
@@ -277,12 +277,12 @@ def push_to_two_topics(queue: TaskQueue, session: TaskQueue, background: InBackg
 
 def begin_moving(mover: TaskQueue) -> tuple[int, int]:
     """A move whose tables are made and that keeps pushes out: its token, and the number of the topic."""
-    begun = mover.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
-    assert begun is not None
-    mover.conn.execute("SELECT taskq.make_tables('work', %s, '1 second')", begun)
+    started = mover.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
+    assert started is not None
+    mover.conn.execute("SELECT taskq.make_tables('work', %s, '1 second')", started)
     number = mover.conn.execute("SELECT taskq.keep_out('work', '1 second')").fetchone()
     assert number is not None
-    return begun[0], number[0]
+    return started[0], number[0]
 
 
 def test_a_move_that_has_closed_nothing_lets_a_transaction_that_waits_for_it_go_on(

@@ -90,7 +90,7 @@ class PartitionVerbs(Caller):
         """Moves a topic while pushes to it wait; False if they have to go on before."""
         number = self._value("SELECT taskq.keep_out(%s::text, %s::text::interval)", (topic, interval_text(patience)))
         try:
-            # A poll that had begun before the pause may have taken some after all were given back.
+            # A poll that started before the pause may have taken some after all were given back.
             return self._step(_CLOSE_SHARED, topic, token, patience) and self._step(_MOVE_ROWS, topic, token, patience)
         except BaseException:
             with suppress(TaskQueueError, psycopg.Error):  # tried again once pushes are let in

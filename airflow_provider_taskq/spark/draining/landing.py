@@ -37,7 +37,7 @@ def land(writer: CompleteWriter, won: Sequence[Staged], company: Iterable[bytes]
             break
         except ParticipantInterrupted as interrupted:
             interruptions.note(interrupted)
-            time.sleep(back_off.next())
+            time.sleep(back_off.next())  # nothing tells when what interrupted it has passed
     commit.after_commit(lambda: writer.route.connect(autocommit=True))
 
 

@@ -202,7 +202,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT CASE WHEN n.moving THEN taskq.severity(n.seconds, 60, 600, 'Infinity') ELSE 'critical' END, 'unfinished moves',
-           format('the move of topic %L to its own tables, by session %s, begun %s ago, ', n.name, n.pid,
+           format('the move of topic %L to its own tables, by session %s, started %s ago, ', n.name, n.pid,
                   taskq.in_words(make_interval(secs => n.seconds)))
            || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
                    ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'

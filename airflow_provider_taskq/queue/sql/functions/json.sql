@@ -51,7 +51,7 @@ CREATE FUNCTION taskq.outside_strings(p_json text) RETURNS text LANGUAGE sql IMM
     WHERE u.place % 2 = 1
 $$;
 
--- Whether a JSON text is nested deeper than so many levels. What closes one bracket and opens the next changes no depth and is taken
+-- Whether a JSON text is nested deeper than p_levels. What closes one bracket and opens the next changes no depth and is taken
 -- out first, so that a list of objects seldom goes on; then each round takes away what is innermost, everywhere.
 CREATE FUNCTION taskq.is_nested_deeper(p_json text, p_levels int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE

@@ -3,7 +3,7 @@
 --
 -- A move there takes five transactions, as no verb may wait longer than a moment for it:
 --   1. begin_move    pauses the topic, and stores in taskq.topic_move that it moves.
---   2. make_tables   makes the tables apart. Nobody waits.
+--   2. make_tables   makes the tables apart. No session waits.
 --   3. close_shared  tells the shared tables, by a constraint, to take no more rows of this topic. For a moment it has to have
 --                    these tables alone. From now on the topic has to stand still: paused, nothing held, pushes kept out.
 --   4. move_rows     moves what the topic has, checks that constraint against what is left, while everybody else works on,

@@ -8,7 +8,7 @@
 
 -- The class of these advisory locks.
 CREATE FUNCTION taskq.topic_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT 8275717  -- 0x7E4705, "taskq" to nobody else
+    SELECT 8275717  -- 0x7E4705
 $$;
 
 -- The topic of that name, which no transaction can drop until this one ends: for a push, which takes taskq.open_log next. If the
