@@ -29,6 +29,9 @@ class BackOff:
         self._failures = 0
 
 
+REST = 4.0  # times what a look took: a poll may take long while very many identifiers are blocked
+
+
 class Pause:
     """Where the threads of a worker wait while there is nothing to do: one looks now and then, the others sleep on.
 
@@ -46,17 +49,24 @@ class Pause:
         """How often somebody was called so far: to be asked before one looks, so that no call gets lost."""
         return self._calls
 
-    def wait(self, calls: int) -> None:
-        """Returns when it is time to look again: after the pause, or where there was a call since `calls`."""
+    def wait(self, calls: int, took: float = 0.0) -> None:
+        """Returns when it is time to look again: after the pause, or where there was a call since `calls`.
+
+        `took`: how many seconds the last look took. Looks that find nothing take a fifth of the time at most.
+        """
         with self._changed:
             if self._looking:
                 self._changed.wait_for(lambda: self._over or self._calls > calls or not self._looking)
             if self._over or self._calls > calls:
                 return
             self._looking = True
-            self._changed.wait_for(lambda: self._over or self._calls > calls, self._seconds)
+            self._changed.wait_for(lambda: self._over or self._calls > calls, self.seconds_after(took))
             self._looking = False
             self._changed.notify_all()  # one alone may be somebody who rests, and would sleep on
+
+    def seconds_after(self, took: float) -> float:
+        """How long to pause after a look that found nothing and took `took` seconds."""
+        return max(self._seconds, REST * took)
 
     def rest(self, calls: int, seconds: float) -> None:
         """Waits for so long, or until there was a call since `calls`, whoever else waits."""

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ class Rounds(ABC):
         self._unanswered = False  # whether what the last poll took is unknown
         self._missed = False  # whether it is to look again soon, though it found nothing
         self._again = BackOff(0.01, 1.0)
+        self._took = 0.0  # seconds that the last poll took
         self.thread = threading.Thread(target=self._go_round, name=f"taskq {shift.settings.name}", daemon=True)
 
     @abstractmethod
@@ -106,7 +108,9 @@ class Rounds(ABC):
         shift = self._shift
         quiet = shift.counters.poll_begins(self._own(), again=self._unanswered)
         self._unanswered = True
+        asked = time.monotonic()
         tasks = self._next(size)
+        self._took = time.monotonic() - asked
         run = shift.begin(tasks, self._poller.tenure(), token) if tasks else None
         missed = not tasks and self._has_missed(quiet)
         self._unanswered = False
@@ -133,7 +137,7 @@ class Rounds(ABC):
             self._shift.pause.rest(calls, self._again.next())
         else:
             self._again.reset()
-            self._shift.pause.wait(calls)
+            self._shift.pause.wait(calls, self._took)
 
     def _guarded(self, step: Callable[[], int | None]) -> int | None:
         """Does one step. A worker goes on, whatever goes wrong: it is told, and followed by a pause."""

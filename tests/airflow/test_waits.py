@@ -59,6 +59,8 @@ def test_pace_slows_down_while_idle_and_backs_off_while_it_fails() -> None:
         pace.looked(0, 0.1, eventful=False, took=0)
     assert 0.8 * IDLE <= pace.due <= 1.2 * IDLE
     assert pace.hasten(0, 0.1)
+    pace.looked(0, 0.1, eventful=True, took=2)
+    assert pace.due == 8, "looks take a fifth of the time at most"
     dues = []
     for _ in range(20):
         pace.failed(0)

@@ -23,6 +23,11 @@ def test_when_one_has_looked_the_next_does_though_somebody_rests_who_came_before
     assert not resting.is_alive()
 
 
+def test_looks_that_find_nothing_take_a_fifth_of_the_time_at_most() -> None:
+    pause = Pause(1.0)
+    assert [pause.seconds_after(took) for took in (0.0, 0.25, 1.5)] == [1.0, 1.0, 6.0]
+
+
 def _started(wait: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()

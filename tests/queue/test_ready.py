@@ -6,17 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.queue import (
-    Condition,
-    Decision,
-    Insertion,
-    NewTask,
-    Order,
-    Owner,
-    Result,
-    State,
-    TaskQueue,
-)
+from airflow_provider_taskq.queue import Decision, Insertion, NewTask, Owner, Result, State, TaskQueue
 from tests.queue.conftest import hurry, identifiers, numbered, states
 
 
@@ -161,36 +151,3 @@ def test_a_poll_after_ready_gets_as_many_whatever_was_done_to_the_rows_before(
             owner = queue.register(owner.name)
         assert queue.ready("work", 10) == 6
     assert len(queue.poll("work", owner, 10)) == 6
-
-
-SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
-
-
-@pytest.mark.parametrize("order", list(Order))
-def test_ready_leaves_out_the_identifiers_whose_turn_another_open_poll_holds(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, order: Order
-) -> None:
-    """In either order, although `ready` looks at the first task of an identifier and a poll may hold the last one."""
-    queue.push("work", ["foo", "foo", "foo", "bar", "bar"])
-    assert len(session.poll("work", owner, 5, order, SINGULAR)) == 2
-    queue.push("work", ["qux"])
-    assert queue.ready("work", 10, SINGULAR) == 1
-    assert identifiers(queue.poll("work", owner, 10, order, SINGULAR)) == ["qux"]
-    session.conn.rollback()
-    assert queue.ready("work", 10, SINGULAR) == 2
-
-
-@pytest.mark.parametrize("nested", [False, True], ids=["plain", "under a savepoint"])
-def test_ready_counts_the_next_turn_of_an_identifier_that_this_very_transaction_completed(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, nested: bool
-) -> None:
-    queue.push("work", ["a", "a"])
-    session.conn.execute("SELECT")
-    with session.conn.transaction() if nested else nullcontext():
-        [first] = session.poll("work", owner, 5, Order.LAST_IN_FIRST_OUT, SINGULAR)
-        session.complete(owner, {first: Result.SUCCESS})
-        assert session.ready("work", 5, SINGULAR) == 1
-    assert session.ready("work", 5, SINGULAR) == 1
-    assert queue.ready("work", 5, SINGULAR) == 0
-    session.conn.commit()
-    assert queue.ready("work", 5, SINGULAR) == 1

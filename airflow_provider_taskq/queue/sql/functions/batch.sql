@@ -9,7 +9,7 @@ LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq.topic := taskq.find_topic(p_topic);
-    v_owner_id bigint;
+    v_owner_id bigint := taskq.hold_running_lease(p_owner, p_fence);
     v_lanes    int := least(p_identifiers, taskq.most_tasks());
     v_out      bigint[];
     v_taken    bigint[] := '{}';
@@ -18,10 +18,6 @@ BEGIN
         PERFORM taskq.refuse('TQ008', format('topic %L: the size of a group is -1 for all of its tasks, or 0 and more, not %s',
                                              p_topic, p_size));
     END IF;
-    IF taskq.looked_long(v_topic.topic_id, 'BATCH') AND taskq.finds_nothing(v_topic.topic_id, p_owner, p_fence, 'BATCH') THEN
-        RETURN;
-    END IF;
-    v_owner_id := taskq.hold_running_lease(p_owner, p_fence);
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
         PERFORM taskq.need_read_committed('batches go out');
         v_out := taskq.let_out(v_topic, v_lanes, false, 'BATCH');

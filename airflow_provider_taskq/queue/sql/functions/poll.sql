@@ -81,16 +81,12 @@ CREATE FUNCTION taskq.take_for(p_topic text, p_owner text, p_fence bigint, p_siz
 RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq.topic := taskq.find_topic(p_topic);
-    v_owner_id bigint;
+    v_owner_id bigint := taskq.hold_running_lease(p_owner, p_fence);
     v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
     v_size     int := least(p_size, taskq.most_tasks());
     v_out      bigint[];
     v_taken    bigint[];
 BEGIN
-    IF taskq.looked_long(v_topic.topic_id, p_condition) AND taskq.finds_nothing(v_topic.topic_id, p_owner, p_fence, p_condition) THEN
-        RETURN '{}';
-    END IF;
-    v_owner_id := taskq.hold_running_lease(p_owner, p_fence);
     PERFORM taskq.check_order(p_order, p_condition);
     IF v_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
         RETURN '{}';
@@ -201,7 +197,7 @@ BEGIN
         RETURN 0;
     END IF;
     v_count := CASE p_condition WHEN 'NONE' THEN taskq.count_front(p_topic.topic_id, p_limit)
-                                ELSE (taskq.count_turns(p_topic.topic_id, p_limit, p_condition)).number END;
+                                ELSE taskq.count_turns(p_topic.topic_id, p_limit, p_condition) END;
     IF v_count < p_limit AND EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > 0) THEN
         v_more := taskq.to_let_out(p_topic, p_limit, p_condition);
         v_count := v_count + CASE p_condition WHEN 'NONE' THEN cardinality(v_more)

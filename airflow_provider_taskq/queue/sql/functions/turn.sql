@@ -359,7 +359,7 @@ END $$;
 CREATE FUNCTION taskq.lock_lanes(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_buckets int[] := ARRAY(SELECT taskq.lane_bucket(p_topic_id, u.identifier) FROM unnest(p_identifiers) AS u (identifier));
+    v_buckets int[] := ARRAY(SELECT (hashtextextended(u.identifier, p_topic_id) & 65535)::int FROM unnest(p_identifiers) AS u (identifier));
     v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq.lane_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
 BEGIN
     IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- so no two share one either
@@ -511,53 +511,37 @@ BEGIN
             v_until := v_start;
         END IF;
     END LOOP;
-    IF v_start IS NOT NULL AND cardinality(v_taken) = 0 THEN
-        PERFORM taskq.cache_turns(p_topic_id, p_condition, p_now, NULL, 0);
-    END IF;
     RETURN v_taken;
 END $$;
 
--- How many turns could be handed out now, counted to p_limit (number). Of the turns that the look found (seen), those are left
--- out whose row or lane another transaction has locked.
-CREATE FUNCTION taskq.count_turns(p_topic_id int, p_limit int, p_condition text, OUT number int, OUT seen int) LANGUAGE plpgsql AS $$
+-- How many turns could be handed out now, counted to p_limit; those whose row another transaction holds are left out.
+CREATE FUNCTION taskq.count_turns(p_topic_id int, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
-    v_now      timestamptz := clock_timestamp();
-    v_window   int := p_limit + 16;
-    v_widest   int := greatest(1000, 2 * p_limit);
-    v_snapshot text;
-    v_turns    record;
-    v_after    text := '';
-    v_hop      boolean := true;
+    v_now    timestamptz := clock_timestamp();
+    v_window int := p_limit + 16;
+    v_widest int := greatest(1000, 2 * p_limit);
+    v_turns  record;
+    v_after  text := '';
+    v_hop    boolean := true;
+    v_count  int := 0;
 BEGIN
-    seen := taskq.cached_turns(p_topic_id, p_condition);
-    IF seen IS NOT NULL THEN
-        number := least(seen, p_limit);
-        RETURN;
-    END IF;
-    v_snapshot := taskq.whole_snapshot();
     LOOP
         v_turns := taskq.turns_in_front(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
-        seen := cardinality(v_turns.sequences);
-        number := least(taskq.count_unlocked(p_topic_id, v_turns.sequences), p_limit);
-        IF number = p_limit OR v_turns.seen < v_window THEN
-            RETURN;
+        v_count := taskq.count_unlocked(p_topic_id, v_turns.sequences);
+        IF v_count >= p_limit OR v_turns.seen < v_window THEN
+            RETURN least(v_count, p_limit);
         END IF;
         EXIT WHEN v_window >= v_widest;
         v_window := v_widest;
     END LOOP;
-    seen := 0;
-    number := 0;
-    WHILE number < p_limit AND v_after IS NOT NULL LOOP
+    v_count := 0;
+    WHILE v_count < p_limit AND v_after IS NOT NULL LOOP
         v_turns := taskq.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, v_hop, 1000, '{}');
         v_hop := v_turns.hop;
+        v_count := v_count + taskq.count_unlocked(p_topic_id, v_turns.sequences);
         v_after := v_turns.last;
-        seen := seen + cardinality(v_turns.sequences);
-        number := number + taskq.count_unlocked(p_topic_id, v_turns.sequences);
     END LOOP;
-    IF v_after IS NULL THEN
-        PERFORM taskq.cache_turns(p_topic_id, p_condition, v_now, CASE WHEN number = seen THEN v_snapshot END, seen);
-    END IF;
-    number := least(number, p_limit);
+    RETURN least(v_count, p_limit);
 END $$;
 
 -- How many lanes would hand out one of these tasks, which are about to be let out: those that have no other due task,
@@ -567,8 +551,6 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_blocking smallint[] := taskq.blocking_states(p_condition);
-    v_next     bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    v_oldest   int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);  -- no open transaction has an older number
 BEGIN
     RETURN (
         SELECT count(DISTINCT l.identifier) FROM taskq.live l
@@ -579,13 +561,10 @@ BEGIN
                         ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
           AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
                                                       AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
-               ORDER BY e.state, e.sequence LIMIT 1) IS NULL
-          AND taskq.is_locked_elsewhere(
-              (SELECT b.xmax FROM taskq.lane_lock b
-               WHERE b.bucket = taskq.lane_bucket(p_topic_id, l.identifier) AND age(b.xmax) <= v_oldest), v_next) IS NOT TRUE);
+               ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
--- How many of these turns a poll could take: no other transaction has locked the task or its lane. Takes no lock. One whose dependencies are fulfilled no
+-- How many of these turns no other transaction holds, told without taking a lock. One whose dependencies are fulfilled no
 -- longer gives it to the next of its lane, unless it has begun.
 CREATE FUNCTION taskq.count_unlocked(p_topic_id int, p_sequences bigint[]) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
@@ -596,27 +575,9 @@ BEGIN
     RETURN (SELECT count(*) FROM taskq.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
               AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next))
-              AND taskq.is_locked_elsewhere(
-                  (SELECT b.xmax FROM taskq.lane_lock b
-                   WHERE b.bucket = taskq.lane_bucket(p_topic_id, l.identifier) AND age(b.xmax) <= v_oldest), v_next) IS NOT TRUE
               AND (l.waits = 0 OR taskq.is_fulfilled(p_topic_id, l.sequence)
                    OR l.attempt = 0 AND taskq.has_free(p_topic_id, l.identifier)));
 END $$;
-
--- Whether a lane is locked by another open transaction, told by the xmax of the lane's lock; a poll leaves such a lane out. The
--- number may also be this transaction's own, or that of one of its savepoints. No function tells these from the numbers of other
--- transactions, but each other transaction holds a lock on its number.
-CREATE FUNCTION taskq.is_locked_elsewhere(p_locker xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql STRICT AS $$
-BEGIN
-    RETURN taskq.is_open(p_locker, p_next) AND (pg_current_xact_id_if_assigned() IS NULL OR EXISTS (
-        SELECT FROM pg_locks k WHERE k.locktype = 'transactionid' AND k.transactionid = p_locker AND k.mode = 'ExclusiveLock'
-                                 AND k.pid IS DISTINCT FROM pg_backend_pid()));
-END $$;
-
--- The row of taskq.lane_lock that is locked for an identifier.
-CREATE FUNCTION taskq.lane_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int
-$$;
 
 -- Whether a lane has a due task that waits for no dependency.
 CREATE FUNCTION taskq.has_free(p_topic_id int, p_identifier text) RETURNS boolean LANGUAGE plpgsql
