@@ -403,6 +403,26 @@ def test_a_move_waits_for_a_push_that_did_not_get_the_lock_of_its_topic(
     assert own_queue.own_partition("work")
 
 
+def test_a_move_does_not_deadlock_with_a_push_that_did_not_get_the_lock_of_its_topic(
+    own_queue: TaskQueue,
+    own_dsn: str,
+    producer: TaskQueue,
+    outsider: psycopg.Connection,
+    background: InBackground[object],
+) -> None:
+    """The push holds the row of the topic. The move needs it, and holds the lock that a second push tries to get."""
+    waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event IN ('transactionid', 'PgSleep')"
+    with connect(own_dsn, autocommit=True) as conn:
+        take_topics(outsider, "")
+        producer.push("work", ["a"])
+        outsider.execute("SELECT pg_advisory_unlock_all()")
+        closed = background(lambda: conn.execute("SELECT taskq.keep_out('work', '1 minute')").fetchone())
+        until(lambda: own_queue.conn.execute(waits, (conn.info.backend_pid,)).fetchone() is not None)
+        producer.push("work", ["b"])
+        producer.conn.commit()
+        assert closed.result(120) == (topic_number(own_queue),)
+
+
 def test_a_push_that_waited_for_a_move_does_not_wait_for_an_outsider_after_it(
     own_queue: TaskQueue, own_dsn: str, outsider: psycopg.Connection, background: InBackground[object]
 ) -> None:
@@ -420,6 +440,20 @@ def test_a_push_that_waited_for_a_move_does_not_wait_for_an_outsider_after_it(
         blocking.result(60)
         pushing.result(60)
         assert identifiers(queue.push("work", ["b"])) == ["b"]
+
+
+def test_a_push_waits_for_a_move_by_a_session_that_is_younger_than_its_transaction(
+    work: TaskQueue, own_dsn: str, producer: TaskQueue, outsider: psycopg.Connection
+) -> None:
+    """A transaction that has looked at pg_stat_activity sees the same sessions in it until its end."""
+    work.create_topic("other")
+    outsider.execute("SELECT pg_advisory_lock(%s, %s)", (TOPIC_LOCKS, topic_number(work, "other")))
+    producer.push("other", ["a"])
+    with connect(own_dsn, autocommit=True) as conn:
+        conn.execute("SELECT taskq.keep_out('work', '1 minute')")
+        producer.conn.execute("SET LOCAL lock_timeout = '20ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            producer.push("work", ["b"])
 
 
 def test_a_push_that_waits_for_a_move_keeps_to_its_lock_timeout(own_queue: TaskQueue, producer: TaskQueue) -> None:

@@ -74,11 +74,24 @@ BEGIN
     RETURN FOUND AND NOT taskq.is_closing(p_topic_id);
 END $$;
 
--- Closes a topic to all that rely on it, until this transaction ends: waits for open pushes to it.
+-- Closes a topic to all that rely on it, until this transaction ends: waits for open pushes to it. A push that did not get the
+-- advisory lock holds the topic's row, and may wait for that lock. So this function does not wait for the row while it holds the
+-- lock: it releases the lock, sleeps, and tries again.
 CREATE FUNCTION taskq.close_topic(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_limit interval := current_setting('lock_timeout')::interval;
+    v_since timestamptz := clock_timestamp();
 BEGIN
-    PERFORM taskq.close_topic_lock(p_topic_id);
-    PERFORM FROM taskq.topic WHERE topic_id = p_topic_id FOR UPDATE;  -- held by pushes that did not get the advisory lock
+    LOOP
+        BEGIN
+            PERFORM taskq.close_topic_lock(p_topic_id);
+            PERFORM FROM taskq.topic WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM taskq.check_lock_timeout(v_since, v_limit);
+        END;
+        PERFORM pg_sleep(0.05 + 0.1 * random());
+    END LOOP;
 END $$;
 
 -- Takes the advisory lock of a topic exclusively. Refuses (TQ000), naming the session, if a session that is none of the queue's
@@ -129,7 +142,8 @@ BEGIN
     END IF;
 END $$;
 
--- The sessions and prepared transactions that hold or await the advisory lock of a topic.
+-- The sessions and prepared transactions that hold or await the advisory lock of a topic. Its callers clear the snapshot of
+-- statistics first: a transaction sees the same sessions in pg_stat_activity from its first look to its end.
 CREATE FUNCTION taskq.topic_lockers(p_topic_id int)
 RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, granted boolean, exclusive boolean) LANGUAGE sql STABLE AS $$
     SELECT l.virtualtransaction, l.pid,
@@ -147,6 +161,7 @@ $$;
 
 -- Whether a session that may close the topic holds its advisory lock exclusively, or waits for it.
 CREATE FUNCTION taskq.is_closing(p_topic_id int) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT pg_stat_clear_snapshot();
     SELECT EXISTS (SELECT FROM taskq.topic_lockers(p_topic_id) k WHERE k.exclusive AND taskq.may_close(k.usesysid))
 $$;
 
@@ -159,6 +174,7 @@ $$;
 -- A session or prepared transaction, other than this, that holds the advisory lock of a topic, neither relies on a topic nor may
 -- close one; NULL if there is none.
 CREATE FUNCTION taskq.stranger_at(p_topic_id int) RETURNS text LANGUAGE sql VOLATILE AS $$
+    SELECT pg_stat_clear_snapshot();
     SELECT k.holder FROM taskq.topic_lockers(p_topic_id) k
     WHERE k.granted AND k.pid IS DISTINCT FROM pg_backend_pid() AND (k.exclusive AND taskq.may_close(k.usesysid)) IS NOT TRUE
       AND NOT EXISTS (SELECT FROM pg_locks m
