@@ -24,6 +24,7 @@ from airflow_provider_taskq.triggers import event_line
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 from airflow_provider_taskq.triggers.event_holding import Claim
 from tests.airflow.conftest import Connect
+from tests.faults.poison import POISON, poison
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
@@ -129,6 +130,19 @@ def test_a_task_is_ended_only_after_its_event_is_stored(queue: TaskQueue) -> Non
                 {"topic": "work", "claimed": 1, "sequences": [task.sequence]} for task in pushed
             ]
             assert set(states(queue).values()) == {State.ACTIVE}
+            airflow.store()
+            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
+
+    in_loop(test)
+
+
+def test_an_unreadable_payload_stops_no_stream_of_events(queue: TaskQueue) -> None:
+    async def test() -> None:
+        tasks = queue.push("work", [NewTask(name, payload={}) for name in "abc"])
+        poison(queue.conn, tasks[1], POISON["an integer of 5,000 digits"])
+        async with triggerer() as airflow:
+            airflow.start(claiming())
+            await until(lambda: airflow.sequences() == [task.sequence for task in tasks])
             airflow.store()
             await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
 

@@ -25,6 +25,7 @@ from airflow_provider_taskq.queue import (
 )
 from tests.airflow.conftest import context_of
 from tests.airflow.running import run_dags
+from tests.faults.poison import POISON, poison
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -47,6 +48,16 @@ def test_calls_the_function_for_each_task_until_the_topic_is_empty(queue: TaskQu
     assert seen == [0, 1, 2, 3, 4, 5, 6]
     assert done == {"topic": "work", "handled": 7, "succeeded": 7, "filtered": 0, "suspended": 0, "failed": 0}
     assert {state for _, state in states(queue)} == {State.SUCCEEDED}
+
+
+def test_an_unreadable_payload_fails_its_own_task_and_no_other(queue: TaskQueue) -> None:
+    tasks = queue.push("work", [NewTask(name, payload={"number": place}) for place, name in enumerate("abcdefg")])
+    poison(queue.conn, tasks[3], POISON["brackets 2,000 deep"])
+    seen: list[int] = []
+    done = process(lambda each: seen.append(each.payload["number"]), size=3)
+    assert (done["succeeded"], done["failed"]) == (6, 1)
+    assert seen == [0, 1, 2, 4, 5, 6]
+    assert [name for name, state in states(queue) if state is State.FAILED] == ["d"]
 
 
 def test_an_empty_topic_is_done_at_once(queue: TaskQueue) -> None:  # noqa: ARG001
