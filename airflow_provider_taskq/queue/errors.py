@@ -58,6 +58,7 @@ _SCHEMA_CODES = {"3F000": "is missing", "42883": "is another version", "42P01": 
 # A rule that a table's own constraint holds, such as the length of a topic's name.
 _RULE_CODES = {"23514", "23502", "22P02", "22P05", "22007", "22008", "22015", "22021"}
 _DATA_EXCEPTIONS = "22"  # the class of all codes for values that a statement cannot compute with
+_DIVISION_BY_ZERO = "22012"  # no verb divides by an argument: this comes from a trigger, say
 
 
 @contextmanager
@@ -93,7 +94,7 @@ def own_error(error: psycopg.Error) -> TaskQueueError | None:
         return TaskQueueError(f"a rule of {error.diag.table_name} is broken: {_rule(error.diag.constraint_name)}")
     if code in _RULE_CODES or (isinstance(error, psycopg.DataError) and not code):
         return InvalidTask(message)  # without a code: found by psycopg before anything was sent
-    if code.startswith(_DATA_EXCEPTIONS):
+    if code.startswith(_DATA_EXCEPTIONS) and code != _DIVISION_BY_ZERO:
         return InvalidArgument(f"an argument is out of its range: {message}")
     return None
 
