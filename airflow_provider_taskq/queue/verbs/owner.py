@@ -25,14 +25,33 @@ class OwnerVerbs(Caller):
             self._rows("SELECT * FROM taskq.register(%s::text, %s::interval)", (owner, interval_text(lease)))[0]
         )
 
+    def take_over(self, owner: str, claim: int, lease: timedelta = FIVE_MINUTES) -> Owner:
+        """Registers a name under a new, greater fence to continue a claim that another program made under it.
+
+        `claim` is the fence of the registration that claimed the tasks. It stays the key to them: a retry takes
+        the tasks over by the same number, which locks out the try before it, and `owner(name, claim)` finds the
+        registration that holds them now. LeaseLost if the lease is gone, or the name was registered without this claim.
+        InvalidArgument for a `lease` that is not more than 0 and at most 3650 days.
+        """
+        return owner_of(
+            self._rows(
+                "SELECT * FROM taskq.take_over(%s::text, %s::bigint, %s::interval)",
+                (owner, claim, interval_text(lease)),
+            )[0]
+        )
+
     def heartbeat(self, owner: Owner) -> Owner:
         """Extends a lease by its length, a lapsed one too; LeaseLost once it is gone."""
         until = self._value("SELECT taskq.heartbeat(%s::text, %s::bigint)", (owner.name, owner.fence))
         return replace(owner, lease_until=until)
 
-    def owner(self, name: str) -> Owner | None:
-        """The owner of that name whose lease is not gone, lapsed or not: how another program finds its fence."""
-        rows = self._rows("SELECT * FROM taskq.owner_named(%s::text)", (name,))
+    def owner(self, name: str, claim: int | None = None) -> Owner | None:
+        """The owner of that name whose lease is not gone, lapsed or not: how another program finds its fence.
+
+        With `claim`, the fence of a claim, only if the owner still holds that claim: under the same fence, or under a
+        later one of `take_over`.
+        """
+        rows = self._rows("SELECT * FROM taskq.owner_named(%s::text, %s::bigint)", (name, claim))
         return owner_of(rows[0]) if rows else None
 
     def owners(self, within: timedelta | None = None) -> list[Owner]:

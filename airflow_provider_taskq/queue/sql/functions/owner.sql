@@ -13,9 +13,32 @@ BEGIN
     INSERT INTO taskq.owner AS o (name, fence, lease, lease_until, seen)
     VALUES (p_owner, nextval('taskq.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET  -- drawn anew, as the wait for the row may have let others pass
-        fence = nextval('taskq.fence'), lease = p_lease,
+        fence = nextval('taskq.fence'), claim_fence = NULL, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp()
     RETURNING o.* INTO v_owner;
+    RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
+                        EXISTS (SELECT FROM taskq.live l WHERE l.holder = v_owner.owner_id);
+END $$;
+
+-- Registers a name under a new, greater fence to continue the claim that was made under fence p_claim. Refuses (TQ005)
+-- unless that registration is current, or one that took the claim over: so each try of a job locks out the try before
+-- it, and a job whose claim was replaced by a later one cannot take the tasks of that one.
+CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
+RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_owner taskq.owner;
+BEGIN
+    PERFORM taskq.check_duration(format('owner %L: the lease', p_owner), p_lease);
+    UPDATE taskq.owner o SET
+        fence = nextval('taskq.fence'), claim_fence = p_claim, lease = p_lease,
+        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp()
+    WHERE o.name = p_owner AND o.fence IS NOT NULL AND (o.fence = p_claim OR o.claim_fence = p_claim)
+    RETURNING o.* INTO v_owner;
+    IF NOT FOUND THEN
+        PERFORM taskq.refuse_lease(p_owner, p_claim);
+    END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq.live l WHERE l.holder = v_owner.owner_id);
 END $$;
@@ -82,10 +105,12 @@ LANGUAGE sql STABLE AS $$
     ORDER BY o.name
 $$;
 
--- The owner of that name whose lease is not gone, lapsed or not; no row where there is none.
-CREATE FUNCTION taskq.owner_named(p_owner text)
+-- The owner of that name whose lease is not gone, lapsed or not; no row where there is none. With p_claim: only if it
+-- holds the claim that was made under this fence, under that fence or after take_over.
+CREATE FUNCTION taskq.owner_named(p_owner text, p_claim bigint DEFAULT NULL)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq.owner o
     WHERE o.name = p_owner AND o.fence IS NOT NULL
+      AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
 $$;

@@ -1,0 +1,92 @@
+"""The claim that a gate returns: how the next tasks of the DAG read it, and the registration that holds it."""
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.operators.claims import Claim
+from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, TaskQueue
+
+GIVEN: dict[str, Any] = {"topic": "work", "owner": "dag/run/gate/-1", "fence": 7, "claimed": 2}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [GIVEN, str(GIVEN), '{"topic": "work", "owner": "dag/run/gate/-1", "fence": 7, "claimed": 2}', Claim(**GIVEN)],
+    ids=["dict", "rendered dict", "JSON", "claim"],
+)
+def test_a_claim_is_read_from_what_a_dag_passes(given: Any) -> None:
+    claim = Claim.parse(given)
+    assert claim == Claim("work", "dag/run/gate/-1", 7, 2)
+    assert claim.as_dict() == GIVEN
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, "invalid claim None"),
+        ("None", "invalid claim None"),
+        ("secret", "invalid claim of type str"),
+        ({"topic": "work", "ready": 1}, r"invalid claim of type dict with the keys \['ready', 'topic'\]"),
+        ({"topic": "work", "fence": 7, "claimed": 2}, "KeyError 'owner'"),
+        ({**GIVEN, "fence": "x"}, "ValueError"),
+    ],
+)
+def test_what_is_no_claim_is_refused_without_its_contents(given: Any, shown: str) -> None:
+    with pytest.raises(InvalidArgument, match=shown) as refused:
+        Claim.parse(given)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.fixture
+def claim(queue: TaskQueue) -> Claim:
+    """A claim of one task."""
+    queue.push("work", ["a"])
+    owner = queue.register("gate")
+    return Claim("work", "gate", owner.fence, queue.claim("work", owner, 1))
+
+
+def test_the_registration_that_claimed_holds_the_claim(queue: TaskQueue, claim: Claim) -> None:
+    assert claim.holder(queue).fence == claim.fence
+
+
+def test_a_task_that_took_the_claim_over_holds_it(queue: TaskQueue, claim: Claim) -> None:
+    first = queue.take_over("gate", claim.fence)
+    retry = queue.take_over("gate", claim.fence, timedelta(minutes=1))
+    assert retry.resumed
+    assert retry.fence > first.fence > claim.fence
+    assert claim.holder(queue).fence == retry.fence
+    with pytest.raises(LeaseLost):
+        queue.heartbeat(first)
+
+
+def test_a_later_claim_of_the_same_owner_ends_the_claim(queue: TaskQueue, claim: Claim) -> None:
+    later = queue.register("gate")
+    with pytest.raises(LeaseLost, match=f"a later registration of the same owner, fence {later.fence}.*claim_as"):
+        claim.holder(queue)
+    with pytest.raises(LeaseLost):
+        queue.take_over("gate", claim.fence)
+    assert queue.owner("gate") is not None
+
+
+def test_a_registration_without_the_claim_ends_what_took_it_over(queue: TaskQueue, claim: Claim) -> None:
+    queue.take_over("gate", claim.fence)
+    queue.register("gate")
+    with pytest.raises(LeaseLost):
+        queue.take_over("gate", claim.fence)
+    assert queue.owner("gate", claim.fence) is None
+
+
+def test_a_claim_whose_lease_was_released_or_expired_is_gone(
+    queue: TaskQueue, claim: Claim, conn: psycopg.Connection[Any]
+) -> None:
+    queue.take_over("gate", claim.fence)
+    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp()")
+    assert claim.holder(queue).name == "gate"  # lapsed is not gone
+    assert queue.expire() == 1
+    with pytest.raises(LeaseLost, match="its lease was released, or it lapsed and expired"):
+        claim.holder(queue)
+    with pytest.raises(LeaseLost):
+        queue.take_over("gate", claim.fence)
