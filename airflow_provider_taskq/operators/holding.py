@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import conf
 
+from airflow_provider_taskq.queue.owner_names import TaskInstanceName
+
 if TYPE_CHECKING:
     import psycopg
     from airflow.sdk import Context
@@ -30,7 +32,8 @@ def given_owner(owner: str | None, default_args: Mapping[str, Any] | None) -> st
 def logical_task(context: "Context") -> str:
     """The default owner, `dag_id/run_id/task_id/map_index`: never the try, so that a retry finds its own tasks."""
     ti = context["ti"]
-    return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"
+    index = -1 if ti.map_index is None else ti.map_index
+    return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))
 
 
 def held_sequences(connection: "psycopg.Connection[Any]", owner: "Owner", topic: str) -> list[int]:

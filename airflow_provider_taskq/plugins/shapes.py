@@ -1,18 +1,17 @@
 """The answers as JSON has them: names instead of numbers, counts that say whether they stopped, links to Airflow."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
 from airflow_provider_taskq.queue import Ended, Happening, State, TopicPolicy
 from airflow_provider_taskq.queue.browse import Holder, OwnerLine, TaskLine, TopicGlance
+from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
 Shape = dict[str, Any]
 HOLDERS_CAP = 10_000
 HELD_CAP = 1000
-_PARTS = 4
 
 
 def moment(value: datetime | None) -> str | None:
@@ -136,14 +135,10 @@ def holder(line: Holder) -> Shape:
 
 
 def links(name: str | None) -> Mapping[str, str] | None:
-    """Where Airflow shows the task instance that an owner is, relative to its <base>; None for other owners.
-
-    Such an owner is named `dag/run/task/map`; of these only a run's id may have slashes.
-    """
-    parts: Sequence[str] = (name or "").split("/")
-    if len(parts) < _PARTS or not all(parts) or not re.fullmatch(r"-1|[0-9]{1,9}", parts[-1]):
+    """Where Airflow shows the task instance that an owner is or works in, relative to its <base>; None for others."""
+    found = TaskInstanceName.parse(name or "")
+    if found is None:
         return None
-    dag, run, task_id, index = parts[0], "/".join(parts[1:-2]), parts[-2], int(parts[-1])
-    dag_run = f"dags/{quote(dag, safe='')}/runs/{quote(run, safe='')}"
-    mapped = f"/mapped/{index}" if index >= 0 else ""
-    return {"dag_run": dag_run, "task_instance": f"{dag_run}/tasks/{quote(task_id, safe='')}{mapped}"}
+    dag_run = f"dags/{quote(found.dag_id, safe='')}/runs/{quote(found.run_id, safe='')}"
+    mapped = f"/mapped/{found.map_index}" if found.map_index >= 0 else ""
+    return {"dag_run": dag_run, "task_instance": f"{dag_run}/tasks/{quote(found.task_id, safe='')}{mapped}"}

@@ -12,6 +12,7 @@ from airflow_provider_taskq.plugins.guard import Viewer, listed, listed_conn_ids
 from airflow_provider_taskq.plugins.session import looking
 from airflow_provider_taskq.plugins.shapes import Shape
 from airflow_provider_taskq.queue import Ended, TaskQueue
+from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
 MINUTES, HOURS = (timedelta(minutes=1), 60), (timedelta(hours=1), 24)
 CAP, TOPIC_CAP = 1000, 10_000
@@ -146,23 +147,35 @@ def one_owner(conn_id: ConnId, owner: Name, after: Place = None, size: Size = 50
         return {**shown, "next": following, **_stamp(queue)}
 
 
+def _instance(
+    dag_id: Name, run_id: Name, task_id: Name, map_index: Annotated[int, Query(ge=-1)] = -1
+) -> TaskInstanceName:
+    """The task instance that a URL names."""
+    return TaskInstanceName(dag_id, run_id, task_id, map_index)
+
+
 @router.get("/{conn_id}/instance")
 def instance(
     conn_id: ConnId,
-    owner: Name,
+    named: Annotated[TaskInstanceName, Depends(_instance)],
+    claimed_as: Text = None,
     topic: Text = None,
     first: Place = None,
     last: Place = None,
     identifier: Annotated[list[str] | None, Query()] = None,
 ) -> Shape:
-    """What a task instance of Airflow holds, by its owner's name; what it pushed and waits for, as Airflow tells."""
+    """What a task instance of Airflow holds, itself and in its workers; what it pushed and waits for, as Airflow tells.
+
+    `claimed_as`: the name under which a gate claimed, where that is another one.
+    """
+    owner = claimed_as or str(named)
     with looking(conn_id) as queue:
         line = queue.browse_owner(owner)
         shown: Shape = {"pushed": [], "waits_for": [], "topic": None}
         glance = queue.browse_topic(topic, CAP) if topic else None
         if topic and glance:
             shown = {**_of_instance(queue, topic, first, last, identifier or []), "topic": shapes.topic(glance, CAP)}
-        holds = [shapes.task(each) for each in queue.browse_held(owner)]
+        holds = [shapes.task(each) for each in queue.browse_held(owner, workers=True)]
         return {"owner": shapes.owner(line) if line else None, "holds": holds, **shown, **_stamp(queue)}
 
 

@@ -2,9 +2,6 @@
 
 import itertools
 import logging
-import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +23,7 @@ from airflow_provider_taskq.processing.stuck import HandlerStuck, Watch, batch_i
 from airflow_provider_taskq.processing.tenure import Run, Tenure
 from airflow_provider_taskq.processing.work import Work
 from airflow_provider_taskq.queue import Task, TaskQueueError
+from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +73,8 @@ class Shift:
         self.on_stopping: list[Callable[[], None]] = []
         self._employed: set[Employed] = set()
         self._changed = threading.Condition()
-        place = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._names = (f"{settings.name}/{place}/{number}" for number in itertools.count(1))
+        place = worker_place()
+        self._names = (worker_owner(settings.name, place, number) for number in itertools.count(1))
 
     def start(self, employed: Sequence[Employed], timeout: float | None) -> None:
         """Begins, and returns once a thread has its lease; TimeoutError where none has in time, and nothing goes on."""

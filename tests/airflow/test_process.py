@@ -23,6 +23,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     UnknownTopic,
 )
+from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from tests.airflow.conftest import context_of
 from tests.airflow.running import run_dags
 from tests.faults.poison import POISON, poison
@@ -234,3 +235,17 @@ def test_the_example_runs_in_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path) -
     returned = json.loads(json.dumps(told["xcoms"]["taskq_handler.deliver[-1].return_value"]))
     assert (returned["succeeded"], returned["filtered"]) == (2, 3)
     assert sorted(info.identifier for info in queue.page("parcels", state=State.SUCCEEDED)) == ["4711", "4712"]
+
+
+def test_its_tasks_are_held_under_names_that_lead_back_to_the_task_instance(queue: TaskQueue) -> None:
+    queue.push("work", [f"{n}" for n in range(10)])
+    context = context_of("process")["ti"]
+    instance = TaskInstanceName(context.dag_id, context.run_id, context.task_id, context.map_index)
+    seen: list[tuple[int, TaskInstanceName | None]] = []
+
+    def look(_: Task) -> None:
+        held = queue.browse_held(str(instance), workers=True)
+        seen.append((len(held), TaskInstanceName.parse(held[0].owner or "")))
+
+    process(look, size=10)
+    assert seen == [(10, instance)] * 10

@@ -9,12 +9,15 @@ import httpx
 import pytest
 
 from airflow_provider_taskq.plugins.shapes import links
+from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
 from tests.plugin.conftest import Client
 from tests.plugin.page_site import PageSite
 from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT
 
 pytestmark = pytest.mark.slow
 
+CLAIM: dict[str, Any] = {"dag_id": "shop", "run_id": "manual__1", "task_id": "claim", "map_index": -1}
 API = "/api/taskq_default"
 
 
@@ -49,7 +52,23 @@ def test_an_owner_that_is_a_task_instance_is_linked_to_and_no_other() -> None:
     mapped = links("dag/a/b/group.task/3")
     assert mapped is not None
     assert mapped["task_instance"] == "dags/dag/runs/a%2Fb/tasks/group.task/mapped/3"
-    for name in (None, "", "worker-7", "a/b/c/d", "a/b/-1", "//b/c/1", "a/b/c/--1", "a/b/c/-", "host/1/2/x"):
+    worker = worker_owner("dag/a/b/task/-1", worker_place(), 12)
+    assert links(worker) == links("dag/a/b/task/-1")
+    assert links(worker_owner("dag/run/task/7", "host.example-31-0a1b2c", 3)) == links("dag/run/task/7")
+    assert links(worker_owner("a/b", worker_place(), 1)) is None  # a worker of a topic with a slash in its name
+    for name in (
+        None,
+        "",
+        "worker-7",
+        "a b/run/task/1",
+        "dag/run/ta sk/1",
+        "a/b/c/d",
+        "a/b/-1",
+        "//b/c/1",
+        "a/b/c/--1",
+        "a/b/c/-",
+        "host/1/2/x",
+    ):
         assert links(name) is None, name
 
 
@@ -168,7 +187,7 @@ def test_a_task_says_why_and_what_became_of_it_and_who_holds_it_in_airflow(clien
 
 def test_a_task_instance_has_what_it_holds_pushed_and_waits_for(client: Client) -> None:
     found = told(
-        client, "instance", owner=HOLDER, topic="orders", first=1, last=62, identifier=["order-0", "no-such", "later"]
+        client, "instance", **CLAIM, topic="orders", first=1, last=62, identifier=["order-0", "no-such", "later"]
     )
     assert [task["identifier"] for task in found["holds"]] == ["order-50", "order-51"]
     assert len(found["pushed"]) == 50  # of the sixty of one push, and none of the two that were pushed later
@@ -179,8 +198,24 @@ def test_a_task_instance_has_what_it_holds_pushed_and_waits_for(client: Client) 
         ("later", "scheduled"),
     ]
     assert found["topic"]["topic"] == "orders"
-    nothing = told(client, "instance", owner="shop/other/claim/-1")
+    nothing = told(client, "instance", **{**CLAIM, "run_id": "other"})
     assert (nothing["owner"], nothing["holds"], nothing["pushed"], nothing["waits_for"]) == (None, [], [], [])
+    renamed = told(client, "instance", **{**CLAIM, "run_id": "other"}, claimed_as=HOLDER)
+    assert [task["identifier"] for task in renamed["holds"]] == ["order-50", "order-51"]
+
+
+def test_a_task_instance_has_what_its_workers_hold_and_no_other_instance(client: Client, acts: TaskQueue) -> None:
+    acts.push("work", [f"n{n}" for n in range(30)])
+    drain: dict[str, str | int] = {"dag_id": "shop", "run_id": "a/b", "task_id": "drain", "map_index": 1}
+    for owner in (
+        *(worker_owner("shop/a/b/drain/1", "host-1-abcdef", number) for number in (1, 2)),
+        worker_owner("shop/a/b/drain/10", "host-1-abcdef", 1),
+        "shop/a/b/drain/1x",
+    ):
+        acts.poll("work", acts.register(owner), 5)
+    held = client("viewer").get("/api/taskq_acts/instance", params=drain).json()["holds"]
+    assert [task["identifier"] for task in held] == [f"n{n}" for n in range(10)]
+    assert {task["links"]["task_instance"] for task in held} == {"dags/shop/runs/a%2Fb/tasks/drain/mapped/1"}
 
 
 def test_owners_come_with_leases_and_what_they_hold(client: Client) -> None:

@@ -4,12 +4,14 @@ import json
 import re
 import sqlite3
 from http import HTTPStatus
+from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from airflow_provider_taskq.queue import TaskQueue, connect
+from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
 from tests.plugin.browser import OpenTab, is_api, sentence
 from tests.plugin.page_site import PageSite
 from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT, SECRET
@@ -367,6 +369,17 @@ def test_the_page_has_landmarks_and_names_for_everything(tab: OpenTab) -> None:
     assert nameless == []
 
 
+def render(page_site: PageSite, task_id: str, fields: dict[str, Any]) -> None:
+    """Stores rendered fields as a worker does before it runs an operator; no worker runs here."""
+    with sqlite3.connect(page_site.home / "airflow.db", timeout=60) as metadata:
+        metadata.execute(
+            "INSERT OR REPLACE INTO rendered_task_instance_fields (dag_id, run_id, task_id, map_index, rendered_fields)"
+            " VALUES ('shop', 'manual__1', ?, -1, ?)",
+            (task_id, json.dumps(fields)),
+        )
+    metadata.close()
+
+
 def test_the_panel_of_a_task_instance_shows_what_it_pushed(
     tab: OpenTab, page_site: PageSite, page_dsns: dict[str, str]
 ) -> None:
@@ -389,15 +402,8 @@ def test_the_panel_of_a_task_instance_shows_what_it_pushed(
 
 
 def test_the_panel_of_a_task_instance_shows_what_it_waits_for(tab: OpenTab, page_site: PageSite) -> None:
-    # As a worker stores them before it runs the operator; there is none here.
     fields = {"topic": "orders", "identifiers": ["order-10", "never-pushed"], "taskq_conn_id": "taskq_default"}
-    with sqlite3.connect(page_site.home / "airflow.db", timeout=60) as metadata:
-        metadata.execute(
-            "INSERT INTO rendered_task_instance_fields (dag_id, run_id, task_id, map_index, rendered_fields)"
-            " VALUES ('shop', 'manual__1', 'settled', -1, ?)",
-            (json.dumps(fields),),
-        )
-    metadata.close()
+    render(page_site, "settled", fields)
     panel = tab().go("dags/shop/runs/manual__1/tasks/settled/plugin/taskq-tasks").get_by_test_id("taskq-panel")
     waits = panel.get_by_test_id("waits-for").get_by_role("row")
     expect(waits.nth(1)).to_contain_text(re.compile("order-10.*succeeded", re.DOTALL))
@@ -414,3 +420,20 @@ def test_the_panel_of_a_task_instance_shows_what_it_holds(tab: OpenTab) -> None:
     links = visit.page.get_by_test_id("taskq").get_by_role("link", name="Task instance")
     links.first.click()
     expect(visit.page).to_have_url(re.compile("/dags/shop/runs/manual__1/tasks/claim"))
+
+
+def test_the_panel_of_a_drain_shows_what_its_workers_hold_and_links_back_to_it(
+    tab: OpenTab, page_site: PageSite, acts: TaskQueue
+) -> None:
+    acts.push("work", [f"n{n}" for n in range(10)])
+    for number in (1, 2):
+        acts.poll("work", acts.register(worker_owner("shop/manual__1/drain/-1", worker_place(), number)), 5)
+    render(page_site, "drain", {"topic": "work", "taskq_conn_id": "taskq_acts"})
+    visit = tab()
+    panel = visit.go("dags/shop/runs/manual__1/tasks/drain/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    expect(panel.get_by_test_id("holds").get_by_role("row")).to_have_count(11)
+    panel.get_by_test_id("holds").get_by_role("link", name=re.compile("^#")).first.click()
+    visit.page.get_by_test_id("taskq").get_by_role("link", name="Task instance").first.click()
+    expect(visit.page).to_have_url(re.compile("/dags/shop/runs/manual__1/tasks/drain"))
+    expect(visit.page.get_by_text("drain").first).to_be_visible()
+    expect(visit.page.get_by_text("No Task Instance found")).to_have_count(0)

@@ -1,7 +1,7 @@
 /** What Airflow itself knows of a task instance: its rendered fields and what it returned, by the user's own rights. */
 
-/** The owner's name of a logical task, as our operators register it. */
-export const ownerName = ({ dagId, runId, taskId, mapIndex }) => `${dagId}/${runId}/${taskId}/${mapIndex}`;
+/** The instance as the API's parameters name it. */
+export const named = ({ dagId, runId, taskId, mapIndex }) => ({ dag_id: dagId, run_id: runId, task_id: taskId, map_index: mapIndex });
 
 async function ask(path, signal) {
   const response = await fetch(new URL(path, document.baseURI), { credentials: "same-origin", signal });
@@ -24,8 +24,8 @@ const list = (value) => (Array.isArray(value) ? value.filter((one) => typeof one
 const text = (value) => (typeof value === "string" ? value : null);
 
 /**
- * {conn, topic, identifiers, first, last, refused}: where the instance works, what it waits for, which tasks it pushed.
- * `refused`: a sentence where Airflow would not tell.
+ * {conn, topic, identifiers, first, last, claimedAs, refused}: where the instance works, what it waits for, which tasks it pushed.
+ * `claimedAs`: the owner of a gate's claim. `refused`: a sentence where Airflow would not tell.
  */
 export async function askInstance({ dagId, runId, taskId, mapIndex }, signal) {
   const [dag, run, task] = [dagId, runId, taskId].map(encodeURIComponent);
@@ -44,6 +44,7 @@ export async function askInstance({ dagId, runId, taskId, mapIndex }, signal) {
     identifiers: identifiersOf(fields.identifiers),
     first: pushed.first ?? null,
     last: pushed.last ?? null,
+    claimedAs: text(result?.owner),
     refused: refused ? "Airflow did not tell what this instance pushed or waits for; what it holds is shown all the same." : null,
   };
 }

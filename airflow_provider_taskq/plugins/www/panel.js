@@ -1,6 +1,6 @@
 /** The panel of a task instance: the tasks that it pushed, waits for or holds. */
 import { h, To, UI, useEffect, useMemo, useState } from "./host.js";
-import { askInstance, ownerName } from "./instance.js";
+import { askInstance, named } from "./instance.js";
 import { Liveness, useLive } from "./live.js";
 import { Empty, Failure, Loading, Part, Shown, Stamp, State } from "./parts.js";
 import { search } from "./place.js";
@@ -60,8 +60,9 @@ function Found({ data, asked, place }) {
 
 function Known({ conn, instance, asked }) {
   const place = usePage(conn);
-  const { topic, first, last, identifiers } = asked;
-  const found = useLive(`${encodeURIComponent(conn)}/instance`, { owner: ownerName(instance), topic, first, last, identifier: identifiers });
+  const { topic, first, last, identifiers, claimedAs } = asked;
+  const query = { ...named(instance), claimed_as: claimedAs, topic, first, last, identifier: identifiers };
+  const found = useLive(`${encodeURIComponent(conn)}/instance`, query);
   return h(Shown, { of: found, rows: 4 }, (data) => h(Found, { data, asked, place }));
 }
 

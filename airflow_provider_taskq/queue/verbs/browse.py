@@ -114,10 +114,16 @@ class BrowseVerbs(Caller):
         rows = self._owners(name, True, None, 1, 1)
         return OwnerLine(*rows[0]) if rows else None
 
-    def browse_held(self, owner: str, after: int | None = None, size: int = 50) -> list[TaskLine]:
-        """What an owner holds, in order of sequence, of all topics."""
+    def browse_held(
+        self, owner: str, after: int | None = None, size: int = 50, *, workers: bool = False
+    ) -> list[TaskLine]:
+        """What an owner holds, in order of sequence, of all topics.
+
+        `workers`: also what is held by the owners of workers of that name.
+        """
         pairs = self._rows(
-            "SELECT * FROM taskq.browse_held(%s::text, %s::bigint, %s::int)", (owner, after, int_size(size))
+            "SELECT * FROM taskq.browse_held(%s::text, %s::boolean, %s::bigint, %s::int)",
+            (owner, workers, after, int_size(size)),
         )
         of_topic: dict[str, list[int]] = {}
         for topic, sequence in pairs:

@@ -2,11 +2,12 @@
 
 from airflow.sdk import DAG
 
-from airflow_provider_taskq.operators import TaskQPushOperator
+from airflow_provider_taskq.operators import TaskQProcessOperator, TaskQPushOperator
 from airflow_provider_taskq.sensors import TaskQSensor, TaskQStateSensor
 
 with DAG("shop", schedule=None):
     push = TaskQPushOperator(task_id="push", topic="orders", tasks=["order-1", "order-2", "order-3"])
     claim = TaskQSensor(task_id="claim", topic="orders", claim=2)
     settled = TaskQStateSensor(task_id="settled", topic="orders", identifiers=["order-1", "order-2"])
-    push >> claim >> settled
+    drain = TaskQProcessOperator(task_id="drain", topic="work", python_callable=print, taskq_conn_id="taskq_acts")
+    push >> claim >> settled >> drain

@@ -139,16 +139,24 @@ BEGIN
     CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.sequence = u.sequence OFFSET 0) i;
 END $$;
 
--- What an owner holds: topics and sequences, in order of sequence, after one.
-CREATE FUNCTION taskq.browse_held(p_owner text, p_after bigint, p_size int) RETURNS TABLE (topic text, sequence bigint)
+-- What an owner holds: topics and sequences, in order of sequence, after one. p_workers: what the owners of workers of that name hold,
+-- too, which are named p_owner/...; at most 1,000 of these owners.
+CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int) RETURNS TABLE (topic text, sequence bigint)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
     SELECT p.name, l.sequence FROM (
-        SELECT n.topic_id, n.sequence FROM taskq.live n
-        WHERE n.holder = (SELECT o.owner_id FROM taskq.owner o WHERE o.name = p_owner) AND n.sequence > coalesce(p_after, 0)
+        SELECT n.topic_id, n.sequence FROM (
+            SELECT w.owner_id FROM taskq.owner w WHERE w.name = p_owner
+            UNION ALL
+            (SELECT w.owner_id FROM taskq.owner w
+             WHERE p_workers AND w.name > p_owner || '/' AND w.name < p_owner || '0' AND w.fence IS NOT NULL  -- 0 follows the slash
+             ORDER BY w.name LIMIT 1000)) o
+        CROSS JOIN LATERAL (SELECT h.topic_id, h.sequence FROM taskq.live h
+                            WHERE h.holder = o.owner_id AND h.sequence > coalesce(p_after, 0)
+                            ORDER BY h.sequence LIMIT greatest(p_size, 0)) n
         ORDER BY n.sequence LIMIT greatest(p_size, 0)) l
     JOIN taskq.topic p ON p.topic_id = l.topic_id ORDER BY l.sequence;
 END $$;

@@ -46,7 +46,7 @@ CREATE SEQUENCE taskq.fence;
 -- has to wait for (or skip) them. A heartbeat changes no key and passes both.
 CREATE TABLE taskq.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name        text NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
+    name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
     fence       bigint UNIQUE,
     claim_fence bigint,  -- the fence under which the held tasks were claimed, after take_over; NULL: `fence` itself
     lease       interval NOT NULL CHECK (lease > interval '0' AND lease <= interval '3650 days'),
