@@ -45,6 +45,7 @@ from airflow_provider_taskq.queue.schema import install, uninstall, verify
 from airflow_provider_taskq.queue.story import Ended, Happening
 from airflow_provider_taskq.queue.task_queue import TaskQueue
 from airflow_provider_taskq.queue.ticks import config_hash, ticks_cron, ticks_daily, ticks_every
+from airflow_provider_taskq.queue.topic_status import TopicStatus
 
 __all__ = [
     "Condition",
@@ -87,6 +88,7 @@ __all__ = [
     "TaskQueue",
     "TaskQueueError",
     "TopicPolicy",
+    "TopicStatus",
     "UnknownTopic",
     "UnreadablePayload",
     "config_hash",

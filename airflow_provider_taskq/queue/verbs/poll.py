@@ -1,7 +1,9 @@
 """Poll, claim, ready (sql/functions/poll.sql, turn.sql, batch.sql)."""
 
 from airflow_provider_taskq.queue.bounds import int_size
+from airflow_provider_taskq.queue.errors import UnknownTopic
 from airflow_provider_taskq.queue.model import Condition, Order, Owner, Task
+from airflow_provider_taskq.queue.topic_status import CAP, LOOK_UP, TopicStatus
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.wire import task_of
 
@@ -64,3 +66,13 @@ class PollVerbs(Caller):
         Takes nothing and locks nothing. A paused topic has none.
         """
         return int(self._value("SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, int_size(limit), condition)))
+
+    def topic_status(self, topic: str, condition: Condition = Condition.NONE) -> TopicStatus:
+        """What keeps tasks of a topic from being polled under a condition, in counts up to `topic_status.CAP`.
+
+        Changes nothing. UnknownTopic for a topic that does not exist.
+        """
+        rows = self._rows(LOOK_UP, ([topic], [condition], CAP))
+        if not rows:
+            raise UnknownTopic(f"topic {topic!r} does not exist; create it with create_topic")
+        return TopicStatus(topic, *rows[0][1:])

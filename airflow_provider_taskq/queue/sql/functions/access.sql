@@ -13,13 +13,13 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
     SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'open_push', 'check_push', 'push_staged', 'abandon_push', 'begin_batch',
         'install_ticks', 'wake', 'topics', 'policy_of'])
     UNION ALL SELECT 'consumer', unnest(ARRAY[
-        'register', 'take_over', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many',
+        'register', 'take_over', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many', 'topic_status',
         'watch', 'watch_tasks', 'junction', 'juncture', 'wake', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
         'claim_batch', 'lay_aside', 'stage_size', 'stage_pushed', 'wake_staged', 'carried_out', 'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'begin_batch', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy_of',
         'join_readers', 'lead', 'keep_leading', 'read_led', 'advance_led', 'stop_leading', 'give_back', 'note_handling',
         'set_worker', 'worker_is_active'])
     UNION ALL SELECT 'reader', unnest(ARRAY[
-        'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'watch_tasks', 'task', 'timeline', 'why', 'throughput', 'latest', 'page', 'count', 'results', 'resolve',
+        'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task', 'timeline', 'why', 'throughput', 'latest', 'page', 'count', 'results', 'resolve',
         'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
         'state_name', 'readers', 'statistics', 'handling_times', 'errors', 'stuck_owners', 'workers', 'worker_is_active',
         'browse_topics', 'browse_owners', 'browse_holders', 'browse_locks', 'browse_readers', 'browse_ticks', 'browse_tasks', 'browse_held',

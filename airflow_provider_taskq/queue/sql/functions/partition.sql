@@ -56,8 +56,8 @@ BEGIN
         RETURN NULL;
     END IF;
     PERFORM FROM taskq.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;  -- waits for a taskq.set_paused that has not ended
-    UPDATE taskq.topic SET paused = true WHERE topic_id = v_topic.topic_id AND NOT paused;
-    v_paused := FOUND;
+    v_paused := EXISTS (SELECT FROM taskq.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
+                AND taskq.note_pause(v_topic.topic_id, true, 'the move to its own tables');
     LOOP  -- another program may hold the very same key by chance
         v_token := ('x' || replace(gen_random_uuid()::text, '-', ''))::bit(64)::bigint;
         EXIT WHEN pg_try_advisory_lock(v_token);
@@ -114,7 +114,7 @@ BEGIN
     PERFORM FROM taskq.topic WHERE topic_id = p_topic_id FOR NO KEY UPDATE;
     DELETE FROM taskq.topic_move WHERE topic_id = p_topic_id RETURNING resumes INTO v_resumes;
     IF v_resumes THEN
-        UPDATE taskq.topic SET paused = false WHERE topic_id = p_topic_id;
+        PERFORM taskq.note_pause(p_topic_id, false, NULL);
     END IF;
 END $$;
 

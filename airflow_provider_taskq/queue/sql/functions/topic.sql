@@ -55,7 +55,7 @@ BEGIN
 END $$;
 
 -- Pauses or resumes a topic; false where it already was so. A topic that moves to its own tables stays paused until the move has
--- ended: then it is paused or not as the last call of this function says.
+-- ended: then it is paused or not as the last call of this function says. Stores with the pause its time and the person or role.
 CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
@@ -63,10 +63,22 @@ BEGIN
     PERFORM FROM taskq.topic WHERE topic_id = v_topic_id FOR NO KEY UPDATE;
     UPDATE taskq.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
     IF FOUND THEN
+        IF p_paused THEN
+            PERFORM taskq.note_pause(v_topic_id, true, coalesce(taskq.actor(), session_user));
+        END IF;
         RETURN true;
     END IF;
-    UPDATE taskq.topic t SET paused = p_paused WHERE t.topic_id = v_topic_id AND t.paused <> p_paused
-        AND NOT EXISTS (SELECT FROM taskq.topic_move m WHERE m.topic_id = v_topic_id);
+    RETURN NOT EXISTS (SELECT FROM taskq.topic_move m WHERE m.topic_id = v_topic_id)
+       AND EXISTS (SELECT FROM taskq.topic t WHERE t.topic_id = v_topic_id AND t.paused <> p_paused)
+       AND taskq.note_pause(v_topic_id, p_paused, coalesce(taskq.actor(), session_user));
+END $$;
+
+-- Stores that a topic is paused from now on, and by what, or that it is not paused.
+CREATE FUNCTION taskq.note_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE taskq.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
+                           paused_since = CASE WHEN p_paused THEN clock_timestamp() END
+    WHERE topic_id = p_topic_id;
     RETURN FOUND;
 END $$;
 

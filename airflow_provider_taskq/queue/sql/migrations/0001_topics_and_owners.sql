@@ -5,6 +5,8 @@ CREATE TABLE taskq.topic (
     topic_id          int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name              text NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 250),
     paused            boolean NOT NULL DEFAULT false,
+    paused_by         text,                    -- the person or the role that paused it, or what else did; NULL while it is not paused
+    paused_since      timestamptz,
     -- Retry policy.
     max_attempts      int NOT NULL CHECK (max_attempts >= 1),
     base              interval NOT NULL CHECK (base BETWEEN interval '0' AND interval '3650 days'),

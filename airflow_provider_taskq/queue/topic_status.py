@@ -1,0 +1,93 @@
+"""What keeps a topic's tasks from being polled, and the sentence that says what a gate waits for."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import LiteralString
+
+CAP = 1000
+"""Where the counts of a status stop."""
+
+LOOK_UP: LiteralString = (
+    "SELECT position, ready, scheduled, retrying, blocked, paused, running, topic_paused, paused_by, paused_since"
+    " FROM taskq.topic_status(%b::text[], %b::text[], %s::int)"
+)
+"""One row for each known topic; the arguments are topics, conditions and the cap."""
+
+_NAMED = 10  # identifiers that a sentence names at most
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """The unfinished tasks of a topic, each counted once and up to `CAP`, and whether the topic is paused.
+
+    `ready`: a poll under the condition could take them now; `scheduled` and `retrying`: due later; `blocked`: due, but
+    behind a dependency, the topic's probe, or another task of their identifier; `paused`: due in a paused topic, or
+    paused themselves; `running`: held by owners.
+    """
+
+    topic: str
+    ready: int
+    scheduled: int
+    retrying: int
+    blocked: int
+    paused: int
+    running: int
+    topic_paused: bool = False
+    paused_by: str | None = None
+    paused_since: datetime | None = None
+
+    @property
+    def pause(self) -> str | None:
+        """By whom the topic is paused and since when, or None."""
+        if not self.topic_paused:
+            return None
+        since = f" since {_moment(self.paused_since)}" if self.paused_since else ""
+        return f"topic paused by {self.paused_by or 'an unknown role'}{since}"
+
+    def __str__(self) -> str:
+        """The counts that are not 0, those of ready tasks always, and the pause."""
+        kinds = ("scheduled", "retrying", "blocked", "paused", "running")
+        counts = [f"{_number(getattr(self, kind))} {kind}" for kind in kinds if getattr(self, kind)]
+        return ", ".join([f"{_number(self.ready)} ready", *counts, *([self.pause] if self.pause else [])])
+
+
+def waits_for_ready(status: TopicStatus, min_tasks: int, condition: str = "NONE", max_wait: float | None = None) -> str:
+    """What a gate on ready tasks waits for; `max_wait` in seconds."""
+    under = "" if condition == "NONE" else f" under {condition}"
+    aged = "" if max_wait is None or min_tasks == 1 else f", or one after {max_wait:g} s"
+    return f"Waits for {_tasks(min_tasks, 'ready ')} of topic {status.topic!r}{under}{aged}; {status}."
+
+
+def waits_for_states(status: TopicStatus, found: Mapping[str, str | None], wanted: Collection[str]) -> str:
+    """What a gate on states waits for; `found` has the state of each identifier, None where it has no task."""
+    missing = [
+        f"{name!r} is {state}" if state else f"{name!r} has no task"
+        for name, state in found.items()
+        if state not in wanted
+    ]
+    more = f"{len(missing) - _NAMED} more are not" if len(missing) > _NAMED else None
+    parts = [f"{len(found) - len(missing)} done", *missing[:_NAMED], more, status.pause]
+    states = " or ".join(sorted(wanted))
+    return f"Waits for {_tasks(len(found))} of topic {status.topic!r} to be {states}; {', '.join(filter(None, parts))}."
+
+
+def waits_for_groups(status: TopicStatus, groups: int, incomplete: int | None) -> str:
+    """What a gate on groups of suspended tasks waits for; `incomplete` is None where that is not known."""
+    known = None if incomplete is None else f"{groups - incomplete} released, {incomplete} incomplete"
+    parts = ", ".join(filter(None, [known, status.pause]))
+    noun = "group" if groups == 1 else "groups"
+    return f"Waits for {groups:,} {noun} of suspended tasks of topic {status.topic!r}{'; ' if parts else ''}{parts}."
+
+
+def _tasks(number: int, kind: str = "") -> str:
+    return f"{number:,} {kind}{'task' if number == 1 else 'tasks'}"
+
+
+def _number(count: int) -> str:
+    """A count that may have stopped at its cap."""
+    return f"{count:,}" if count < CAP else f"{CAP:,} or more"
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

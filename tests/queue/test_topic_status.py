@@ -1,0 +1,161 @@
+"""Topic status: what keeps tasks from being polled, in counts and in one sentence."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    NewTask,
+    Owner,
+    Result,
+    RetryPolicy,
+    TaskQueue,
+    TopicPolicy,
+    TopicStatus,
+    UnknownTopic,
+    connect,
+)
+from airflow_provider_taskq.queue.topic_status import CAP, waits_for_groups, waits_for_ready, waits_for_states
+from tests.roles import logged_in
+
+HOUR = timedelta(hours=1)
+SINCE = datetime(2026, 11, 22, 10, 4, 34, tzinfo=UTC)
+PAUSE = "topic paused by alice since 2026-11-22 10:04:34 UTC"
+UNDER = "Waits for 5 ready tasks of topic 'work' under SINGULAR_BY_IDENTIFIER"
+PAUSED = TopicStatus("work", 0, 3, 0, 0, 0, 0, True, "alice", SINCE)
+
+
+def test_each_kind_of_unfinished_task_is_counted_once(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=3, base=HOUR, max_delay=HOUR, jitter=0)))
+    queue.push("work", ["running", "fails", "ended"])
+    running, fails, ended = queue.poll("work", owner, 3)
+    queue.complete(owner, {fails: Result.FAILURE, ended: Result.SUCCESS})
+    queue.push(
+        "work", ["ready", NewTask("urgent", priority=9), NewTask("later", delay=HOUR), NewTask("low", priority=-9)]
+    )
+    queue.push("work", [NewTask("dependent", depends_on=[("work", "running")])])
+    (paused,) = queue.push("work", ["paused"])
+    queue.pause_task("work", paused.sequence)
+    assert queue.topic_status("work") == TopicStatus(
+        "work", ready=3, scheduled=1, retrying=1, blocked=1, paused=1, running=1
+    )
+    assert running.identifier == "running"
+
+
+def test_a_condition_blocks_tasks_behind_others_of_their_identifier(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "a", "a", "b"])
+    assert queue.topic_status("work").ready == 4
+    singular = queue.topic_status("work", Condition.SINGULAR_BY_IDENTIFIER)
+    assert (singular.ready, singular.blocked) == (2, 2)
+    (first,) = queue.poll("work", owner, 1, condition=Condition.SINGULAR_BY_IDENTIFIER)
+    assert first.identifier == "a"
+    singular = queue.topic_status("work", Condition.SINGULAR_BY_IDENTIFIER)
+    assert (singular.ready, singular.blocked, singular.running) == (1, 2, 1)
+
+
+def test_retries_behind_a_probe_are_blocked_once_they_are_due(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("probed", TopicPolicy(RetryPolicy(max_attempts=9, base=timedelta(0), jitter=0, probe=True)))
+    queue.push("probed", ["a", "b", "c"])
+    tasks = queue.poll("probed", owner, 3)
+    queue.complete(owner, dict.fromkeys(tasks, Decision(Result.FAILURE, error="down")))
+    status = queue.topic_status("probed")
+    assert (status.ready, status.blocked, status.retrying) == (1, 2, 0)
+
+
+def test_a_paused_topic_names_the_actor_and_the_moment(queue: TaskQueue) -> None:
+    queue.push("work", ["due", NewTask("later", delay=HOUR)])
+    before = queue.now()
+    queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
+    assert queue.pause_topic("work")
+    status = queue.topic_status("work")
+    assert (status.ready, status.paused, status.scheduled) == (0, 1, 1)
+    assert (status.topic_paused, status.paused_by) == (True, "alice")
+    assert status.paused_since is not None
+    assert before <= status.paused_since <= queue.now()
+    assert queue.resume_topic("work")
+    assert queue.topic_status("work") == TopicStatus("work", 1, 1, 0, 0, 0, 0)
+
+
+def test_a_topic_that_a_program_paused_names_the_role(queue: TaskQueue) -> None:
+    queue.pause_topic("work")
+    role = queue.conn.execute("SELECT session_user::text").fetchone()
+    assert role is not None
+    assert queue.topic_status("work").paused_by == role[0]
+
+
+def test_a_second_pause_keeps_the_first_actor(queue: TaskQueue) -> None:
+    queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
+    queue.pause_topic("work")
+    first = queue.topic_status("work")
+    queue.conn.execute("SELECT set_config('taskq.actor', 'bob', false)")
+    assert not queue.pause_topic("work")
+    assert queue.topic_status("work") == first
+
+
+def test_counts_stop_at_the_cap(queue: TaskQueue) -> None:
+    queue.push("work", [NewTask(f"later-{number}", delay=HOUR) for number in range(CAP + 5)])
+    status = queue.topic_status("work")
+    assert status.scheduled == CAP
+    assert str(status) == "0 ready, 1,000 or more scheduled"
+
+
+def test_an_unknown_topic_is_refused(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic, match=re.escape("topic 'missing' does not exist; create it with create_topic")):
+        queue.topic_status("missing")
+
+
+@pytest.mark.parametrize("kind", ["reader", "consumer"])
+def test_readers_and_consumers_may_look_up_the_status(dsn: str, queue: TaskQueue, kind: str) -> None:
+    queue.push("work", ["a"])
+    with connect(dsn, autocommit=True) as admin, logged_in(admin, dsn, kind) as role, connect(role) as conn:
+        conn.read_only = True
+        assert TaskQueue(conn).topic_status("work").ready == 1
+
+
+def test_the_status_of_a_large_topic_reads_no_table_as_a_whole(own_queue: TaskQueue) -> None:
+    own_queue.push("work", [NewTask(f"later-{number}", delay=HOUR) for number in range(5000)])
+    before = rows_read(own_queue)
+    assert own_queue.topic_status("work").scheduled == CAP
+    assert rows_read(own_queue) - before <= 2 * CAP
+
+
+def rows_read(queue: TaskQueue) -> int:
+    """How many rows of the unfinished tasks were read until now."""
+    queue.conn.execute("SELECT pg_stat_force_next_flush()")
+    row = queue.conn.execute(
+        "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables WHERE relname = 'live_default'"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        (waits_for_ready(PAUSED, 5), f"Waits for 5 ready tasks of topic 'work'; 0 ready, 3 scheduled, {PAUSE}."),
+        (
+            waits_for_ready(TopicStatus("work", 2, 0, 1, 4, 0, 1), 5, "SINGULAR_BY_IDENTIFIER", 60.0),
+            f"{UNDER}, or one after 60 s; 2 ready, 1 retrying, 4 blocked, 1 running.",
+        ),
+        (
+            waits_for_states(PAUSED, {"a": "SUCCEEDED", "b": "READY", "c": None}, {"SUCCEEDED"}),
+            f"Waits for 3 tasks of topic 'work' to be SUCCEEDED; 1 done, 'b' is READY, 'c' has no task, {PAUSE}.",
+        ),
+        (
+            waits_for_groups(TopicStatus("work", 0, 0, 0, 0, 0, 0), 3, 2),
+            "Waits for 3 groups of suspended tasks of topic 'work'; 1 released, 2 incomplete.",
+        ),
+    ],
+)
+def test_one_sentence_says_what_a_gate_waits_for(sentence: str, expected: str) -> None:
+    assert sentence == expected
+
+
+def test_a_sentence_names_the_first_identifiers_and_counts_the_rest() -> None:
+    found = {f"id-{number}": "READY" for number in range(12)}
+    sentence = waits_for_states(TopicStatus("work", 0, 0, 0, 0, 0, 0), found, {"SUCCEEDED", "FILTERED"})
+    assert "to be FILTERED or SUCCEEDED; 0 done, 'id-0' is READY" in sentence
+    assert sentence.endswith("'id-9' is READY, 2 more are not.")
