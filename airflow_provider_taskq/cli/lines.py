@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_provider_taskq.cli.payload import json_value
-from airflow_provider_taskq.cli.words import duration_of
 from airflow_provider_taskq.queue import InvalidTask, NewTask
+from airflow_provider_taskq.queue.durations import parse_duration
 
 FIELDS = (
     *("identifier", "payload", "reference", "suspended", "available_at", "delay", "ttl", "priority", "depends_on"),
@@ -53,7 +53,7 @@ def _times(given: Mapping[str, Any]) -> dict[str, datetime | timedelta | None]:
     found: dict[str, datetime | timedelta | None] = {}
     for name in ("delay", "ttl"):
         if given.get(name) is not None:
-            found[name] = duration_of(str(given[name]))
+            found[name] = parse_duration(str(given[name]))
     if given.get("available_at") is not None:
         found["available_at"] = datetime.fromisoformat(given["available_at"])
     return found

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from airflow_provider_taskq.cli.session import Session
-from airflow_provider_taskq.cli.words import TEN_YEARS, THOUSAND_YEARS, duration_of, moment_of
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -21,24 +20,27 @@ else:  # before click 8.2 these were not generic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# As the queue names them: a test holds them together. The queue itself is imported when there is something to do.
+# As the queue has them: a test compares them. The queue itself is imported when there is something to do.
+LONGEST_STORED, LONGEST_DURATION = timedelta(days=3650), timedelta(days=365_000)
 STATES = ("ACTIVE", "READY", "EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCCEEDED", "RECREATED", "REDUNDANT")
 
 
 class Duration(ParamType):
-    """A duration: 90s, 5m, 1h30m, 2d; at most `most`."""
+    """A duration: 90s, 5m, 1h30m, PT5M; at most `most`."""
 
     name = "duration"
 
-    def __init__(self, most: timedelta = TEN_YEARS) -> None:
+    def __init__(self, most: timedelta = LONGEST_STORED) -> None:
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text as a timedelta."""
         if not isinstance(value, str):
             return value
+        from airflow_provider_taskq.queue.durations import parse_duration
+
         try:
-            return duration_of(value, self.most)
+            return parse_duration(value, self.most)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -60,6 +62,8 @@ class Moment(ParamType):
         """The text as a datetime, or as the timedelta that it was ago."""
         if not isinstance(value, str):
             return value
+        from airflow_provider_taskq.cli.words import moment_of
+
         try:
             return moment_of(value)
         except ValueError as error:
@@ -129,7 +133,7 @@ class Choice(WordChoice):
 
 
 DURATION, OPTIONAL_DURATION, MOMENT, TOPIC, TEXT = Duration(), OptionalDuration(), Moment(), Topic(), Text()
-AGE = Duration(THOUSAND_YEARS)  # of a duration that nothing is stored of
+AGE = Duration(LONGEST_DURATION)  # of a duration that nothing is stored of
 SEQUENCE, COUNT = click.IntRange(0, 2**63 - 1), click.IntRange(1, 2**31 - 1)  # what the columns hold
 
 

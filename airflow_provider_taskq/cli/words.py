@@ -1,63 +1,47 @@
-"""Durations and moments, as people write and read them."""
+"""Moments as people write them, durations and ages as people read them."""
 
-import re
 from datetime import UTC, datetime, timedelta
 
-_UNITS = {
-    "ms": timedelta(milliseconds=1),
-    "s": timedelta(seconds=1),
-    "m": timedelta(minutes=1),
-    "min": timedelta(minutes=1),
-    "h": timedelta(hours=1),
-    "d": timedelta(days=1),
-    "w": timedelta(weeks=1),
-}
-TEN_YEARS, THOUSAND_YEARS = timedelta(days=3650), timedelta(days=365_000)
-_FIRST, _LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)  # as in queue/bounds.py
-_PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
+import pendulum
 
-
-def duration_of(text: str, most: timedelta = THOUSAND_YEARS) -> timedelta:
-    """The duration that `90s`, `5m`, `1h30m`, `2d` or a plain number of seconds says; ValueError where none.
-
-    ValueError for one longer than `most`, too.
-    """
-    total, place = timedelta(0), 0
-    while place < len(text):
-        piece = _PIECE.match(text, place)
-        unit = _UNITS.get(piece[2] or "s") if piece else None
-        if piece is None or unit is None or (not piece[2] and piece[0] != text):
-            raise ValueError(f"{text!r} is no duration: write 90s, 5m, 1h30m, 2d or 1w")
-        try:
-            total += float(piece[1]) * unit
-        except OverflowError:
-            total = timedelta.max
-        if total > most:
-            raise ValueError(f"{text!r:.50} is longer than {most.days} days, the longest duration here")
-        place = piece.end()
-    if not text:
-        raise ValueError("a duration is missing: write 90s, 5m, 1h30m, 2d or 1w")
-    return total
+from airflow_provider_taskq.queue.bounds import FIRST_MOMENT, LAST_MOMENT
+from airflow_provider_taskq.queue.durations import parse_duration
 
 
 def moment_of(text: str) -> datetime | timedelta:
-    """A moment in ISO 8601 (of this machine's time zone, unless it says one), or how long ago, as a duration."""
+    """A moment in ISO 8601 (of this machine's time zone, unless it says one), or how long ago, as a duration.
+
+    Reads also `now`, a time of today (`09:30`), a week (`2026-W47`) and a day of a year (`2026-325`).
+    """
+    if text.isdigit() and len(text) < len("20261121"):  # a number of seconds, and no year
+        return parse_duration(text)
+    if "/" in text or text[:1] in ("P", "p"):  # an interval, which is no moment, or a duration
+        return _ago(text)
     try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            return duration_of(text)
-        except ValueError as error:
-            if "longer" in str(error):
-                raise
-            raise ValueError(f"{text!r} is no moment: write 2026-11-21T09:30, or 2h for two hours ago") from None
+        found = pendulum.parse(text, tz="local")
+    except (ValueError, OverflowError, TypeError):  # TypeError: pendulum 3.3 for a malformed time, such as `6:`
+        found = None
+    if not isinstance(found, pendulum.DateTime):
+        return _ago(text)
     try:
-        moment = found.astimezone(UTC)
+        moment = datetime.fromisoformat(found.isoformat()).astimezone(UTC)
     except OverflowError:
         moment = None
-    if moment is None or not _FIRST <= moment <= _LAST:
+    if moment is None or not FIRST_MOMENT <= moment <= LAST_MOMENT:
         raise ValueError(f"{text!r} lies outside of the years 1 to 9999")
     return moment
+
+
+def _ago(text: str) -> timedelta:
+    """The duration before now that a text says."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        if "invalid" not in str(error):
+            raise
+        raise ValueError(
+            f"invalid moment {text!r:.50}: expected for example 2026-11-21T09:30, or 2h for two hours ago"
+        ) from None
 
 
 def moment_at(given: datetime | timedelta | None, now: datetime) -> datetime | None:
@@ -81,7 +65,7 @@ def in_words(duration: timedelta | None) -> str:
 
 
 def exactly(duration: timedelta) -> str:
-    """A duration to the millisecond, as `duration_of` reads it: 1h30m."""
+    """A duration to the millisecond, as `parse_duration` reads it: 1h30m."""
     rest, pieces = round(duration / timedelta(milliseconds=1)), []
     for unit, length in (
         ("w", 604_800_000),
@@ -98,7 +82,7 @@ def exactly(duration: timedelta) -> str:
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
-    """How long ago a moment was, or how long it is to it."""
+    """How long ago a moment was, or how long it is to it, in words: 5 minutes ago, in 3 hours."""
     if moment is None:
         return ""
-    return f"in {in_words(moment - now)}" if moment > now else f"{in_words(now - moment)} ago"
+    return pendulum.format_diff(pendulum.instance(moment).diff(pendulum.instance(now)))

@@ -10,12 +10,14 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow_provider_taskq.operators.base import TaskQOperator
 from airflow_provider_taskq.operators.holding import logical_task
 from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue.durations import to_timedelta
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_taskq.processing import BatchHandler, Worker
-    from airflow_provider_taskq.queue import TaskQueue
+    from airflow_provider_taskq.queue.durations import to_timedelta
+from airflow_provider_taskq.queue import TaskQueue
 
 
 class TaskQProcessOperator(TaskQOperator):
@@ -39,8 +41,8 @@ class TaskQProcessOperator(TaskQOperator):
     :param workers: batches at a time, in threads.
     :param order: which tasks are taken first.
     :param condition: which tasks can be taken.
-    :param lease: for how long tasks are kept from others when this process dies, a timedelta or seconds.
-    :param limit: how long a batch may take before it is FAILED, a timedelta or seconds; None for ever.
+    :param lease: for how long tasks are kept from others when this process dies: a timedelta, seconds or `5m`.
+    :param limit: how long a batch may take before it is FAILED, likewise; None for ever.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -59,8 +61,8 @@ class TaskQProcessOperator(TaskQOperator):
         workers: int = 1,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
-        lease: timedelta | float = timedelta(minutes=1),
-        limit: timedelta | float | None = None,
+        lease: timedelta | float | str = timedelta(minutes=1),
+        limit: timedelta | float | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -72,8 +74,8 @@ class TaskQProcessOperator(TaskQOperator):
         self.workers = workers
         self.order = Order(order)
         self.condition = Condition(condition)
-        self.lease = _span(lease)
-        self.limit = None if limit is None else _span(limit)
+        self.lease = to_timedelta(lease)
+        self.limit = None if limit is None else to_timedelta(limit)
         self._worker: Worker | None = None
         self._killed = False
         if not callable(python_callable) and not hasattr(python_callable, "handle"):
@@ -163,8 +165,3 @@ def _take_back(queue: "TaskQueue", name: str) -> None:
         if owner.name.startswith(f"{name}/"):
             queue.release(owner)
     queue.expire()  # and what those hold whose lease has lapsed by now
-
-
-def _span(length: timedelta | float) -> timedelta:
-    """A length of time, given as such or in seconds."""
-    return length if isinstance(length, timedelta) else timedelta(seconds=length)

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.queue.durations import to_timedelta
 
 if TYPE_CHECKING:
     import psycopg
@@ -27,8 +28,8 @@ def numbers(value: Sequence[int] | str | None) -> list[int] | None:
 
 
 def span(value: Span) -> timedelta:
-    """A length of time: a timedelta, or seconds."""
-    return value if isinstance(value, timedelta) else timedelta(seconds=float(value))
+    """A duration: a timedelta, seconds, or a text such as `90s`, `5m` or `PT5M`."""
+    return to_timedelta(value)
 
 
 def name(value: Enum | str | None) -> str | None:

@@ -33,6 +33,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     UnreadablePayload,
 )
+from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.transient import is_cut_off, is_transient
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Batches(Routine):
     `size`: how many of each group are handled in a run, -1 for all. `groups`: how many are taken at once.
     `cleanup`: how often errors that outlived their time to live are removed; None for never. `call_timeout` and
     `handler_statement_timeout` as of a Worker; the second is for statements of a handler that takes the queue.
+    Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
     """
 
     def __init__(
@@ -92,29 +94,29 @@ class Batches(Routine):
         mode: Mode | str = Mode.ALL,
         size: int = -1,
         groups: int = 100,
-        pause: timedelta = timedelta(seconds=6),
-        lease: timedelta = timedelta(minutes=5),
+        pause: DurationLike = timedelta(seconds=6),
+        lease: DurationLike = timedelta(minutes=5),
         sorter: Sorter = by_sequence,
         rules: Rules = NO_RULES,
-        cleanup: timedelta | None = None,
+        cleanup: DurationLike | None = None,
         owner: str | None = None,
-        call_timeout: timedelta | None = None,
-        handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT,
+        call_timeout: DurationLike | None = None,
+        handler_statement_timeout: DurationLike = HANDLER_STATEMENT_TIMEOUT,
     ) -> None:
         if groups < 1 or size < -1:
             raise InvalidArgument("groups is 1 or more, size -1 for whole groups, else 0 or more")
         self.topic, self.mode, self.size = topic, Mode(mode), size
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
         self._handler, self._takes_queue = handler, takes_work(handler)
-        self._groups, self._pause, self._lease = groups, pause.total_seconds(), lease
+        self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
         self._sorter, self._rules = sorter, rules
-        self._cleanup, self._cleaned = cleanup, 0.0
+        self._cleanup, self._cleaned = to_timedelta(cleanup), 0.0
         self._owner: Owner | None = None
-        self._connect = connects_to(dsn, lease)
+        self._connect = connects_to(dsn, self._lease)
         self._seconds: list[float] = []
         self._unsortable: dict[Task, Exception] = {}
         self._cut_offs: dict[Task, tuple[int, BaseException | None]] = {}
-        limit = call_limit(lease, call_timeout, handler_statement_timeout)
+        limit = call_limit(self._lease, to_timedelta(call_timeout), to_timedelta(handler_statement_timeout))
         super().__init__(f"batches {topic}", self._connect, self._poll, self._pause, limit)
 
     def run_once(self) -> Tally:

@@ -16,6 +16,7 @@ from airflow_provider_taskq.processing.statistics import Counters, WorkerStatist
 from airflow_provider_taskq.processing.work import Rewrite
 from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 
 GRACE = timedelta(seconds=30)
 
@@ -34,6 +35,7 @@ class Worker:
     such as `tagged`. `name`: who this is in owners' names, the topic unless said.
     `call_timeout`: how long the worker waits for an answer of the database before it opens another connection; a third
     of the lease by default, 5 seconds at least. `handler_statement_timeout`: the same for statements of participants.
+    Each duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
     """
 
     def __init__(
@@ -50,18 +52,18 @@ class Worker:
         pending: Pending = Pending.FINISH,
         limiter: Limiter | None = None,
         listener: WorkerListener | None = None,
-        pause: timedelta = timedelta(seconds=1),
-        lease: timedelta = timedelta(minutes=1),
-        slow_after: timedelta = timedelta(minutes=5),
-        report_every: timedelta = timedelta(minutes=1),
-        limit: timedelta | None = None,
+        pause: DurationLike = timedelta(seconds=1),
+        lease: DurationLike = timedelta(minutes=1),
+        slow_after: DurationLike = timedelta(minutes=5),
+        report_every: DurationLike = timedelta(minutes=1),
+        limit: DurationLike | None = None,
         rewrite: Rewrite | None = None,
         listen: bool = True,
         name: str | None = None,
-        call_timeout: timedelta | None = None,
-        handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT,
+        call_timeout: DurationLike | None = None,
+        handler_statement_timeout: DurationLike = HANDLER_STATEMENT_TIMEOUT,
     ) -> None:
-        self._connect = connects_to(dsn, lease)
+        self._connect = connects_to(dsn, to_timedelta(lease))
         self._handler = handler_of(handler)
         self._limiter = limiter or NoLimit()
         self._telling = Telling(listener)
@@ -75,15 +77,15 @@ class Worker:
             workers=workers,
             ready=ready,
             pending=Pending(pending),
-            pause=pause,
-            lease=lease,
-            slow_after=slow_after,
-            report_every=report_every,
-            limit=limit,
+            pause=to_timedelta(pause),
+            lease=to_timedelta(lease),
+            slow_after=to_timedelta(slow_after),
+            report_every=to_timedelta(report_every),
+            limit=to_timedelta(limit),
             rewrite=rewrite,
             listen=listen,
-            call_timeout=call_timeout,
-            handler_statement_timeout=handler_statement_timeout,
+            call_timeout=to_timedelta(call_timeout),
+            handler_statement_timeout=to_timedelta(handler_statement_timeout),
         )
         self._shift: Shift | None = None
         self._hurried = False

@@ -35,7 +35,10 @@ def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[dateti
 
 
 def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
-    """The times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one."""
+    """The times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one.
+
+    Needs pendulum, as Airflow does.
+    """
     if not hours or any(hour.tzinfo is not None for hour in hours):
         raise InvalidArgument("daily ticks need at least one time of day, and the time zone beside it")
     local, begin = _zone(zone), _moment(now)
@@ -46,7 +49,7 @@ def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE
     """The times of a cron expression in a time zone, as `ticks_daily` gives them.
 
     Five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly, @monthly, @yearly.
-    Needs croniter, as Airflow does.
+    Needs croniter and pendulum, as Airflow does.
     """
     local, begin = _zone(zone), _moment(now)
     wall = begin.astimezone(local).replace(tzinfo=None, second=0, microsecond=0) - ONE_MINUTE
@@ -135,7 +138,10 @@ def _moment(now: datetime) -> datetime:
 
 
 def _zone(name: str) -> ZoneInfo:
+    """The time zone of that name, from the data that pendulum brings along where the system has none."""
+    import pendulum  # not at the top: Spark executors have psycopg only, and make no ticks
+
     try:
-        return ZoneInfo(name)
-    except (KeyError, ValueError, OSError, TypeError):
+        return pendulum.timezone(name)
+    except (ValueError, OSError, TypeError, AttributeError):  # AttributeError: it is no text
         raise InvalidArgument(f"there is no time zone {name!r}") from None

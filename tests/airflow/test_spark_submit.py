@@ -64,10 +64,12 @@ def test_the_drain_understands_what_it_is_given() -> None:
     assert (asked.topic, asked.owner, asked.each, asked.transform) == ("work", "-me", "rules:decide", None)
     assert asked.option == ["day=2013-01-01", "note=a=b c"]
     assert (asked.size, asked.rounds, asked.budget, asked.partitions) == (10, 0, None, 3)
-    assert (asked.deadline, asked.lease) == (timedelta(minutes=1), 91)
+    assert (asked.deadline, asked.lease) == (timedelta(minutes=1), timedelta(seconds=91))
     assert asked.condition is Condition.SINGULAR_BY_IDENTIFIER
     moment = datetime(2013, 1, 1, tzinfo=UTC)
     assert _parser().parse_args(drain(deadline=moment)._arguments("me")).deadline == moment
+    for lease in ("5m", "PT5M", 300, timedelta(minutes=5)):
+        assert _parser().parse_args(drain(lease=lease)._arguments("me")).lease == timedelta(minutes=5)
 
 
 def test_it_submits_the_drains_own_program() -> None:

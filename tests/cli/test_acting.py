@@ -64,7 +64,7 @@ def test_push_reads_json_lines(ask: Ask, queue: TaskQueue, tmp_path: Path) -> No
         ("17", "line 2: neither an identifier in quotes nor an object"),
         ('{"payload": "secret-word"}', "line 2: the identifier is missing"),
         ('{"identifier": "b", "colour": "secret-word"}', "line 2: no task has colour; it has identifier, payload"),
-        ('{"identifier": "b", "delay": "later"}', "line 2: 'later' is no duration"),
+        ('{"identifier": "b", "delay": "later"}', "line 2: invalid duration 'later'"),
         ('{"identifier": 7}', "line 2: its identifier is of the wrong kind"),
         ('{"identifier": "b", "available_at": "2026-11-21T09:30"}', "position 1: its available_at has no time zone"),
     ],

@@ -158,7 +158,7 @@ def test_owners_are_shown_with_what_they_hold(run: Run, ask: Ask, busy: TaskQueu
         ("idle", 0, []),
         ("dag/run/task/-1", 1, ["work"]),
     ]
-    assert "lapsed 5 min ago" in run("owners").stdout
+    assert "lapsed 5 minutes ago" in run("owners").stdout
     page = ask("owners", "-n", 1)
     assert [one["owner"] for one in ask("owners", "--after", page["next"])["owners"]] == ["idle", "dag/run/task/-1"]
     shown = ask("owners", "show", "dag/run/task/-1")

@@ -1,48 +1,61 @@
 """Durations, moments and text, as people write and read them."""
 
-from datetime import UTC, datetime, timedelta
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
 from airflow_provider_taskq.cli.text import plain
-from airflow_provider_taskq.cli.words import ago, duration_of, exactly, in_words, moment_at, moment_of
+from airflow_provider_taskq.cli.words import ago, exactly, in_words, moment_at, moment_of
+from airflow_provider_taskq.queue.bounds import FIRST_MOMENT, LAST_MOMENT
+from airflow_provider_taskq.queue.durations import parse_duration
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("5m", 300), ("5min", 300), ("1h30m", 5400), ("1 h 30 m", 5400), ("2d", 172_800), ("1.5", 1.5)],
-)
-def test_durations_are_read(text: str, seconds: float) -> None:
-    assert duration_of(text) == timedelta(seconds=seconds)
-
-
-@pytest.mark.parametrize("text", ["", "soon", "5 parsecs", "1h30", "-5m", "5m!", "99999999999w"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"duration|longer"):
-        duration_of(text)
-
-
 @pytest.mark.parametrize("text", ["1m30s", "3h", "4w2d", "250ms", "0s"])
 def test_durations_are_told_as_they_are_read(text: str) -> None:
-    assert exactly(duration_of(text)) == text
+    assert exactly(parse_duration(text)) == text
 
 
 def test_moments_are_read_in_a_zone_or_as_how_long_ago() -> None:
     assert moment_of("2026-11-21T09:30+02:00") == datetime(2026, 11, 21, 7, 30, tzinfo=UTC)
-    assert moment_of("2026-11-21") == datetime(2026, 11, 21).astimezone(UTC)
-    assert moment_at(moment_of("2h"), NOW) == datetime(2026, 11, 21, 10, tzinfo=UTC)
-    with pytest.raises(ValueError, match="no moment"):
-        moment_of("yesterday")
+    assert moment_of("2026-11-21") == moment_of("20261121") == datetime(2026, 11, 21).astimezone(UTC)
+    assert moment_of("2026-W47-6") == moment_of("2026-325") == datetime(2026, 11, 21).astimezone(UTC)
+    for text in ("2h", "PT2H", "7200"):
+        assert moment_at(moment_of(text), NOW) == datetime(2026, 11, 21, 10, tzinfo=UTC)
 
 
-def test_ages_are_told_in_words() -> None:
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "2026-01-01/2026-02-01", "2026-01-01/PT2H", "6:", "P"])
+def test_text_that_is_no_moment_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"invalid moment .*: expected for example 2026-11-21T09:30, or 2h"):
+        moment_of(text)
+
+
+def test_a_moment_without_an_offset_is_of_the_machines_time_zone() -> None:
+    program = "from airflow_provider_taskq.cli.words import moment_of; print(moment_of('2026-07-01T12:00').isoformat())"
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "TZ": "America/New_York"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "2026-07-01T16:00:00+00:00"
+
+
+def test_durations_are_told_in_short_words() -> None:
     assert [in_words(timedelta(seconds=s)) for s in (0, 119, 120, 7199, 7200, 11_100, 172_800)] == [
         *("0 s", "119 s", "2 min", "119 min", "2 h", "3 h 5 min", "2 days")
     ]
-    assert ago(NOW - timedelta(minutes=5), NOW) == "5 min ago"
-    assert ago(NOW + timedelta(minutes=5), NOW) == "in 5 min"
+
+
+def test_ages_are_told_in_words() -> None:
+    ages = (timedelta(seconds=4), timedelta(seconds=59), timedelta(minutes=5), timedelta(hours=3), timedelta(days=15))
+    assert [ago(NOW - age, NOW) for age in ages] == [
+        *("a few seconds ago", "59 seconds ago", "5 minutes ago", "3 hours ago", "2 weeks ago")
+    ]
+    assert [ago(NOW + age, NOW) for age in ages[2:]] == ["in 5 minutes", "in 3 hours", "in 2 weeks"]
+    assert ago(NOW.astimezone(timezone(timedelta(hours=5))) - ages[2], NOW) == "5 minutes ago"
+    assert (ago(FIRST_MOMENT, NOW), ago(LAST_MOMENT, NOW)) == ("2026 years ago", "in 7973 years")
     assert ago(None, NOW) == ""
 
 

@@ -4,8 +4,10 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_provider_taskq.processing import Worker
+from airflow_provider_taskq.processing.batches import Batches
 from airflow_provider_taskq.processing.reader import Properties, Readers, Settings, merged
-from airflow_provider_taskq.queue import InvalidArgument, TaskQueue
+from airflow_provider_taskq.queue import InvalidArgument, Result, TaskQueue
 from tests.processing.reading import QUICK, heard_all
 from tests.queue.conftest import until
 
@@ -28,6 +30,21 @@ def test_the_built_in_settings_are_those_of_the_source_where_it_has_them() -> No
 def test_a_setting_that_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="partitons"):
         merged({"partitons": 2})  # type: ignore[typeddict-unknown-key]
+
+
+def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) -> None:
+    """The first source system has `pollInterval: PT6S` in its configuration."""
+    settings = merged({"pause": "PT6S", "retry_max_elapsed": None}, {"lease": "90s", "retry_initial": 2.5})
+    assert (settings.pause, settings.lease) == (timedelta(seconds=6), timedelta(seconds=90))
+    assert (settings.retry_initial, settings.retry_max_elapsed) == (timedelta(seconds=2.5), None)
+    worker = Worker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="5m", limit="1h", slow_after=30)
+    told = worker._settings
+    assert (told.pause, told.lease, told.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
+    assert (told.slow_after, told.call_timeout) == (timedelta(seconds=30), None)
+    batches = Batches(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="PT5M", cleanup="PT1M")
+    assert (batches._pause, batches._lease, batches._cleanup) == (6.0, timedelta(minutes=5), timedelta(minutes=1))
+    with pytest.raises(InvalidArgument, match="invalid duration 'soon': expected for example 90s, 5m, PT5M"):
+        Worker(dsn, "work", lambda _: Result.SUCCESS, lease="soon")
 
 
 def test_a_lease_that_the_queue_does_not_store_is_refused_by_the_settings() -> None:

@@ -9,6 +9,7 @@ from airflow_provider_taskq.processing.session import HANDLER_STATEMENT_TIMEOUT,
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
 from airflow_provider_taskq.queue.bounds import LONGEST_STORED
 from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 
 
 class Progress(StrEnum):
@@ -34,7 +35,10 @@ class Retry(StrEnum):
 
 
 class Properties(TypedDict, total=False):
-    """Any of the settings: what one level of precedence says."""
+    """Any of the settings: what one level of precedence says.
+
+    A duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
+    """
 
     subject: str | None
     recursive: bool
@@ -45,18 +49,18 @@ class Properties(TypedDict, total=False):
     transactional: bool
     together: int
     leadership: Leadership | Literal["lease", "none"]
-    lease: timedelta
+    lease: DurationLike
     lead_at_most: int | None
     size: int
-    pause: timedelta
+    pause: DurationLike
     retry: Retry | Literal["exponential", "fixed", "none"]
-    retry_initial: timedelta
+    retry_initial: DurationLike
     retry_multiplier: float
-    retry_max_interval: timedelta
+    retry_max_interval: DurationLike
     retry_max_attempts: int | None
-    retry_max_elapsed: timedelta | None
-    call_timeout: timedelta | None
-    handler_statement_timeout: timedelta
+    retry_max_elapsed: DurationLike | None
+    call_timeout: DurationLike | None
+    handler_statement_timeout: DurationLike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +143,18 @@ class Settings:
         return self.recursive and event.identifier.startswith(self.subject.rstrip("/") + "/")
 
 
+_DURATIONS = (
+    *("lease", "pause", "retry_initial", "retry_max_interval", "retry_max_elapsed"),
+    *("call_timeout", "handler_statement_timeout"),
+)
+
+
 def merged(*levels: Properties) -> Settings:
     """The settings that these levels make: of each property what the first says that says something."""
     said: dict[str, Any] = {}
     for level in reversed(levels):
         said.update(cast(dict[str, Any], level))
+    said.update({name: to_timedelta(said[name]) for name in _DURATIONS if name in said})
     try:
         return replace(Settings(), **said)
     except TypeError:

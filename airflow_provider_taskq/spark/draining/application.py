@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.processing.composite import Composite
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError, connect, verify
+from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.spark.draining.by_composite import by_composite
 from airflow_provider_taskq.spark.draining.drain import drain
 from airflow_provider_taskq.spark.draining.failure import sentence
@@ -63,7 +64,7 @@ def _run(asked: argparse.Namespace, transform: Transform) -> None:
             asked.topic,
             asked.owner,
             transform,
-            lease=timedelta(seconds=asked.lease),
+            lease=asked.lease,
             size=asked.size,
             order=asked.order,
             condition=asked.condition,
@@ -163,9 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", type=_positive, help="at most so many tasks a round (all that are ready)")
     parser.add_argument("--rounds", type=_rounds, default=1, help="at most so many, while there is work; or: all (1)")
     parser.add_argument("--budget", type=_positive, help="at most so many tasks in all rounds")
-    parser.add_argument("--deadline", type=_deadline, metavar="SECONDS|MOMENT",
-                        help="no round begins after so many seconds, or after a moment with a time zone")  # fmt: skip
-    parser.add_argument("--lease", type=_positive, default=300, metavar="SECONDS", help="the owner's lease (300)")
+    parser.add_argument("--deadline", type=_deadline, metavar="DURATION|MOMENT",
+                        help="no round begins after so long, or after a moment with a time zone")  # fmt: skip
+    parser.add_argument("--lease", type=_duration, default="5m", metavar="DURATION", help="the owner's lease (5m)")
     parser.add_argument("--order", type=Order, choices=list(Order), default=Order.FIRST_IN_FIRST_OUT)
     parser.add_argument("--condition", type=Condition, choices=list(Condition), default=Condition.NONE)
     parser.add_argument("--partitions", type=_positive, help="slices to read in (by cores and number of tasks)")
@@ -188,14 +189,24 @@ def _rounds(text: str) -> int:
 
 
 def _deadline(text: str) -> timedelta | datetime:
-    """Seconds from the start, or a moment."""
+    """How long from the start, or a moment."""
+    if text.replace(".", "").isdigit():  # seconds, also where they could be read as a date
+        return _duration(text)
     try:
-        return timedelta(seconds=float(text))
-    except ValueError:
         moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            raise argparse.ArgumentTypeError(f"{text} has no time zone") from None
-        return moment
+    except ValueError:
+        return _duration(text)
+    if moment.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text} has no time zone")
+    return moment
+
+
+def _duration(text: str) -> timedelta:
+    """90s, 5m, PT5M, or seconds."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _log_to_stdout() -> None:

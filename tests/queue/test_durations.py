@@ -1,0 +1,77 @@
+"""Durations as text, read by one parser wherever a setting is a duration."""
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.queue.durations import parse_duration, to_timedelta
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("90s", 90), ("5m", 300), ("5min", 300), ("1h30m", 5400), ("1 h 30 m", 5400)),
+        *(("2d", 172_800), ("1w", 604_800), ("300", 300), ("1.5", 1.5), ("0", 0), ("250ms", 0.25)),
+        *(("PT5M", 300), ("pt5m", 300), ("PT6S", 6), ("PT0.5S", 0.5), ("P1DT2H", 93_600), ("PT36H", 129_600)),
+        *(("P1W", 604_800), ("PT0S", 0), ("PT1,5S", 1.5), ("PT999999999S", 999_999_999)),
+    ],
+)
+def test_durations_are_read_in_short_form_as_seconds_and_in_iso_8601(text: str, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+    assert to_timedelta(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "soon", "5 parsecs", "1h30", "-5m", "5m!", "\u0663s", "5M"),
+        *("P", "PT", "PT5", "-PT5M", "PT-5M", "PT5M ", "P2026-01-01", "PT5M/PT6M", "P1H", "PTM"),
+    ],
+)
+def test_other_text_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        parse_duration(text)
+    assert str(refused.value) == f"invalid duration {text!r}: expected for example 90s, 5m, PT5M"
+
+
+@pytest.mark.parametrize("text", ["P1Y", "P1M", "P1Y2M10DT2H30M"])
+def test_years_and_months_are_refused_as_they_have_no_fixed_length(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="years and months have no fixed length; use days, as in P30D"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["99999999999w", "9" * 400 + "s", "P99999999999W", "P999999999W", "PT4294967301S", "PT9999999999999S"]
+)
+def test_a_duration_that_is_too_long_is_refused_and_never_wraps_around(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="is too long: at most 365000 days are possible"):
+        parse_duration(text)
+
+
+def test_a_setting_is_a_timedelta_a_number_of_seconds_or_a_text() -> None:
+    settings = (timedelta(minutes=5), 300, 300.0, "300", "5m", "PT5M")
+    assert {to_timedelta(setting) for setting in settings} == {timedelta(minutes=5)}
+    for wrong in (float("nan"), float("inf"), 1e300):
+        with pytest.raises(InvalidArgument, match="invalid duration"):
+            to_timedelta(wrong)
+
+
+def test_without_pendulum_short_durations_are_read_and_iso_8601_says_what_is_missing() -> None:
+    """A Spark executor, or a driver on a cluster, may have psycopg and nothing more."""
+    program = (
+        "import sys; sys.modules['pendulum'] = None\n"
+        "from airflow_provider_taskq.queue.durations import parse_duration\n"
+        "print(parse_duration('90s'))\n"
+        "try: parse_duration('PT5M')\n"
+        "except ValueError as error: print(error)"
+    )
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, env={"PYTHONPATH": str(Path.cwd())}, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines() == [
+        "0:01:30",
+        "invalid duration 'PT5M': ISO 8601 needs pendulum, which is not installed here; write 5m or 90s",
+    ]
