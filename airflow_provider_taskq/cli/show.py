@@ -11,7 +11,7 @@ from airflow_provider_taskq.cli.finding import ERROR
 from airflow_provider_taskq.cli.output import facts, table
 from airflow_provider_taskq.cli.parameters import SEQUENCE, Function, topic_argument
 from airflow_provider_taskq.cli.session import Session
-from airflow_provider_taskq.cli.tasks import last_line, task_document
+from airflow_provider_taskq.cli.tasks import shortened, task_document
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.words import ago
 from airflow_provider_taskq.queue import Happening, TaskQueue, UnreadablePayload
@@ -139,7 +139,7 @@ def _value(name: str, text: str | None) -> dict[str, Any]:
 def _happening_row(happening: Happening, now: datetime) -> tuple[object, ...]:
     """A line of the timeline."""
     when = "now" if happening.happened is None else _when(happening.happened, now)
-    return when, _what(happening), happening.attempt or "", _who(happening), last_line(happening.error)
+    return when, _what(happening), happening.attempt or "", _who(happening), shortened(happening.error_summary)
 
 
 def _who(happening: Happening) -> str | None:

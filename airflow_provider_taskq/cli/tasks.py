@@ -25,13 +25,13 @@ def task_row(task: TaskLine, now: datetime) -> tuple[object, ...]:
             task.state,
             task.status if task.status != task.state.name.lower() else "",
         ),
-        *(task.attempt or "", ago(task.created, now), _due(task, now), task.owner, last_line(task.error)),
+        *(task.attempt or "", ago(task.created, now), _due(task, now), task.owner, shortened(task.error_summary)),
     )
 
 
-def last_line(text: str | None, width: int = 60) -> str:
-    """The end of a trace, where the exception stands, as much as a table has room for."""
-    line = (text or "").strip().rsplit("\n", 1)[-1]
+def shortened(line: str | None, width: int = 60) -> str:
+    """As much of a line as a table has room for."""
+    line = line or ""
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 

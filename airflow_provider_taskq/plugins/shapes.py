@@ -85,6 +85,7 @@ def task(line: TaskLine) -> Shape:
         "owner": line.owner,
         "lease_until": moment(line.lease_until),
         "error": line.error,
+        "error_summary": line.error_summary,
         "payload_bytes": line.payload_bytes,
         "output_bytes": line.output_bytes,
         "links": links(line.owner),
@@ -104,6 +105,7 @@ def happening(each: Happening) -> Shape:
         "role": each.role,
         "other": other,
         "error": each.error,
+        "error_summary": each.error_summary,
         "links": links(each.holder),
     }
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -19,7 +20,7 @@ from airflow_provider_taskq.processing.handling import decision_of, decision_on,
 from airflow_provider_taskq.processing.pool import Pool
 from airflow_provider_taskq.processing.work import Work
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.queue.wire import trace_text
+from airflow_provider_taskq.queue.tracebacks import picklable_error
 
 _ANSWER = 1.0  # seconds for a process to tell where it stands
 _SPAWN = multiprocessing.get_context("spawn")
@@ -208,7 +209,7 @@ def _answer(tasks: Connection, decision: Decision, work: Work) -> None:
 
 def _plain(decision: Decision) -> Decision:
     """The decision with its error as text, which always pickles."""
-    return Decision(decision.result, decision.message, trace_text(decision.error), decision.continued, decision.delay)
+    return replace(decision, error=picklable_error(decision.error))
 
 
 def _tell(questions: Connection, thread: int) -> None:

@@ -56,7 +56,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A task without its payload and output, of which it has the bytes; the error is cut."""
+    """A task without its payload and output, of which it has the bytes; `error` is cut, or None unless asked for."""
 
     sequence: int
     topic: str
@@ -75,6 +75,7 @@ class TaskLine:
     owner: str | None
     lease_until: datetime | None
     error: str | None
+    error_summary: str | None
     payload_bytes: int | None
     output_bytes: int | None
 

@@ -7,6 +7,7 @@ from enum import IntEnum, StrEnum
 from typing import NoReturn, Self, TypeAlias, Union
 
 from airflow_provider_taskq.queue.errors import InvalidTask
+from airflow_provider_taskq.queue.tracebacks import trace_text
 
 # The last is only ever read, in the place of a whole value, and never stored.
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], "UnreadablePayload", None]
@@ -147,7 +148,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskInfo(Task):
-    """Everything about a task: `status` says in a word what a person wants to know of its state."""
+    """Everything about a task: `status` says in a word what a person wants to know of its state.
+
+    `error` is the bounded traceback of the last failure, `error_summary` the same in one line of at most 200
+    characters, such as `ValueError: no mailbox for bad-1`.
+    """
 
     state: State
     descent: State | None
@@ -160,6 +165,7 @@ class TaskInfo(Task):
     completed: datetime | None
     output: Json = field(repr=False)
     error: str | None
+    error_summary: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +210,7 @@ def _both(first: BaseException | str | None, second: BaseException | str | None)
         return first if first is not None else second
     if isinstance(first, BaseException) and isinstance(second, BaseException):
         return BaseExceptionGroup("two decisions failed this task", [first, second])
-    return f"{first}\n{second}"
+    return f"{trace_text(first)}\n{trace_text(second)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ class Happening:
     (now), ended. `state` is what it was before; of held and ended, what it is. `actor` is the person who did it,
     as the client said, `role` the database role that was connected, as the database says,
     `other` the sequence of the copy that was recreated or the state that was assigned. `happened` is None for who holds
-    it now.
+    it now. `error` is the end of a traceback, `error_summary` the line of it that says what went wrong.
     """
 
     happened: datetime | None
@@ -26,6 +26,7 @@ class Happening:
     role: str | None
     other: int | None
     error: str | None
+    error_summary: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""Between Python values and what crosses the wire: intervals, JSON texts, traces, rows."""
+"""Between Python values and what crosses the wire: intervals, JSON texts, rows."""
 
 import json
-import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from airflow_provider_taskq.queue.decoding import MAX_DEPTH, json_defect
 from airflow_provider_taskq.queue.model import Json, Owner, State, Task, TaskInfo
 
-MAX_TRACE = 10_000
 MOST = timedelta(days=100_000_000)
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -43,15 +41,6 @@ def json_text(value: Json) -> str | None:
     return text
 
 
-def trace_text(error: BaseException | str | None) -> str | None:
-    """An error as a bounded trace: its end, where the cause stands, at most 10,000 characters."""
-    if error is None:
-        return None
-    text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
-    text = text.replace("\x00", "\\0").encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= MAX_TRACE else "... " + text[4 - MAX_TRACE :]
-
-
 def task_of(topic: str, row: Sequence[Any]) -> Task:
     """A task from (sequence, identifier, payload, reference, attempt, redelivered)."""
     return Task(row[0], topic, *row[1:6])
@@ -59,7 +48,7 @@ def task_of(topic: str, row: Sequence[Any]) -> Task:
 
 def task_info_of(row: Sequence[Any]) -> TaskInfo:
     """A task with everything about it from a row of the view taskq.task_info."""
-    values = list(row[:18])
+    values = list(row[:19])
     values[7] = State(values[7])
     values[8] = None if values[8] is None else State(values[8])
     return TaskInfo(*values)

@@ -209,7 +209,7 @@ def test_an_exchange_refuses_an_output_that_not_every_client_can_read(queue: Tas
     with pytest.raises(psycopg.Error, match=f"sequence {task.sequence} is nested"):
         queue.conn.execute(
             "SELECT * FROM taskq.exchange(%s, %s, ARRAY[%s::bigint], '{3}', ARRAY[%s::text], NULL, NULL,"
-            " 'work'::text, 1, 'FIRST_IN_FIRST_OUT', 'NONE')",
+            " NULL, 'work'::text, 1, 'FIRST_IN_FIRST_OUT', 'NONE')",
             (owner.name, owner.fence, task.sequence, "[" * 131_072 + "]" * 131_072),
         )
     assert [info.state for info in everything(queue)] == [State.ACTIVE, State.READY]

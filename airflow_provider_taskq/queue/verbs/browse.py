@@ -44,8 +44,11 @@ class BrowseVerbs(Caller):
         found = self._topics(topic, True, None, 1, cap)
         return found[0] if found else None
 
-    def browse_tasks(self, topic: str, sequences: Sequence[int], error_length: int = 300) -> list[TaskLine]:
-        """Tasks as a page lists them, in the order given; sequences without a task are left out."""
+    def browse_tasks(self, topic: str, sequences: Sequence[int], error_length: int = 0) -> list[TaskLine]:
+        """Tasks as a page lists them, in the order given; sequences without a task are left out.
+
+        Each has the summary of its error, and with `error_length` that many characters of the traceback.
+        """
         rows = self._rows(
             "SELECT * FROM taskq.browse_tasks(%s::text, %b::bigint[], %s::int)",
             (topic, list(sequences), int_size(error_length)),

@@ -5,8 +5,9 @@ from typing import Any
 
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Decision, Owner, Result, Task
+from airflow_provider_taskq.queue.tracebacks import error_summary, trace_text
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text, json_text, trace_text
+from airflow_provider_taskq.queue.wire import interval_text, json_text
 
 
 class CompleteVerbs(Caller):
@@ -21,7 +22,7 @@ class CompleteVerbs(Caller):
         if decisions:
             self._rows(
                 "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
-                " %b::text[]::interval[])",
+                " %b::text[]::interval[], %b::text[])",
                 (owner.name, owner.fence, *columns(decisions)),
             )
 
@@ -31,12 +32,14 @@ def columns(decisions: Mapping[Task | int, Decision | Result]) -> tuple[list[Any
     made = _by_sequence(decisions)
     values = list(made.values())
     delays = [interval_text(decision.delay) for decision in values]
+    failed = any(decision.error is not None for decision in values)
     return (
         list(made),
         [int(decision.result) for decision in values],
         [_message(sequence, decision) for sequence, decision in made.items()],
-        [trace_text(decision.error) for decision in values],
+        [trace_text(decision.error) for decision in values] if failed else None,
         delays if any(delays) else None,
+        [error_summary(decision.error) for decision in values] if failed else None,
     )
 
 

@@ -28,7 +28,7 @@ class ExchangeVerbs(Caller):
         """
         rows = self._rows(
             "SELECT * FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
-            " %b::text[]::interval[], %s::text, %s::int, %s::text, %s::text)",
+            " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text)",
             (owner.name, owner.fence, *columns(decisions), topic, int_size(size), order, condition),
         )
         return [task_of(topic, row) for row in rows]

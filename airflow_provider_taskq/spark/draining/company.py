@@ -19,7 +19,7 @@ from airflow_provider_taskq.processing.settling import NONE_GIVEN_UP, GivenUp, f
 from airflow_provider_taskq.processing.work import FollowUp, Participation, Release, Work
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.queue.wire import trace_text
+from airflow_provider_taskq.queue.tracebacks import picklable_error
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def company_of(composite: str, work: Work, decisions: Mapping[Task, Decision], c
 
 def _with_trace(decision: Decision) -> Decision:
     """A decision that pickles, whatever its exception is."""
-    return decision if decision.error is None else replace(decision, error=trace_text(decision.error))
+    return decision if decision.error is None else replace(decision, error=picklable_error(decision.error))
 
 
 @dataclass(slots=True)

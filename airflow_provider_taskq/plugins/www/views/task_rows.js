@@ -37,16 +37,11 @@ function columns(place, asOf, topics, owners) {
     owners && { title: "Owner", look: CLAMPED, empty: (task) => !task.owner, show: (task) => h(Holder, { name: task.owner, place }) },
     {
       title: "Error",
-      empty: (task) => !task.error,
+      empty: (task) => !task.error_summary,
       look: { ...CLAMPED, color: "fg.muted", fontSize: "xs", fontFamily: "mono", maxW: "24rem" },
-      show: (task) => lastLine(task.error),
+      show: (task) => task.error_summary ?? h(UI.Text, { as: "span", color: "fg.subtle" }, "–"),
     },
   ].filter(Boolean);
-}
-
-/** The line of a trace that says what it was. */
-function lastLine(error) {
-  return error ? (error.trim().split("\n").at(-1) ?? "") : h(UI.Text, { as: "span", color: "fg.subtle" }, "–");
 }
 
 /** A table of tasks; `topics`, `owners`: with a column of theirs; `selection` as in table.js. */

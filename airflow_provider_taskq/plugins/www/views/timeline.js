@@ -59,18 +59,17 @@ function Event({ event, asOf, place, task, last }) {
       h(UI.Timeline.Description, null, event.happened ? h(When, { at: event.happened, from: asOf }) : "now"),
       people,
       event.links ? h(UI.Box, { fontSize: "sm" }, h(InAirflow, { links: event.links })) : null,
-      event.error ? h(Reason, { error: event.error }) : null,
+      event.error ? h(Reason, { error: event.error, summary: event.error_summary }) : null,
     ),
   );
 }
 
-/** Why it failed: the line that says what it was, the rest when asked for. */
-function Reason({ error }) {
-  const lines = error.trim().split("\n");
+/** The summary of an error, and the end of its traceback when asked for. */
+function Reason({ error, summary }) {
   const look = { fontFamily: "mono", fontSize: "xs", overflowWrap: "anywhere", color: "fg.muted" };
-  if (lines.length === 1) return h(UI.Text, look, lines[0]);
+  if (error.trim() === summary) return h(UI.Text, look, summary);
   const whole = h(UI.Box, { as: "pre", ...look, whiteSpace: "pre-wrap", maxH: "16rem", overflow: "auto", mt: 1 }, error);
-  return h("details", null, h(UI.Box, { as: "summary", cursor: "pointer", ...look }, lines.at(-1)), whole);
+  return h("details", null, h(UI.Box, { as: "summary", cursor: "pointer", ...look }, summary), whole);
 }
 
 export function Timeline({ events, asOf, place, task }) {

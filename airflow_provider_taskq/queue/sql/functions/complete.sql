@@ -1,28 +1,33 @@
 -- Complete: a decision ends a task, or puts it back to be tried again. All of a call's decisions, or none.
 
 -- Carries out decisions on tasks that the owner holds under this fence, and returns how many they were. Results are
--- 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS; outputs are JSON texts; a delay snoozes a SUSPENSION.
+-- 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS; outputs are JSON texts; a delay snoozes a SUSPENSION. Summaries of errors are found
+-- in their texts unless they are given.
 -- Refuses a lease that is gone (TQ005) and tasks that the owner does not hold now (TQ004).
 CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
-    p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL
+    p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_summaries text[] DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
-    v_done     bigint[] := '{}';
-    v_topics   int[];
-    v_topic_id int;
+    v_owner_id  bigint := taskq.hold_lease(p_owner, p_fence);
+    v_done      bigint[] := '{}';
+    v_topics    int[];
+    v_topic_id  int;
+    v_summaries text[];
 BEGIN
     PERFORM taskq.check_decisions(p_sequences, p_results);
     PERFORM taskq.check_outputs(p_sequences, p_outputs);
     IF taskq.anyone_waits() THEN
         v_topics := taskq.topics_held(v_owner_id, p_sequences);
     END IF;
-    IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
-        v_done := taskq.put_back(v_owner_id, p_sequences, p_results, p_errors, p_delays);
+    IF p_errors IS NOT NULL THEN
+        v_summaries := taskq.error_summaries(p_errors, p_summaries);
     END IF;
-    v_done := v_done || taskq.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors);
+    IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
+        v_done := taskq.put_back(v_owner_id, p_sequences, p_results, p_errors, v_summaries, p_delays);
+    END IF;
+    v_done := v_done || taskq.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors, v_summaries);
     IF cardinality(v_done) <> cardinality(p_sequences) THEN
         PERFORM taskq.refuse_not_held(p_owner, p_fence, p_sequences, v_done);
     END IF;
@@ -72,7 +77,7 @@ END $$;
 
 -- Moves held tasks to their end state, with output and error, and returns their sequences.
 CREATE FUNCTION taskq.end_tasks(
-    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[]
+    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[], p_summaries text[]
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -82,11 +87,12 @@ BEGIN
         DELETE FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) RETURNING *
     ), moved AS (
     INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
-                             identifier, output, error)
+                             identifier, output, error, error_summary)
     SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.topic_id, g.attempt, d.result + 3, g.crashes,
-           g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error)
+           g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error),
+           CASE WHEN d.error IS NULL THEN g.error_summary ELSE d.summary END
     FROM gone g
-    JOIN unnest(p_sequences, p_results, p_outputs, p_errors) AS d (sequence, result, output, error) USING (sequence)
+    JOIN unnest(p_sequences, p_results, p_outputs, p_errors, p_summaries) AS d (sequence, result, output, error, summary) USING (sequence)
     RETURNING sequence)
     SELECT coalesce(array_agg(m.sequence), '{}') INTO v_ended FROM moved m;
     RETURN v_ended;
@@ -95,7 +101,7 @@ END $$;
 -- Puts those tasks back to READY that have a next time, and returns their sequences: a snooze, a failure within
 -- the task's time to live (neither counts), and a noted failure with attempts left.
 CREATE FUNCTION taskq.put_back(
-    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_delays interval[]
+    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[], p_delays interval[]
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -108,22 +114,22 @@ BEGIN
                      WHERE d.result = 0 OR d.result = 1 AND d.delay IS NOT NULL);
     v_topics := taskq.topics_held(p_owner_id, v_asked);
     WITH judged AS MATERIALIZED (
-        SELECT l.sequence, l.topic_id, l.attempt, d.result = 0 AND NOT f.young AS noted, p.probe, d.error,
+        SELECT l.sequence, l.topic_id, l.attempt, d.result = 0 AND NOT f.young AS noted, p.probe, d.error, d.summary,
                CASE WHEN d.result = 1 THEN taskq.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
                                timestamptz '9999-12-31 00:00Z') END AS due
         FROM (SELECT * FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (v_asked)) l
         JOIN (SELECT * FROM taskq.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_asked)) t USING (sequence)
-        JOIN unnest(p_sequences, p_results, p_errors, p_delays) AS d (sequence, result, error, delay) USING (sequence)
+        JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays) AS d (sequence, result, error, summary, delay) USING (sequence)
         JOIN taskq.topic p ON p.topic_id = l.topic_id
         CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
                                    taskq.retry_delay(p, l.attempt) AS delay) f
         WHERE d.result = 1 OR f.young OR f.delay IS NOT NULL
     ), told AS (
-        INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, error)
+        INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, error, error_summary)
         SELECT v_now, j.topic_id, j.sequence, 1, 0, j.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = p_owner_id),
-               left(j.error, 2000)
+               right(j.error, 2000), j.summary
         FROM judged j
         WHERE j.noted AND taskq.is_noted(j.attempt)
     ), back AS (
@@ -132,7 +138,8 @@ BEGIN
             available_at = j.due,
             attempt = CASE WHEN j.noted THEN l.attempt ELSE l.attempt - 1 END,
             waits = CASE WHEN j.noted AND j.probe THEN 2 ELSE l.waits END,
-            error = CASE WHEN j.noted THEN left(j.error, 10000) ELSE l.error END
+            error = CASE WHEN j.noted THEN left(j.error, 10000) ELSE l.error END,
+            error_summary = CASE WHEN j.noted THEN j.summary ELSE l.error_summary END
         FROM judged j
         WHERE l.holder = p_owner_id AND l.sequence = ANY (v_asked) AND l.sequence = j.sequence
         RETURNING l.sequence)

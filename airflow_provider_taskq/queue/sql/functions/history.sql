@@ -11,9 +11,10 @@ CREATE FUNCTION taskq.note_ended(p_topic_id int, p_kind int, p_sequences bigint[
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
-    INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, role, error)
+    INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, role, error, error_summary)
     SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt,
-           (SELECT o.name FROM taskq.owner o WHERE o.owner_id = e.holder), u.other, taskq.actor(), session_user, left(e.error, 2000)
+           (SELECT o.name FROM taskq.owner o WHERE o.owner_id = e.holder), u.other, taskq.actor(), session_user,
+           right(e.error, 2000), e.error_summary
     FROM unnest(p_sequences, p_others) AS u (sequence, other)
     JOIN (SELECT * FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e ON e.sequence = u.sequence;
 END $$;
@@ -27,7 +28,8 @@ $$;
 -- The history of a task, the last 200 happenings and of errors their ends, the oldest first, with its push and its end. what: pushed, failed, lapsed, started anew, recreated,
 -- reassigned, paused, resumed, due set, attempts set, held, ended; state: the state that it had before, or has now (held, ended).
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
-RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text, other bigint, error text)
+RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text, other bigint, error text,
+               error_summary text)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
@@ -35,21 +37,23 @@ DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error FROM (
+    SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error,
+           n.error_summary FROM (
         SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder, NULL::text AS actor,
-               NULL::text AS role, NULL::bigint AS other, NULL::text AS error, 0 AS place
+               NULL::text AS role, NULL::bigint AS other, NULL::text AS error,
+               NULL::text AS error_summary, 0 AS place
         FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
         SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned', 'paused', 'resumed', 'due set', 'attempts set'])[h.kind], h.state, h.attempt, h.holder,
-               h.actor, h.role, h.other, right(h.error, 2000), 1
+               h.actor, h.role, h.other, h.error, h.error_summary, 1
         FROM (SELECT * FROM taskq.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
               ORDER BY m.happened DESC LIMIT 200) h
         UNION ALL
-        SELECT NULL, 'held', 0, l.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, 2
+        SELECT NULL, 'held', 0, l.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, NULL, 2
         FROM taskq.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
         UNION ALL
         SELECT e.completed, 'ended', e.state, e.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
-               e.error, 2
+               e.error, e.error_summary, 2
         FROM taskq.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
     ORDER BY n.place, n.happened;
 END $$;

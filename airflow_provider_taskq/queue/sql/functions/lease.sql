@@ -50,14 +50,14 @@ BEGIN
           AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
         RETURNING l.*, p.on_expiry)
     INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
-                             identifier, error)
+                             identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
            g.topic_id, g.attempt - 1, CASE g.on_expiry WHEN 'redeliver' THEN 3 ELSE 2 END, g.crashes + 1, g.redelivered,
-           g.identifier,
-           CASE g.on_expiry WHEN 'redeliver'
-               THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
-               ELSE g.error END
-    FROM gone g;
+           g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
+    FROM gone g
+    CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
+        THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
+        ELSE g.error END AS error) n;
     GET DIAGNOSTICS v_ended = ROW_COUNT;
     UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1, redelivered = true,
         waits = taskq.waits_again(l.topic_id, l.attempt, l.waits), available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)

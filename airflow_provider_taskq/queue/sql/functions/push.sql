@@ -196,10 +196,10 @@ BEGIN
     WITH gone AS (
         DELETE FROM taskq.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
     INSERT INTO taskq.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes, redelivered,
-                             identifier, error)
+                             identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.waits = 1 THEN (  -- that was when to look at its dependencies
                SELECT t.due FROM taskq.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence) ELSE g.available_at END,
-           g.holder, g.topic_id, g.attempt, 8, 1, g.crashes, g.redelivered, g.identifier, g.error
+           g.holder, g.topic_id, g.attempt, 8, 1, g.crashes, g.redelivered, g.identifier, g.error, g.error_summary
     FROM gone g;
     UPDATE taskq.ended SET descent = state, state = 8
     WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN 2 AND 6;

@@ -24,6 +24,7 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE coalesce(l.available_at, e.available_at) END AS available_at,
        e.completed, e.output,
        coalesce(l.error, e.error) AS error,
+       coalesce(l.error_summary, e.error_summary) AS error_summary,
        t.topic_id
 FROM taskq.task t
 JOIN taskq.topic p ON p.topic_id = t.topic_id

@@ -249,9 +249,10 @@ BEGIN
         RETURNING l.*, s.result, s.output, s.error AS reason
     ), moved AS (
         INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
-                                 identifier, output, error)
+                                 identifier, output, error, error_summary)
         SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.topic_id, g.attempt, g.result + 3, g.crashes,
-               g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error)
+               g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
+               coalesce(taskq.error_summary(g.reason), g.error_summary)
         FROM gone g
         RETURNING 1)
     SELECT count(*) INTO v_ended FROM moved;

@@ -49,7 +49,7 @@ SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
        l.attempt, l.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age,
        CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
-       NULL::timestamptz AS completed, NULL::text AS output, left(split_part(l.error, E'\n', 1), 120) AS error,
+       NULL::timestamptz AS completed, NULL::text AS output, left(l.error_summary, 120) AS error,
        l.topic_id, l.holder IS NULL AS waiting, NULL::smallint AS number
 FROM taskq.live l
 JOIN taskq.topic p ON p.topic_id = l.topic_id
@@ -70,7 +70,7 @@ SELECT p.name AS topic, t.sequence, t.identifier,
             WHEN e.descent IS NOT NULL THEN 'was ' || taskq.state_name(e.descent) END AS why,
        e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.completed, left(e.output::text, 120) AS output,
-       left(split_part(e.error, E'\n', 1), 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
+       left(e.error_summary, 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
 FROM taskq.ended e
 JOIN taskq.topic p ON p.topic_id = e.topic_id
 JOIN taskq.task t ON t.topic_id = e.topic_id AND t.sequence = e.sequence

@@ -12,12 +12,13 @@ BEGIN
     IF FOUND THEN
         RETURN CASE WHEN v_live.holder IS NULL THEN taskq.why_waiting(v_topic, v_live) ELSE taskq.why_held(v_live.holder) END;
     END IF;
-    SELECT v.why, e.state, e.completed INTO v_ended FROM taskq.ended e
+    SELECT v.why, e.state, e.completed, e.error_summary INTO v_ended FROM taskq.ended e
     JOIN taskq.ended_tasks v ON v.topic_id = e.topic_id AND v.sequence = e.sequence
     WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
     IF FOUND THEN
         RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE WHEN v_ended.completed IS NOT NULL
-            THEN format(' since %s', taskq.in_words(statement_timestamp() - taskq.clamp_moment(v_ended.completed))) END), v_ended.why);
+            THEN format(' since %s', taskq.in_words(statement_timestamp() - taskq.clamp_moment(v_ended.completed))) END), v_ended.why,
+            CASE WHEN v_ended.state = 3 THEN v_ended.error_summary END);
     END IF;
     RETURN NULL;
 END $$;
@@ -46,8 +47,9 @@ BEGIN
     ELSIF p_task.waits = 2 AND p_task.available_at <= statement_timestamp() THEN
         RETURN 'retries of its topic fail, and another one is tried first';
     ELSIF p_task.available_at > statement_timestamp() THEN
-        RETURN format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
-                      taskq.in_words(taskq.clamp_moment(p_task.available_at) - statement_timestamp()));
+        RETURN concat_ws(': ', format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
+                                      taskq.in_words(taskq.clamp_moment(p_task.available_at) - statement_timestamp())),
+                         CASE WHEN p_task.attempt > 0 THEN p_task.error_summary END);
     END IF;
     v_way := taskq.in_the_way(p_topic.topic_id, p_task.sequence);
     RETURN concat_ws('; ', v_way, taskq.why_unserved(p_topic.topic_id),

@@ -49,7 +49,8 @@ CREATE TABLE taskq.live (
     waits        smallint NOT NULL DEFAULT 0,
     redelivered  boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
-    error        text,                         -- of the last noted failure
+    error        text,                         -- of the last noted failure, as a bounded traceback
+    error_summary text,  -- the same in one line of at most 200 characters
     due_again    timestamptz,                  -- while it waits for dependencies: when due, where not as pushed
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
@@ -78,6 +79,7 @@ CREATE TABLE taskq.ended (
     identifier   text COLLATE "C" NOT NULL,
     output       json,
     error        text,
+    error_summary text,
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
 -- What blocks an identifier, and what an operator looks for: few rows in a healthy queue.

@@ -13,6 +13,7 @@ CREATE TABLE taskq.history (
     other    bigint,                           -- 4: the sequence of the copy; 5: the new state
     actor    text,                             -- who did it, where a person did, as the client says
     role     text,                             -- of 3 and above: the database role that was connected
-    error    text
+    error    text,                             -- its last 2,000 characters
+    error_summary text
 );
 CREATE INDEX history_task ON taskq.history (topic_id, sequence, happened);
