@@ -30,6 +30,8 @@ SECTIONS = {
     },
     "Act": {
         "push": ("push", "Push tasks: from arguments, a file or stdin."),
+        "offer": ("offer", "Offer tasks: at most one waiting task per identifier."),
+        "drop": ("offer", "Remove what waits under an identifier."),
         "retry": ("revive", "Start ended tasks anew."),
         "reassign": ("revive", "Give ended tasks another result."),
         "release": ("owners", "Take the tasks of an owner away, and hand them out again."),

@@ -59,7 +59,7 @@ def push(
     **fields: Any,
 ) -> None:
     """Pushes, then wakes who waits for the topic."""
-    tasks = _tasks(identifiers, file, fields)
+    tasks = tasks_given(identifiers, file, fields)
     with session.acting(dry_run=dry_run) as queue:
         if stream:
             pushed = queue.push_stream(topic, tasks, Insertion(insertion))
@@ -82,7 +82,7 @@ def _known(task: Task) -> dict[str, Any]:
     return {"sequence": task.sequence, "identifier": task.identifier}
 
 
-def _tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dict[str, Any]) -> Iterable[NewTask]:
+def tasks_given(identifiers: tuple[str, ...], file: IO[str] | None, fields: dict[str, Any]) -> Iterable[NewTask]:
     """The tasks of the arguments or of the file, never both."""
     if file is not None:
         if identifiers or any(fields.values()):

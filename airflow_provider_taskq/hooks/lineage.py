@@ -13,7 +13,9 @@ from airflow_provider_taskq.queue import (
     Decision,
     Insertion,
     NewTask,
+    Offered,
     Order,
+    Outcome,
     Owner,
     Pushed,
     Result,
@@ -55,6 +57,12 @@ class ObservedQueue(TaskQueue):
         pushed = super().push_stream(topic, tasks, insertion)
         self.pushed[topic] += pushed.count
         return pushed
+
+    def offer_many(self, topic: str, tasks: Iterable[NewTask | str], *, if_exists: str = "update") -> list[Offered]:
+        """As TaskQueue does. A task that was updated was counted when it was created."""
+        offered = super().offer_many(topic, tasks, if_exists=if_exists)
+        self.pushed[topic] += sum(each.outcome is Outcome.CREATED for each in offered)
+        return offered
 
     def poll(
         self,

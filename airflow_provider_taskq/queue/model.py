@@ -70,6 +70,14 @@ class Condition(StrEnum):
     SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS = "SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS"
 
 
+class Outcome(StrEnum):
+    """What an offer did: it stored a task, replaced what a waiting task holds, or changed nothing."""
+
+    CREATED = "CREATED"
+    UPDATED = "UPDATED"
+    IGNORED = "IGNORED"
+
+
 class Junction(StrEnum):
     """What each identifier of a group needs for the group to be released: a suspended task, or any but a redundant."""
 
@@ -234,6 +242,14 @@ class Pushed:
     count: int
     first: int | None
     last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What an offer did, and the sequence of the task that now waits under the identifier."""
+
+    outcome: Outcome
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)

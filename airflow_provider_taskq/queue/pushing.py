@@ -29,11 +29,11 @@ class Chunk:
 
     def columns(self) -> tuple[list[Any] | None, ...]:
         """The arguments of taskq.push from p_identifiers to p_priorities; all-empty columns travel as None."""
-        self._check_texts("identifier", [task.identifier for task in self.tasks])
+        identifiers = self.identifiers()
         self._check_texts("reference", [task.reference for task in self.tasks if task.reference is not None])
         self._check_values()
         return (
-            [task.identifier for task in self.tasks],
+            identifiers,
             _filled(self.payloads),
             _filled([task.reference for task in self.tasks]),
             _filled([task.suspended or None for task in self.tasks]),
@@ -42,6 +42,18 @@ class Chunk:
             _filled([interval_text(task.ttl) for task in self.tasks]),
             _filled([task.priority or None for task in self.tasks]),
         )
+
+    def identifiers(self) -> list[str]:
+        """The identifiers in order; InvalidTask for one that cannot be sent."""
+        identifiers = [task.identifier for task in self.tasks]
+        self._check_texts("identifier", identifiers)
+        return identifiers
+
+    def refuse_beyond_offer(self) -> None:
+        """Refuses tasks that can only be pushed: suspended ones, and those with dependencies."""
+        for place, task in enumerate(self.tasks):
+            if task.suspended or task.depends_on:
+                self._refuse(place, "an offered task is neither suspended nor depends on others: push it")
 
     def single(self) -> tuple[Any, ...] | None:
         """The arguments of taskq.push_one from p_identifier on, where this is one task that it can store."""
@@ -107,6 +119,12 @@ def chunks(topic: str, tasks: Iterable[NewTask | str]) -> Iterator[Chunk]:
             chunk, characters = Chunk(topic, chunk.offset + len(chunk.tasks), [], []), 0
     if chunk.tasks:
         yield chunk
+
+
+def refuse_text(tasks: Iterable[NewTask | str]) -> None:
+    """Refuses one identifier in the place of many: its letters would each become a task."""
+    if isinstance(tasks, str):
+        raise InvalidTask(f"tasks are a list of tasks or identifiers, not the one text {tasks[:50]!r}")
 
 
 def _filled(column: list[Any]) -> list[Any] | None:

@@ -8,6 +8,7 @@ from airflow_provider_taskq.queue.verbs.health import HealthVerbs
 from airflow_provider_taskq.queue.verbs.junction import JunctionVerbs
 from airflow_provider_taskq.queue.verbs.lock import LockVerbs
 from airflow_provider_taskq.queue.verbs.log import LogVerbs
+from airflow_provider_taskq.queue.verbs.offer import OfferVerbs
 from airflow_provider_taskq.queue.verbs.owner import OwnerVerbs
 from airflow_provider_taskq.queue.verbs.partition import PartitionVerbs
 from airflow_provider_taskq.queue.verbs.poll import PollVerbs
@@ -28,6 +29,7 @@ class TaskQueue(
     TopicVerbs,
     OwnerVerbs,
     PushVerbs,
+    OfferVerbs,
     PollVerbs,
     CompleteVerbs,
     ExchangeVerbs,

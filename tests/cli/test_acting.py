@@ -391,3 +391,26 @@ def test_a_database_that_refuses_is_told_in_a_sentence(run: Run, queue: TaskQueu
             patch.setenv("PGOPTIONS", "-c lock_timeout=50ms")
             assert run("pause", "work", code=1).stderr == "Error: canceling statement due to lock timeout\n"
     assert queue.browse_topics()[0].paused is False
+
+
+def test_offer_tells_what_became_of_each_identifier_and_drop_removes_what_waits(ask: Ask, queue: TaskQueue) -> None:
+    [before] = queue.push("work", [NewTask("a", 1)])
+    answer = ask("offer", "work", "a", "b", "--payload", "2", "--reference", "r")
+    assert [(task["identifier"], task["outcome"]) for task in answer["tasks"]] == [("a", "UPDATED"), ("b", "CREATED")]
+    assert answer["tasks"][0]["sequence"] == before.sequence
+    assert (known(queue, before).payload, known(queue, before).reference) == (2, "r")
+    ignored = ask("offer", "work", "-f", "-", "--if-exists", "ignore", stdin='{"identifier": "a", "payload": 3}\n')
+    assert [task["outcome"] for task in ignored["tasks"]] == ["IGNORED"]
+    assert ask("drop", "work", "a", "--dry-run")["dropped"] is True
+    assert ask("drop", "work", "a")["dropped"] is True
+    assert ask("drop", "work", "a")["dropped"] is False
+    assert [info.identifier for info in everything(queue)] == ["b"]
+    assert trail(queue) == [("offer", "work", 2), ("offer", "work", 1), ("drop", "work", 1), ("drop", "work", 0)]
+
+
+def test_offers_that_cannot_be_made_store_nothing(run: Run, queue: TaskQueue) -> None:
+    assert "name an identifier" in run("offer", "work", code=2).stderr
+    line = '{"identifier": "b", "suspended": true}\n'
+    assert "neither suspended nor depends" in run("offer", "work", "-f", "-", code=1, stdin=f'"a"\n{line}').stderr
+    assert "Would offer 1 task" in run("offer", "work", "a", "--dry-run").stdout
+    assert everything(queue) == []

@@ -90,6 +90,8 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
     return {
         "push": lambda: queue.push("work", ["a"]),
         "push_stream": lambda: queue.push_stream("work", iter(["a"])),
+        "offer": lambda: queue.offer("work", "offered"),
+        "drop": lambda: queue.drop("work", "offered"),
         "install_ticks": lambda: queue.install_ticks("work", "daily", "hash", [(datetime.now(UTC), None)]),
         "uninstall_ticks": lambda: queue.uninstall_ticks("work", "daily", "hash"),
         "wake": lambda: queue.wake("work"),
@@ -142,7 +144,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
 
 
 ALLOWED = {
-    "producer": {"push", "push_stream", "install_ticks", "wake", "topics", "policy"},
+    "producer": {"push", "push_stream", "offer", "drop", "install_ticks", "wake", "topics", "policy"},
     "consumer": {
         *("register", "heartbeat", "release", "owners", "held", "claim", "poll", "poll_batch", "ready", "complete"),
         *("exchange", "expire", "lock", "unlock", "junction", "juncture", "wake", "task", "events", "progress"),

@@ -125,6 +125,8 @@ VERBS: dict[str, Callable[[TaskQueue], object]] = {
     "push": lambda queue: queue.push("work", ["a"]),
     "push many": lambda queue: queue.push("work", ["b", "c"], Insertion.REPLACE),
     "push_stream": lambda queue: queue.push_stream("work", ["d", "e"]),
+    "offer": lambda queue: queue.offer_many("work", ["a", "f"]),
+    "drop": lambda queue: queue.drop("work", "f"),
     "push to another": lambda queue: queue.push("other", ["x"]),
     "junction": lambda queue: queue.junction("work", [["a"]]),
     "juncture": lambda queue: queue.juncture("gate", "work", [["a"]]),

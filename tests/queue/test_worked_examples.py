@@ -7,16 +7,16 @@ import pytest
 
 from airflow_provider_taskq.queue import (
     Decision,
-    Insertion,
     LeaseLost,
     NewTask,
     NotHeld,
+    Offered,
+    Outcome,
     Owner,
     Result,
     RetryPolicy,
     State,
     Task,
-    TaskInfo,
     TaskQueue,
     TopicPolicy,
 )
@@ -160,41 +160,27 @@ def test_an_event_that_is_given_up_is_skipped_and_the_next_one_handled(queue: Ta
     assert states(queue) == [("skipped", State.FAILED), ("next", State.SUCCEEDED)]
 
 
-def standing(queue: TaskQueue, key: str) -> TaskInfo:
-    """The one task of a key that counts."""
-    [info] = [info for info in everything(queue) if info.identifier == key and info.state is not State.REDUNDANT]
-    return info
-
-
-def offer(queue: TaskQueue, key: str, payload: str, **values: object) -> Task:
-    """The fourth seed's offer-or-update: a key has one task that waits, the last that was offered."""
-    [task] = queue.push("work", [NewTask(key, payload, **values)], Insertion.SUPERSEDE)  # type: ignore[arg-type]
-    return task
-
-
 def test_an_offer_of_a_key_that_waits_updates_it_its_payload_and_its_schedule(queue: TaskQueue, owner: Owner) -> None:
-    first = offer(queue, "key", "one", delay=HOUR)
-    second = offer(queue, "key", "two", delay=MINUTE)
-    assert known(queue, first).state is State.REDUNDANT
-    assert standing(queue, "key").sequence == second.sequence
+    first = queue.offer("work", "key", "one", delay=HOUR)
+    assert queue.offer("work", "key", "two", delay=MINUTE) == Offered(Outcome.UPDATED, first.sequence)
     pass_time(queue, 2 * MINUTE)
-    assert [(task, task.payload) for task in queue.poll("work", owner, 9)] == [(second, "two")]
+    assert [(task.sequence, task.payload) for task in queue.poll("work", owner, 9)] == [(first.sequence, "two")]
     pass_time(queue, HOUR)
     assert queue.poll("work", owner, 9) == [], "the first schedule is gone with its offer"
 
 
 def test_an_offer_of_a_key_in_flight_is_not_lost_to_the_acknowledgement(queue: TaskQueue, owner: Owner) -> None:
-    offer(queue, "key", "one")
+    queue.offer("work", "key", "one")
     [flying] = queue.poll("work", owner)
-    again = offer(queue, "key", "two")
+    again = queue.offer("work", "key", "two")
     queue.complete(owner, {flying: Result.SUCCESS})
-    assert [(task, task.payload) for task in queue.poll("work", owner, 9)] == [(again, "two")]
+    assert [(task.sequence, task.payload) for task in queue.poll("work", owner, 9)] == [(again.sequence, "two")]
 
 
 def test_an_acknowledgement_after_the_redelivery_ends_nothing_and_one_given_twice_changes_nothing(
     queue: TaskQueue, owner: Owner
 ) -> None:
-    offer(queue, "key", "one")
+    queue.offer("work", "key", "one")
     late = queue.register("late")
     [flying] = queue.poll("work", late)
     assert not flying.redelivered
@@ -214,11 +200,13 @@ def test_an_acknowledgement_after_the_redelivery_ends_nothing_and_one_given_twic
 def test_a_batch_of_offers_answers_in_their_order_and_touches_the_keys_that_are_there(
     queue: TaskQueue, owner: Owner
 ) -> None:
-    older = queue.push("work", [f"key-{number}" for number in range(0, 250, 25)])
-    offered = queue.push("work", [f"key-{number}" for number in range(250)], Insertion.SUPERSEDE)
-    assert identifiers(offered) == [f"key-{number}" for number in range(250)]
-    assert {known(queue, task).state for task in older} == {State.REDUNDANT}
-    assert queue.poll("work", owner, 300) == offered
+    older = {task.identifier: task.sequence for task in queue.push("work", [f"key-{n}" for n in range(0, 250, 25)])}
+    offered = queue.offer_many("work", [NewTask(f"key-{number}", "new") for number in range(250)])
+    assert {f"key-{n}" for n, each in enumerate(offered) if each.outcome is Outcome.UPDATED} == older.keys()
+    assert {f"key-{n}": each.sequence for n, each in enumerate(offered) if f"key-{n}" in older} == older
+    again = queue.offer_many("work", [f"key-{number}" for number in range(250)], if_exists="ignore")
+    assert {each.outcome for each in again} == {Outcome.IGNORED}
+    assert len(queue.poll("work", owner, 300)) == 250
     assert queue.poll("work", owner, 0) == queue.poll("work", owner, -1) == []
 
 
@@ -228,18 +216,19 @@ def test_messages_come_in_the_order_of_their_schedule_and_keys_of_other_queues_a
     queue.create_topic("other")
     queue.push("other", ["b"])
     for name, ago in (("a", 1), ("b", 3), ("c", 2)):
-        offer(queue, name, name, available_at=LONG_AGO - timedelta(days=ago))
+        queue.offer("work", name, name, available_at=LONG_AGO - timedelta(days=ago))
     assert identifiers(queue.poll("work", owner, 9)) == ["b", "c", "a"]
     assert queue.ready("other", 9) == 1
 
 
 def test_a_message_is_read_without_taking_it_and_dropped_by_its_key(queue: TaskQueue, owner: Owner) -> None:
-    task = offer(queue, "key", "one")
-    assert queue.latest("work", ["key", "nobody"]) == {"key": task}
+    offered = queue.offer("work", "key", "one")
+    assert queue.latest("work", ["key", "nobody"])["key"].sequence == offered.sequence
     assert queue.latest("work", ["key"])["key"].state is State.READY
-    assert queue.purge("work", task.sequence, task.sequence, State.READY) == 1
+    assert queue.drop("work", "key")
     assert queue.latest("work", ["key"]) == {}
     assert queue.poll("work", owner) == []
+    assert not queue.drop("work", "key")
 
 
 def test_a_key_of_a_schedule_is_made_once_and_never_changed(

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import chain, islice
 
-from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Insertion, NewTask, Pushed, Task
-from airflow_provider_taskq.queue.pushing import Chunk, chunks
+from airflow_provider_taskq.queue.pushing import Chunk, chunks, refuse_text
 from airflow_provider_taskq.queue.verbs.call import Caller, all_or_nothing
 
 
@@ -19,7 +18,7 @@ class PushVerbs(Caller):
         Strings are identifiers. Under DELETE a task whose identifier comes again later in the push is not
         stored, and not returned. UnknownTopic; InvalidTask, naming the position of the task, counted from 0.
         """
-        _refuse_text(tasks)
+        refuse_text(tasks)
         given = [NewTask(task) if isinstance(task, str) else task for task in tasks]
         cut = list(chunks(topic, given))
         sequences: list[int | None] = []
@@ -42,7 +41,7 @@ class PushVerbs(Caller):
         self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND
     ) -> Pushed:
         """The same as `push` for an iterator of any length, in bounded memory."""
-        _refuse_text(tasks)
+        refuse_text(tasks)
         count, first, last = 0, None, None
         pieces = chunks(topic, tasks)
         begun = list(islice(pieces, 2))
@@ -91,9 +90,3 @@ class PushVerbs(Caller):
 def _first(sequences: list[int | None]) -> int | None:
     """The lowest sequence stored so far."""
     return next((sequence for sequence in sequences if sequence is not None), None)
-
-
-def _refuse_text(tasks: Iterable[NewTask | str]) -> None:
-    """Refuses one identifier in the place of many: its letters would each become a task."""
-    if isinstance(tasks, str):
-        raise InvalidTask(f"tasks are a list of tasks or identifiers, not the one text {tasks[:50]!r}")

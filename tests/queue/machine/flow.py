@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from airflow_provider_taskq.queue import Condition, Decision, Insertion, Order, Owner, Result, State, Task
+from airflow_provider_taskq.queue import Condition, Decision, Insertion, Order, Outcome, Owner, Result, State, Task
 from tests.queue.machine.driver import IDENTIFIERS, NAMES, TOPICS, Driver, picked, step
 from tests.queue.model.pushing import Draft
 from tests.queue.model.tasks import HOUR, ModelTask
@@ -75,6 +75,29 @@ class Flow(Driver):
             for draft in new
         ]
         self.push(topic, drafts, Insertion.APPEND, streamed=False)
+
+    @step(
+        5,
+        topic=topics,
+        new=st.lists(drafts | later, min_size=1, max_size=3),
+        if_exists=st.sampled_from(["update", "update", "ignore"]),
+    )
+    def offer(self, topic: str, new: list[Draft], if_exists: str) -> None:
+        """At most one more waiting task of each identifier."""
+        clock, read_at = self.clock(), self.model.tick()
+        new = [replace(draft, suspended=False) for draft in new]
+
+        def real() -> list[tuple[Outcome, int]]:
+            tasks = [draft.new_task(clock) for draft in new]
+            offered = self.queue.offer_many(topic, tasks, if_exists=if_exists)
+            return [(each.outcome, each.sequence) for each in offered]
+
+        self.both(real, lambda: self.model.offer(topic, new, if_exists, read_at, self.new_sequences()))
+
+    @step(1, topic=topics, identifier=st.sampled_from(IDENTIFIERS))
+    def drop(self, topic: str, identifier: str) -> None:
+        """What waits goes."""
+        self.both(lambda: self.queue.drop(topic, identifier), lambda: self.model.drop(topic, identifier))
 
     @step(8,
         name=names, number=which, size=st.integers(0, 4), order=st.sampled_from(Order), condition=conditions,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_provider_taskq.queue import Insertion, InvalidTask, Json, NewTask, State, TopicPolicy
+from airflow_provider_taskq.queue import Insertion, InvalidTask, Json, NewTask, Outcome, State, TopicPolicy
 from tests.queue.model.tasks import ENDED, HOUR, Holdings, ModelTask, ModelTopic, Moment
 
 
@@ -79,6 +79,50 @@ class Pushing(Holdings):
                 del self.tasks[task.sequence]
             elif task.state is State.READY or (insertion is Insertion.REPLACE and task.state in ENDED):
                 task.supersede(State.REDUNDANT)
+
+    def offer(
+        self, topic: str, drafts: Sequence[Draft], if_exists: str, clock: Moment, given: Sequence[int]
+    ) -> list[tuple[Outcome, int]]:
+        """The first offer of each identifier, then the second: waiting tasks are replaced, then new ones made."""
+        self.topic(topic)
+        told: dict[int, tuple[Outcome, int]] = {}
+        left, sequences = list(enumerate(drafts)), iter(given)
+        while left:
+            first = {draft.identifier: place for place, draft in reversed(left)}
+            now, made = self.tick(), self.tick()
+            for place in sorted(first.values()):
+                draft = drafts[place]
+                if waiting := self._waiting(topic, draft.identifier):
+                    changed = if_exists == "update" and self._replace(waiting[-1], draft, now, clock)
+                    told[place] = (Outcome.UPDATED if changed else Outcome.IGNORED, waiting[-1].sequence)
+                else:
+                    task = self._make(topic, draft, next(sequences), made, clock)
+                    told[place] = (Outcome.CREATED, task.sequence)
+            left = [(place, draft) for place, draft in left if place not in told]
+        return [told[place] for place in range(len(drafts))]
+
+    def drop(self, topic: str, identifier: str) -> bool:
+        """What waits under an identifier goes."""
+        self.topic(topic)
+        waiting = self._waiting(topic, identifier)
+        for task in waiting:
+            del self.tasks[task.sequence]
+        return bool(waiting)
+
+    def _waiting(self, topic: str, identifier: str) -> list[ModelTask]:
+        return [task for task in self.of_topic(topic, State.READY) if task.identifier == identifier]
+
+    def _replace(self, task: ModelTask, draft: Draft, now: Moment, clock: Moment) -> bool:
+        """Whether anything changed. Without a schedule a task that is due keeps its place."""
+        place = min(task.due, now) if draft.at is None else clock.plus(draft.at)
+        if draft.delay is not None:
+            place = now.plus(draft.delay)
+        before = (task.payload, task.reference, task.ttl, task.priority, task.due)
+        after = (draft.payload, draft.reference, draft.ttl, draft.priority, place)
+        if after != before:
+            task.payload, task.reference, task.ttl, task.priority, task.due = after
+            task.place = place
+        return after != before
 
     def _check(self, topic: str, drafts: Sequence[Draft], insertion: Insertion, stored: list[Draft]) -> None:
         """What a task depends on is there before it: it was, and stays, or it comes earlier in this push."""

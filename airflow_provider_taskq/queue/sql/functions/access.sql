@@ -10,7 +10,7 @@
 
 -- The functions that clients call, by the kind that may call them first; operators may call all.
 CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE sql IMMUTABLE AS $$
-    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'first_pushed', 'open_push', 'check_push', 'push_staged', 'abandon_push', 'begin_batch',
+    SELECT 'producer', unnest(ARRAY['push', 'push_one', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged', 'abandon_push', 'begin_batch',
         'install_ticks', 'wake', 'topics', 'policy_of'])
     UNION ALL SELECT 'consumer', unnest(ARRAY[
         'register', 'take_over', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many', 'topic_status',

@@ -33,3 +33,8 @@ CREATE TABLE taskq_internal.prune ();          -- it prunes stages
 -- Locks by hash of a name, for names that have no row of their own: locked only, never changed (see taskq.mutex_of).
 CREATE TABLE taskq_internal.mutex (bucket int PRIMARY KEY) WITH (fillfactor = 100);
 INSERT INTO taskq_internal.mutex SELECT generate_series(0, 3 * 4096 - 1);
+
+-- Locks by hash of a topic and an identifier, for the transactions that offer or drop that identifier (see functions/offer.sql).
+-- Locked only, never changed.
+CREATE TABLE taskq_internal.offer_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
+INSERT INTO taskq_internal.offer_lock SELECT generate_series(0, 65535);

@@ -1,0 +1,421 @@
+"""Offer and drop: at most one waiting task per identifier, also when transactions offer the same identifier at once."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from threading import Barrier, Event
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    InvalidArgument,
+    InvalidTask,
+    NewTask,
+    Offered,
+    Outcome,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+    UnknownTopic,
+    connect,
+)
+from tests.queue.conftest import InBackground, await_lock_wait, deadlocks, everything, hurry, known, states
+
+CREATED, UPDATED, IGNORED = Outcome
+HOUR = timedelta(hours=1)
+
+
+def outcomes(offered: list[Offered]) -> list[Outcome]:
+    """What each offer did."""
+    return [each.outcome for each in offered]
+
+
+def test_an_offer_creates_a_task_then_updates_it_under_the_same_sequence(queue: TaskQueue, owner: Owner) -> None:
+    first = queue.offer("work", "a", {"total": 12})
+    assert first.outcome is CREATED
+    assert queue.offer("work", "a", {"total": 13}) == Offered(UPDATED, first.sequence)
+    assert [(task.sequence, task.payload) for task in queue.poll("work", owner, 9)] == [(first.sequence, {"total": 13})]
+
+
+def test_an_offer_that_changes_nothing_is_ignored(queue: TaskQueue) -> None:
+    first = queue.offer("work", "a", {"total": 12}, reference="r", ttl=HOUR, priority=3)
+    again = queue.offer("work", "a", {"total": 12}, reference="r", ttl=HOUR, priority=3)
+    assert again == Offered(IGNORED, first.sequence)
+
+
+def test_an_offer_with_if_exists_ignore_leaves_the_waiting_task_as_it_is(queue: TaskQueue) -> None:
+    first = queue.offer("work", "a", 1, if_exists="ignore")
+    assert first.outcome is CREATED
+    assert queue.offer("work", "a", 2, if_exists="ignore", delay=HOUR) == Offered(IGNORED, first.sequence)
+    assert known(queue, first.sequence).payload == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"payload": 2}, {"payload": None}, {"reference": "r"}, {"ttl": HOUR}, {"priority": 5}, {"delay": HOUR}],
+    ids=str,
+)
+def test_every_part_of_a_waiting_task_is_replaced(queue: TaskQueue, change: dict[str, Any]) -> None:
+    first = queue.offer("work", "a", 1)
+    fields: dict[str, Any] = {"payload": 1} | change
+    assert queue.offer("work", "a", **fields) == Offered(UPDATED, first.sequence)
+    info = known(queue, first.sequence)
+    assert (info.payload, info.reference, info.priority) == (
+        fields["payload"],
+        change.get("reference"),
+        change.get("priority", 0),
+    )
+    assert info.status == ("scheduled" if "delay" in change else "ready")
+    assert queue.offer("work", "a", 1).outcome is UPDATED, "what the next offer does not name gets its default again"
+
+
+def test_a_task_that_is_due_keeps_its_place_when_an_update_names_no_schedule(queue: TaskQueue, owner: Owner) -> None:
+    queue.offer_many("work", ["a", "b"])
+    assert queue.offer("work", "a", "new").outcome is UPDATED
+    assert [task.identifier for task in queue.poll("work", owner, 2)] == ["a", "b"]
+
+
+def test_an_offer_without_a_schedule_makes_a_scheduled_task_due_at_once(queue: TaskQueue, owner: Owner) -> None:
+    first = queue.offer("work", "a", available_at=datetime.now(UTC) + HOUR)
+    assert queue.offer("work", "a") == Offered(UPDATED, first.sequence)
+    assert [task.sequence for task in queue.poll("work", owner)] == [first.sequence]
+
+
+def test_the_schedule_is_replaced_and_stays_the_tasks_place(queue: TaskQueue, owner: Owner) -> None:
+    later = datetime.now(UTC) + HOUR
+    first = queue.offer("work", "a")
+    assert queue.offer("work", "a", available_at=later) == Offered(UPDATED, first.sequence)
+    assert queue.offer("work", "a", available_at=later) == Offered(IGNORED, first.sequence)
+    assert known(queue, first.sequence).available_at == later
+    queue.set_due("work", first.sequence, datetime.now(UTC) - HOUR)
+    queue.poll("work", owner)
+    queue.release(owner)
+    assert known(queue, first.sequence).available_at == later, "release gives the place back that was offered last"
+
+
+def test_a_held_task_is_not_a_waiting_one(queue: TaskQueue, owner: Owner) -> None:
+    first = queue.offer("work", "a", 1)
+    [held] = queue.poll("work", owner)
+    second = queue.offer("work", "a", 2)
+    assert second.outcome is CREATED
+    assert second.sequence > first.sequence
+    queue.complete(owner, {held: Result.SUCCESS})
+    assert queue.offer("work", "a", 2) == Offered(IGNORED, second.sequence)
+
+
+@pytest.mark.parametrize("result", [Result.FAILURE, Result.SUSPENSION, Result.FILTER, Result.SUCCESS])
+def test_a_task_that_has_ended_is_not_a_waiting_one(queue: TaskQueue, owner: Owner, result: Result) -> None:
+    queue.offer("work", "a")
+    queue.complete(owner, {queue.poll("work", owner)[0]: result})
+    assert queue.offer("work", "a").outcome is CREATED
+
+
+def test_a_task_that_waits_to_be_retried_is_updated_and_keeps_its_attempts_and_its_error(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=HOUR)))
+    first = queue.offer("work", "a", "bad")
+    queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error="broken")})
+    assert queue.poll("work", owner) == []
+    assert queue.offer("work", "a", "good") == Offered(UPDATED, first.sequence)
+    [task] = queue.poll("work", owner)
+    assert (task.sequence, task.payload, task.attempt) == (first.sequence, "good", 2)
+    assert known(queue, task).error == "broken"
+
+
+def test_a_task_that_waits_for_another_waits_on_and_is_due_as_it_was_offered(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["first"])
+    [waiting] = queue.push("work", [NewTask("a", 1, depends_on=[("work", "first")])])
+    later = datetime.now(UTC) + HOUR
+    assert queue.offer("work", "a", 2, available_at=later) == Offered(UPDATED, waiting.sequence)
+    assert known(queue, waiting).available_at == later
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
+    assert queue.poll("work", owner) == []
+    assert queue.offer("work", "a", 2).outcome is UPDATED
+    assert queue.poll("work", owner) == [waiting]
+
+
+def test_a_paused_task_stays_paused_and_is_resumed_as_it_was_offered_last(queue: TaskQueue, owner: Owner) -> None:
+    first = queue.offer("work", "a", 1)
+    queue.pause_task("work", first.sequence)
+    assert queue.offer("work", "a", 1) == Offered(IGNORED, first.sequence)
+    assert queue.offer("work", "a", 2) == Offered(UPDATED, first.sequence)
+    assert queue.poll("work", owner) == []
+    queue.resume_task("work", first.sequence)
+    assert [task.payload for task in queue.poll("work", owner)] == [2]
+
+
+def test_of_several_waiting_tasks_that_were_pushed_the_newest_is_updated(queue: TaskQueue) -> None:
+    older, newest = queue.push("work", ["a", NewTask("a", priority=-5)])
+    assert queue.offer("work", "a", 1) == Offered(UPDATED, newest.sequence)
+    assert known(queue, older).payload is None
+
+
+def test_the_same_identifier_in_another_topic_is_another_task(queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    assert queue.offer("work", "a").outcome is CREATED
+    assert queue.offer("other", "a").outcome is CREATED
+
+
+def test_what_the_readers_log_has_not_passed_yet_comes_with_the_new_payload_and_only_once(queue: TaskQueue) -> None:
+    first = queue.offer("work", "a", 1)
+    [(cursor, event)] = queue.events("work", None)
+    assert event.payload == 1
+    queue.offer("work", "a", 2)
+    assert list(queue.events("work", cursor)) == [], "an update is no new task"
+    assert [(task.sequence, task.payload) for _, task in queue.events("work", None)] == [(first.sequence, 2)]
+
+
+def test_drop_removes_the_waiting_task_only(queue: TaskQueue, owner: Owner) -> None:
+    queue.offer("work", "a")
+    [held] = queue.poll("work", owner)
+    assert not queue.drop("work", "a")
+    waiting = queue.offer("work", "a")
+    assert queue.drop("work", "a")
+    assert queue.task("work", waiting.sequence) is None
+    assert not queue.drop("work", "a")
+    assert states(queue) == [("a", State.ACTIVE)]
+    queue.complete(owner, {held: Result.SUCCESS})
+    assert not queue.drop("work", "a")
+
+
+def test_drop_leaves_nothing_waiting_of_tasks_that_were_pushed(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b", NewTask("a", delay=HOUR)])
+    assert queue.drop("work", "a")
+    assert states(queue) == [("b", State.READY)]
+
+
+def test_what_depends_on_a_dropped_task_goes_on(queue: TaskQueue, owner: Owner) -> None:
+    queue.offer("work", "a")
+    [waiting] = queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
+    assert queue.drop("work", "a")
+    assert queue.poll("work", owner, 5) == [waiting]
+
+
+def test_a_batch_tells_each_outcome_in_input_order(queue: TaskQueue, owner: Owner) -> None:
+    queue.offer_many("work", [NewTask("old", 1), NewTask("same", 1), "held"])
+    queue.set_due("work", queue.latest("work", ["held"])["held"].sequence, datetime.now(UTC) - HOUR)
+    assert [task.identifier for task in queue.poll("work", owner)] == ["held"]
+    offered = queue.offer_many("work", ["new", NewTask("same", 1), NewTask("old", 2), "held", "b"])
+    assert outcomes(offered) == [CREATED, IGNORED, UPDATED, CREATED, CREATED]
+    waiting = {info.sequence: info.identifier for info in everything(queue) if info.state is State.READY}
+    assert [waiting[each.sequence] for each in offered] == ["new", "same", "old", "held", "b"]
+
+
+def test_an_identifier_that_comes_again_in_a_batch_meets_the_task_before(queue: TaskQueue) -> None:
+    batch = [NewTask("a", 1), NewTask("b", 1), NewTask("a", 2), NewTask("a", 2), NewTask("b", 1)]
+    offered = queue.offer_many("work", batch)
+    assert outcomes(offered) == [CREATED, CREATED, UPDATED, IGNORED, IGNORED]
+    assert [(info.identifier, info.payload) for info in everything(queue)] == [("a", 2), ("b", 1)]
+    assert len({each.sequence for each in offered}) == 2
+    assert outcomes(queue.offer_many("work", ["c", NewTask("c", 5)], if_exists="ignore")) == [CREATED, IGNORED]
+
+
+def test_a_batch_of_several_calls_is_one(queue: TaskQueue) -> None:
+    names = [f"task-{number % 10_500}" for number in range(21_000)]
+    offered = queue.offer_many("work", names)
+    assert outcomes(offered) == [CREATED] * 10_500 + [IGNORED] * 10_500
+    assert [each.sequence for each in offered[:10_500]] == [each.sequence for each in offered[10_500:]]
+    assert queue.offer_many("work", []) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (NewTask(" "), "blank"),
+        (NewTask("x", priority=101), "priority"),
+        (NewTask("x", object()), "JSON"),  # type: ignore[arg-type]
+        (NewTask("x", suspended=True), "suspended"),
+        (NewTask("x", depends_on=[("work", "a")]), "depends"),
+        (NewTask("x", available_at=datetime.now(UTC), delay=HOUR), "both"),
+    ],
+    ids=["blank", "priority", "payload", "suspended", "depends", "both"],
+)
+def test_an_invalid_offer_is_refused_by_its_position_and_nothing_is_stored(
+    queue: TaskQueue, task: NewTask, reason: str
+) -> None:
+    with pytest.raises(InvalidTask, match=f"position 1.*{reason}"):
+        queue.offer_many("work", ["fine", task])
+    assert everything(queue) == []
+
+
+def test_an_unknown_topic_and_an_unknown_way_are_refused(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        queue.offer("nowhere", "a")
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        queue.drop("nowhere", "a")
+    with pytest.raises(InvalidArgument, match="if_exists is update or ignore, not 'replace'"):
+        queue.offer("work", "a", if_exists="replace")
+    with pytest.raises(InvalidTask, match="not the one text"):
+        queue.offer_many("work", "abc")
+
+
+@pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
+@pytest.mark.usefixtures("queue")
+def test_an_offer_needs_to_see_the_commits_of_others(dsn: str, level: IsolationLevel) -> None:
+    with connect(dsn) as conn:
+        conn.isolation_level = level
+        for verb in (lambda: TaskQueue(conn).offer("work", "a"), lambda: TaskQueue(conn).drop("work", "a")):
+            with pytest.raises(TaskQueueError, match="READ COMMITTED"):
+                verb()
+            conn.rollback()
+
+
+def test_a_producer_offers_from_sql_with_named_arguments(conn: psycopg.Connection, queue: TaskQueue) -> None:
+    queue.create_topic("orders")
+    offer = """SELECT outcome, sequence FROM taskq.offer('orders', 'customer-17', '{"total": 12}')"""
+    [(outcome, sequence)] = conn.execute(offer).fetchall()
+    assert outcome == "CREATED"
+    assert conn.execute(offer).fetchall() == [("IGNORED", sequence)]
+    named = """SELECT outcome FROM taskq.offer('orders', 'customer-17', priority => 5, delay => '1 hour',
+                                               reference => 'r', if_exists => 'update')"""
+    assert conn.execute(named.encode()).fetchall() == [("UPDATED",)]
+    assert conn.execute("SELECT taskq.drop('orders', 'customer-17')").fetchall() == [(True,)]
+
+
+# Steps of several connections.
+
+
+def test_a_second_offer_of_an_identifier_waits_for_the_commit_of_the_first_and_updates_its_task(
+    conn: psycopg.Connection, queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Offered]
+) -> None:
+    one, two = open_queue(), open_queue()
+    first = one.offer("work", "a", 1)
+    pending: Future[Offered] = background(lambda: two.offer("work", "a", 2))
+    await_lock_wait(conn, two)
+    one.conn.commit()
+    assert pending.result(60) == Offered(UPDATED, first.sequence)
+    two.conn.commit()
+    assert states(queue) == [("a", State.READY)]
+
+
+def test_a_second_offer_creates_the_task_when_the_first_is_rolled_back(
+    conn: psycopg.Connection, queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Offered]
+) -> None:
+    one, two = open_queue(), open_queue()
+    first = one.offer("work", "a", 1)
+    pending: Future[Offered] = background(lambda: two.offer("work", "a", 2, if_exists="ignore"))
+    await_lock_wait(conn, two)
+    one.conn.rollback()
+    assert pending.result(60).outcome is CREATED
+    two.conn.commit()
+    assert [(info.sequence > first.sequence, info.payload) for info in everything(queue)] == [(True, 2)]
+
+
+def test_an_offer_waits_for_an_open_drop_and_a_drop_for_an_open_offer(
+    conn: psycopg.Connection, queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[object]
+) -> None:
+    one, two = open_queue(), open_queue()
+    queue.offer("work", "a", 1)
+    assert one.drop("work", "a")
+    offering = background(lambda: two.offer("work", "a", 1))
+    await_lock_wait(conn, two)
+    one.conn.commit()
+    offered = offering.result(60)
+    assert isinstance(offered, Offered)
+    assert offered.outcome is CREATED
+    dropping = background(lambda: one.drop("work", "a"))
+    await_lock_wait(conn, one)
+    two.conn.commit()
+    assert dropping.result(60) is True
+
+
+def test_an_offer_never_waits_for_a_consumer(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
+    consumer, producer = open_queue(), hurry(open_queue())
+    first = queue.offer("work", "a", 1)
+    [held] = consumer.poll("work", consumer.register("c"))
+    second = producer.offer("work", "a", 2)
+    producer.conn.commit()
+    assert second.outcome is CREATED, "what an open poll is claiming counts as held"
+    assert producer.offer("work", "a", 3) == Offered(UPDATED, second.sequence)
+    producer.conn.commit()
+    consumer.conn.commit()
+    assert held.sequence == first.sequence
+    assert {info.sequence: info.payload for info in everything(queue)} == {first.sequence: 1, second.sequence: 3}
+
+
+@pytest.mark.parametrize("if_exists", ["update", "ignore"])
+def test_a_poll_does_not_hand_out_what_an_open_transaction_offers_again(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], if_exists: str
+) -> None:
+    producer = open_queue()
+    first = queue.offer("work", "a", 1)
+    assert producer.offer("work", "a", 1, if_exists=if_exists) == Offered(IGNORED, first.sequence)
+    assert queue.poll("work", owner) == [], "its holder could not see yet what the producer writes beside the offer"
+    assert queue.ready("work") == 0
+    producer.conn.commit()
+    assert queue.ready("work") == 1
+    assert [task.sequence for task in queue.poll("work", owner)] == [first.sequence]
+
+
+def test_offers_of_other_identifiers_do_not_wait(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
+    one, two = open_queue(), hurry(open_queue())
+    assert one.offer("work", "a").outcome is CREATED
+    assert two.offer("work", "b").outcome is CREATED
+    assert two.push("work", ["a"]), "a push is none of those who offer"
+    assert queue.ready("work", 9) == 0
+
+
+def test_batches_in_any_order_do_not_deadlock_and_leave_one_waiting_task_each(queue: TaskQueue, dsn: str) -> None:
+    names = [f"key-{number}" for number in range(200)]
+    before = deadlocks(queue.conn)
+    start = Barrier(4)
+
+    def offering(number: int) -> list[list[Offered]]:
+        with connect(dsn) as conn:
+            mine, made = TaskQueue(conn), []
+            start.wait(60)
+            for turn in range(10):
+                batch = names[:: -1 if number % 2 else 1]
+                made.append(mine.offer_many("work", [NewTask(name, [number, turn]) for name in batch]))
+                conn.commit()
+            return made
+
+    with ThreadPoolExecutor(4) as pool:
+        made = [
+            each for future in [pool.submit(offering, number) for number in range(4)] for each in future.result(300)
+        ]
+    assert sum(outcome is CREATED for batch in made for outcome in outcomes(batch)) == len(names)
+    assert sorted(info.identifier for info in everything(queue)) == sorted(names)
+    assert deadlocks(queue.conn) == before
+
+
+def test_a_hundred_transactions_that_offer_one_identifier_beside_a_consumer_leave_one_waiting_task(
+    queue: TaskQueue, dsn: str
+) -> None:
+    def offering(number: int) -> None:
+        with connect(dsn) as conn:
+            for turn in range(25):
+                TaskQueue(conn).offer("work", "a", [number, turn])
+                conn.commit()
+
+    def consuming() -> list[int]:
+        with connect(dsn, autocommit=True) as conn:
+            mine = TaskQueue(conn)
+            me, taken = mine.register("consumer"), []
+            while not done.is_set() or mine.ready("work"):
+                for task in mine.poll("work", me, 5):
+                    taken.append(task.sequence)
+                    mine.complete(me, {task: Result.SUCCESS})
+            return taken
+
+    done = Event()
+    with ThreadPoolExecutor(5) as pool:
+        consumer = pool.submit(consuming)
+        for future in [pool.submit(offering, number) for number in range(4)]:
+            future.result(300)
+        waiting = [info for info in everything(queue) if info.state is State.READY]
+        assert len(waiting) <= 1
+        done.set()
+        taken = consumer.result(300)
+    assert all(one < two for one, two in pairwise(taken)), "each task was handed out once, in order"
+    assert {info.state for info in everything(queue)} == {State.SUCCEEDED}
