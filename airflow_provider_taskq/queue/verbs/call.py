@@ -9,6 +9,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.bounds import load_bounded
+from airflow_provider_taskq.queue.connection_types import require_connection
 from airflow_provider_taskq.queue.decoding import decode_tolerantly
 from airflow_provider_taskq.queue.errors import translated
 
@@ -17,7 +18,7 @@ class Caller:
     """Calls the functions of the schema `taskq` through a connection that belongs to the caller."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
-        self.conn = conn
+        self.conn = require_connection(conn)
 
     @property
     def _alone(self) -> bool:
