@@ -8,7 +8,6 @@ from airflow_provider_taskq.cli.asking import plural
 from airflow_provider_taskq.cli.parameters import DURATION, dry_run_option, topic_argument
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
-from airflow_provider_taskq.queue import TaskQueue
 
 _patience = click.option(
     "--patience", type=DURATION, default="1m", help="How long to wait for sessions that use the tables."
@@ -78,7 +77,7 @@ def _say_what_would_move(session: Session, topic: str, where: str) -> None:
     """Says how many tasks a move concerns."""
     with session.looking() as queue:
         queue.policy(topic)
-        count = _count(queue, topic)
+        count = queue.count_tasks(topic)
     said = f"Would move topic {topic} with {plural(count, 'task')} to {where}."
     session.answer({"topic": topic, "moved": False, "tasks": count, "dry_run": True}, said)
 
@@ -87,10 +86,5 @@ def _tell(session: Session, topic: str, where: str, moved: bool, said: str) -> N
     """Enters a move in the trail, and answers."""
     if moved:
         with session.acting() as queue:
-            note(queue, "partition", topic, f"to {where} tables", _count(queue, topic))
+            note(queue, "partition", topic, f"to {where} tables", queue.count_tasks(topic))
     session.answer({"topic": topic, "moved": moved, "dry_run": False}, said)
-
-
-def _count(queue: TaskQueue, topic: str) -> int:
-    """The tasks of a topic in all states."""
-    return sum(found.count for found in queue.count(topic).get(topic, {}).values())

@@ -83,8 +83,7 @@ def choose(
     if state is None:
         raise click.UsageError("name the tasks by their sequences, or choose them by --state")
     if not any(finer) and size is None:
-        counts = queue.count(topic, state=State[state])
-        count = sum(found.count for found in counts.get(topic, {}).values())
+        count = queue.count_tasks(topic, state=state)
         return Chosen({"state": State[state]}, count, f"state {state}")
     now = queue.now()
     given = TaskFilter(

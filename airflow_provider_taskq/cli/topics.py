@@ -91,8 +91,7 @@ def show(session: Session, topic: str) -> None:
 def drop(session: Session, topic: str, dry_run: bool, yes: bool) -> None:
     """Counts, asks, and drops."""
     with session.looking() as queue:
-        queue.policy(topic)
-        count = sum(found.count for found in queue.count(topic).get(topic, {}).values())
+        count = queue.count_tasks(topic)
     what = f"topic {topic} with {plural(count, 'task')}"
     if not dry_run:
         ask(f"This removes {what} for good.", yes=yes)

@@ -12,7 +12,6 @@ from airflow_provider_taskq.queue import (
     Condition,
     Decision,
     Insertion,
-    NewTask,
     Offered,
     Order,
     Outcome,
@@ -22,6 +21,7 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
 )
+from airflow_provider_taskq.queue.task_fields import TaskInput
 
 if TYPE_CHECKING:
     import psycopg
@@ -44,21 +44,21 @@ class ObservedQueue(TaskQueue):
         self.completed: Counter[tuple[str | None, Result]] = Counter()
         self.polls: list[tuple[str, timedelta]] = []
 
-    def push(self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND) -> list[Task]:
+    def push(self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND) -> list[Task]:
         """As TaskQueue does."""
         pushed = super().push(topic, tasks, insertion)
         self.pushed[topic] += len(pushed)
         return pushed
 
     def push_stream(
-        self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND
+        self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
     ) -> Pushed:
         """As TaskQueue does."""
         pushed = super().push_stream(topic, tasks, insertion)
         self.pushed[topic] += pushed.count
         return pushed
 
-    def offer_many(self, topic: str, tasks: Iterable[NewTask | str], *, if_exists: str = "update") -> list[Offered]:
+    def offer_many(self, topic: str, tasks: Iterable[TaskInput], *, if_exists: str = "update") -> list[Offered]:
         """As TaskQueue does. A task that was updated was counted when it was created."""
         offered = super().offer_many(topic, tasks, if_exists=if_exists)
         self.pushed[topic] += sum(each.outcome is Outcome.CREATED for each in offered)
@@ -69,8 +69,8 @@ class ObservedQueue(TaskQueue):
         topic: str,
         owner: Owner,
         size: int = 1,
-        order: Order = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition = Condition.NONE,
+        order: Order | str = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition | str = Condition.NONE,
     ) -> list[Task]:
         """As TaskQueue does."""
         with self._timed(topic):
@@ -91,8 +91,8 @@ class ObservedQueue(TaskQueue):
         topic: str,
         owner: Owner,
         size: int,
-        order: Order = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition = Condition.NONE,
+        order: Order | str = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition | str = Condition.NONE,
     ) -> int:
         """As TaskQueue does."""
         with self._timed(topic):
@@ -100,7 +100,7 @@ class ObservedQueue(TaskQueue):
         self.polled[topic] += claimed
         return claimed
 
-    def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result]) -> None:
+    def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result | str]) -> None:
         """As TaskQueue does."""
         super().complete(owner, decisions)
         self._count_completed(decisions)
@@ -108,11 +108,11 @@ class ObservedQueue(TaskQueue):
     def exchange(
         self,
         owner: Owner,
-        decisions: Mapping[Task | int, Decision | Result],
+        decisions: Mapping[Task | int, Decision | Result | str],
         topic: str,
         size: int = 1,
-        order: Order = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition = Condition.NONE,
+        order: Order | str = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition | str = Condition.NONE,
     ) -> list[Task]:
         """As TaskQueue does."""
         with self._timed(topic):
@@ -134,10 +134,10 @@ class ObservedQueue(TaskQueue):
         self.redelivered[topic] += sum(task.redelivered for task in tasks)
         self.retried[topic] += sum(task.attempt > 1 for task in tasks)
 
-    def _count_completed(self, decisions: Mapping[Task | int, Decision | Result]) -> None:
+    def _count_completed(self, decisions: Mapping[Task | int, Decision | Result | str]) -> None:
         """Counts decisions by topic and result."""
         for task, decision in decisions.items():
-            result = decision.result if isinstance(decision, Decision) else Result(decision)
+            result = decision.result if isinstance(decision, Decision) else Result.of(decision)
             self.completed[task.topic if isinstance(task, Task) else None, result] += 1
 
     def report(self, hook: "TaskQHook") -> None:

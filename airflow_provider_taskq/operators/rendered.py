@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_taskq.queue import InvalidArgument
 from airflow_provider_taskq.queue.durations import to_timedelta
 
 if TYPE_CHECKING:
@@ -39,13 +38,7 @@ def name(value: Enum | str | None) -> str | None:
 
 def choice(kind: type[Choice], value: str | None) -> Choice | None:
     """One of a few, by its name."""
-    if value in (None, "", "None"):
-        return None
-    try:
-        return kind[value]
-    except KeyError:
-        names = ", ".join(known.name for known in kind)
-        raise InvalidArgument(f"{kind.__name__.lower()} {value!r} is not one of {names}") from None
+    return None if value in (None, "", "None") else kind(value)
 
 
 def now(connection: "psycopg.Connection[Any]") -> datetime:

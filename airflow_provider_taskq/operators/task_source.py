@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
-from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _SHOWN = 10
-_FIELDS = {field.name for field in fields(NewTask)}
 
 
 class TaskSource:
@@ -55,16 +52,15 @@ class TaskSource:
             return self
         return TaskSource(change(self.given))
 
-    def tasks(self, context: Mapping[str, Any]) -> Iterator[NewTask | str]:
-        """The tasks one by one; a function is called with those of the context's names that it takes."""
+    def tasks(self, context: Mapping[str, Any]) -> Iterator[Any]:
+        """The tasks as `TaskQueue.push` takes them; a function gets those names of the context that it takes."""
         given = self.given(**determine_kwargs(self.given, (), context)) if callable(self.given) else self.given
         if isinstance(given, str | bytes | Mapping | NewTask) or not isinstance(given, Iterable):
             raise InvalidTask(
                 f"tasks must be a list of tasks, not one {type(given).__name__}; pass another task's result as "
                 "`upstream.output`, or set render_template_as_native_obj=True on the DAG"
             )
-        for position, task in enumerate(given):
-            yield _new_task(task, position)
+        yield from given
 
 
 class RendersTasks:
@@ -87,30 +83,3 @@ def _identifier(task: Any) -> str:
     """The identifier of a task in any form; nothing else of it."""
     found = task.get("identifier") if isinstance(task, Mapping) else getattr(task, "identifier", task)
     return found if isinstance(found, str) else "?"
-
-
-def _new_task(task: Any, position: int) -> NewTask | str:
-    """A task to push from any of its forms: an identifier, a NewTask, or a dict of its fields."""
-    if isinstance(task, str | NewTask):
-        return task
-    if not isinstance(task, Mapping):
-        raise InvalidTask(f"task {position} is a {type(task).__name__}; give an identifier, a dict or a NewTask")
-    if unknown := sorted(map(str, set(task) - _FIELDS)):
-        raise InvalidTask(f"task {position} has the unknown field {unknown[0]!r}; NewTask has {sorted(_FIELDS)}")
-    if "identifier" not in task:
-        raise InvalidTask(f"task {position} has no identifier")
-    try:
-        return NewTask(**{str(name): _value(str(name), value) for name, value in task.items()})
-    except (TypeError, ValueError) as error:
-        raise InvalidTask(f"task {position}: {error}") from None
-
-
-def _value(name: str, value: Any) -> Any:
-    """A field's value from what JSON and templates can say: moments as ISO 8601 texts, spans as seconds."""
-    if name == "available_at" and isinstance(value, str):
-        return datetime.fromisoformat(value)
-    if name in ("delay", "ttl") and isinstance(value, int | float):
-        return timedelta(seconds=value)
-    if name == "depends_on":
-        return tuple((topic, identifier) for topic, identifier in value)
-    return value

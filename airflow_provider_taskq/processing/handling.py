@@ -35,13 +35,14 @@ class TaskResultException(Exception):
 
     def __init__(
         self,
-        result: Result = Result.FAILURE,
+        result: Result | str = Result.FAILURE,
         continued: bool | None = None,
         message: Json = None,
         delay: timedelta | None = None,
     ) -> None:
-        super().__init__(result.name if message is None else f"{result.name}: {message}")
-        self.decision = Decision(result, message, None, continued, delay)
+        made = Result.of(result)
+        super().__init__(made.name if message is None else f"{made.name}: {message}")
+        self.decision = Decision(made, message, None, continued, delay)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How it comes back from another process."""

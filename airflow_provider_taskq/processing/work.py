@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_taskq.processing.supplement import Supplement
 from airflow_provider_taskq.queue import Decision, Insertion, InvalidTask, Junction, NewTask, Task, TaskQueue
+from airflow_provider_taskq.queue.task_fields import TaskInput, new_tasks
 
 T = TypeVar("T")
 
@@ -77,17 +78,18 @@ class Work:
         return task in self._known
 
     def push(
-        self, task: Task, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND
+        self, task: Task, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
     ) -> None:
-        """Lets new tasks follow a task: pushed in the transaction that completes it, if it is continued then."""
-        if isinstance(tasks, str):
-            raise InvalidTask(f"tasks are a list of tasks or identifiers, not the one text {tasks[:50]!r}")
+        """Lets new tasks follow a task: pushed in the transaction that completes it, if it is continued then.
+
+        `tasks` are identifiers, dicts or NewTasks, as of `TaskQueue.push`.
+        """
         self._check(task)
-        new = tuple(NewTask(each) if isinstance(each, str) else each for each in tasks)
+        new = tuple(new_tasks(topic, tasks))
         self._follow(FollowUp(task, topic, new, Insertion(insertion)))
 
     def junction(
-        self, task: Task, topic: str, groups: Iterable[Iterable[str]], junction: Junction = Junction.SINGULAR
+        self, task: Task, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> None:
         """Lets groups be released with a task, as `TaskQueue.junction` does, if the task is continued."""
         self._check(task)

@@ -45,6 +45,7 @@ from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
 from airflow_provider_taskq.queue.reading import Handed, Led, ReaderState, Sharing
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
 from airflow_provider_taskq.queue.story import Ended, Happening
+from airflow_provider_taskq.queue.task_fields import TaskInput
 from airflow_provider_taskq.queue.task_queue import TaskQueue
 from airflow_provider_taskq.queue.ticks import config_hash, ticks_cron, ticks_daily, ticks_every
 from airflow_provider_taskq.queue.topic_status import TopicStatus
@@ -89,6 +90,7 @@ __all__ = [
     "StuckOwner",
     "Task",
     "TaskInfo",
+    "TaskInput",
     "TaskQueue",
     "TaskQueueError",
     "TopicPolicy",

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from airflow_provider_taskq.queue.model import NamedEnum
 
-class Severity(IntEnum):
+
+class Severity(NamedEnum, IntEnum):
     """How bad it is; what is worse is greater."""
 
     FINE = 0

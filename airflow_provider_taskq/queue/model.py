@@ -3,17 +3,34 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import NoReturn, Self, TypeAlias, Union
 
-from airflow_provider_taskq.queue.errors import InvalidTask
+from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask
 from airflow_provider_taskq.queue.tracebacks import trace_text
 
 # The last is only ever read, in the place of a whole value, and never stored.
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], "UnreadablePayload", None]
 
 
-class State(IntEnum):
+class NamedEnum(Enum):
+    """Base of enumerations whose members are also found by name in any case: State.of("failed")."""
+
+    @classmethod
+    def of(cls, value: Self | str) -> Self:
+        """The member itself, or the member of that name; InvalidArgument, which lists the names, for another name."""
+        return cls(value)
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        for member in cls:
+            if isinstance(value, str) and value.upper() == member.name:
+                return member
+        names = ", ".join(member.name for member in cls)
+        raise InvalidArgument(f"unknown {cls.__name__.lower()} {value!r}: expected one of {names}")
+
+
+class State(NamedEnum, IntEnum):
     """Where a task is in its life; EXPIRED to SUCCEEDED are ended, FAILED to SUCCEEDED completed."""
 
     ACTIVE = 0
@@ -27,7 +44,7 @@ class State(IntEnum):
     REDUNDANT = 8
 
 
-class Result(IntEnum):
+class Result(NamedEnum, IntEnum):
     """How a task ended; the lower wins when two results of one task are merged."""
 
     FAILURE = 0
@@ -36,7 +53,7 @@ class Result(IntEnum):
     SUCCESS = 3
 
 
-class Insertion(StrEnum):
+class Insertion(NamedEnum, StrEnum):
     """What a push does to older tasks of the same identifiers."""
 
     APPEND = "APPEND"
@@ -45,7 +62,7 @@ class Insertion(StrEnum):
     DELETE = "DELETE"
 
 
-class Revival(StrEnum):
+class Revival(NamedEnum, StrEnum):
     """How an ended task goes on: itself, or as a copy that is pushed by that insertion."""
 
     RESET = "RESET"
@@ -54,14 +71,14 @@ class Revival(StrEnum):
     REPLACE = "REPLACE"
 
 
-class Order(StrEnum):
+class Order(NamedEnum, StrEnum):
     """The order in which due tasks of one priority go out."""
 
     FIRST_IN_FIRST_OUT = "FIRST_IN_FIRST_OUT"
     LAST_IN_FIRST_OUT = "LAST_IN_FIRST_OUT"
 
 
-class Condition(StrEnum):
+class Condition(NamedEnum, StrEnum):
     """What else of its identifier keeps a task from going out."""
 
     NONE = "NONE"
@@ -70,7 +87,7 @@ class Condition(StrEnum):
     SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS = "SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS"
 
 
-class Outcome(StrEnum):
+class Outcome(NamedEnum, StrEnum):
     """What an offer did: it stored a task, replaced what a waiting task holds, or changed nothing."""
 
     CREATED = "CREATED"
@@ -78,7 +95,7 @@ class Outcome(StrEnum):
     IGNORED = "IGNORED"
 
 
-class Junction(StrEnum):
+class Junction(NamedEnum, StrEnum):
     """What each identifier of a group needs for the group to be released: a suspended task, or any but a redundant."""
 
     SINGULAR = "SINGULAR"
@@ -180,6 +197,8 @@ class TaskInfo(Task):
 class Decision:
     """How a task ended, with an optional JSON message and, for a failure, its error.
 
+    `result` is a Result, or its name in any case; InvalidArgument for another name.
+
     `continued` tells a composite whether later steps see the task: unless set, for SUCCESS only. `delay`
     turns a SUSPENSION into a snooze: the task is READY again, due then, and the attempt is not counted. A longer
     one than to the year 9999 ends there.
@@ -192,8 +211,10 @@ class Decision:
     delay: timedelta | None = None
 
     def __post_init__(self) -> None:
+        if self.result.__class__ is not Result:
+            object.__setattr__(self, "result", Result(self.result))
         if self.delay is not None and self.result is not Result.SUSPENSION:
-            raise ValueError(f"a delay goes with SUSPENSION only, not with {Result(self.result).name}")
+            raise ValueError(f"a delay goes with SUSPENSION only, not with {self.result.name}")
         if self.continued is None:
             object.__setattr__(self, "continued", self.result is Result.SUCCESS)
 

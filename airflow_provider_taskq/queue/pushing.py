@@ -101,11 +101,10 @@ class Chunk:
         raise InvalidTask(f"topic {self.topic!r}, task at position {self.offset + place}: {reason}")
 
 
-def chunks(topic: str, tasks: Iterable[NewTask | str]) -> Iterator[Chunk]:
-    """Cuts an iterable of any length into chunks; strings are identifiers. InvalidTask where a payload is not JSON."""
+def chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[Chunk]:
+    """Cuts an iterable of any length into chunks. InvalidTask where a payload is not JSON."""
     chunk, characters = Chunk(topic, 0, [], []), 0
-    for given in tasks:
-        task = NewTask(given) if isinstance(given, str) else given
+    for task in tasks:
         try:
             payload = json_text(task.payload)
         except ValueError as error:
@@ -119,12 +118,6 @@ def chunks(topic: str, tasks: Iterable[NewTask | str]) -> Iterator[Chunk]:
             chunk, characters = Chunk(topic, chunk.offset + len(chunk.tasks), [], []), 0
     if chunk.tasks:
         yield chunk
-
-
-def refuse_text(tasks: Iterable[NewTask | str]) -> None:
-    """Refuses one identifier in the place of many: its letters would each become a task."""
-    if isinstance(tasks, str):
-        raise InvalidTask(f"tasks are a list of tasks or identifiers, not the one text {tasks[:50]!r}")
 
 
 def _filled(column: list[Any]) -> list[Any] | None:

@@ -41,6 +41,11 @@ def json_text(value: Json) -> str | None:
     return text
 
 
+def state_number(state: State | str | None) -> int | None:
+    """A state, or its name in any case, as the number that is stored; None for None."""
+    return None if state is None else int(State.of(state))
+
+
 def task_of(topic: str, row: Sequence[Any]) -> Task:
     """A task from (sequence, identifier, payload, reference, attempt, redelivered)."""
     return Task(row[0], topic, *row[1:6])

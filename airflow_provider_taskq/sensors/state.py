@@ -96,11 +96,5 @@ class TaskQStateSensor(TaskQGate):
 
 
 def state_names(given: Iterable[State | str] | State | str) -> frozenset[str]:
-    """The names of states; ValueError for what is none."""
-    names = set()
-    for state in [given] if isinstance(given, State | str) else given:
-        name = state.name if isinstance(state, State) else state
-        if name not in State.__members__:
-            raise ValueError(f"{state!r} is not a state; these are: {', '.join(State.__members__)}")
-        names.add(name)
-    return frozenset(names)
+    """The names of states, given in any case or as members; InvalidArgument, a ValueError, for an unknown one."""
+    return frozenset(State.of(state).name for state in ([given] if isinstance(given, State | str) else given))

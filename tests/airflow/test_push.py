@@ -64,10 +64,10 @@ def test_an_unknown_topic_is_refused_in_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        (["a", 5], "task 1 is a int"),
-        (["a", {"payload": 1}], "task 1 has no identifier"),
-        ([{"identifier": "a", "colour": 1}], "task 0 has the unknown field 'colour'"),
-        ([{"identifier": "a", "available_at": "noon"}], "task 0: "),
+        (["a", 5], "position 1: a task is an identifier, a dict or a NewTask, not a int"),
+        (["a", {"payload": 1}], "position 1: its identifier is missing"),
+        ([{"identifier": "a", "colour": 1}], "position 0: unknown field 'colour': a task has identifier, payload"),
+        ([{"identifier": "a", "available_at": "noon"}], "position 0: its available_at 'noon' is not a moment"),
         ("one", "must be a list of tasks, not one str"),
         ({"identifier": "a"}, "must be a list of tasks, not one dict"),
         (lambda: None, "must be a list of tasks, not one NoneType"),

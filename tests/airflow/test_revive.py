@@ -79,7 +79,7 @@ def test_every_field_is_a_template(queue: TaskQueue) -> None:
 
 
 def test_a_word_that_is_no_state_is_refused_with_those_that_are() -> None:
-    with pytest.raises(InvalidArgument, match="state 'DONE' is not one of ACTIVE, READY, EXPIRED"):
+    with pytest.raises(InvalidArgument, match="unknown state 'DONE': expected one of ACTIVE, READY, EXPIRED"):
         revive(state="DONE")
-    with pytest.raises(InvalidArgument, match="revival 'AGAIN' is not one of RESET"):
+    with pytest.raises(InvalidArgument, match="unknown revival 'AGAIN': expected one of RESET"):
         revive(state="FAILED", revival="AGAIN")

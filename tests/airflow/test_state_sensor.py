@@ -160,10 +160,14 @@ class TestStates:
             assert gate(states=state).execute(context_of())["states"] == {"READY": 2}
 
     @pytest.mark.parametrize("argument", ["states", "failed_states"])
-    @pytest.mark.parametrize("state", ["SUCCESS", "succeeded", 6, None])
+    @pytest.mark.parametrize("state", ["SUCCESS", "done", 9, None])
     def test_what_is_no_state_is_refused_at_once(self, argument: str, state: Any) -> None:
-        with pytest.raises(ValueError, match=r"is not a state; these are: ACTIVE, .*SUCCEEDED"):
+        with pytest.raises(ValueError, match=r"unknown state .*: expected one of ACTIVE, .*SUCCEEDED"):
             gate(**{argument: [state]})
+
+    def test_names_of_states_are_accepted_in_any_case(self, queue: TaskQueue) -> None:
+        queue.push("work", ["a"])
+        assert gate(states="ready", identifiers=["a"]).execute(context_of())["states"] == {"READY": 1}
 
     def test_no_state_is_refused_at_once(self) -> None:
         with pytest.raises(ValueError, match="would never open"):

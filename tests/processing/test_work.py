@@ -70,7 +70,7 @@ def test_what_follows_a_task_of_another_batch_is_refused() -> None:
         work.junction(task(2), "mail", [["a"]])
     with pytest.raises(InvalidTask):
         work.in_commit(lambda *_: None, task(2))
-    with pytest.raises(InvalidTask, match="not the one text"):
+    with pytest.raises(InvalidTask, match="tasks is one str"):
         work.push(task(1), "mail", "abc")
     with pytest.raises(InvalidTask, match="not a text"):
         work.junction(task(1), "mail", ["abc"])

@@ -77,4 +77,4 @@ def test_a_juncture_refuses_what_is_unknown(queue: TaskQueue) -> None:
     with pytest.raises(UnknownTopic):
         queue.juncture("gate", "missing", [["a"]])
     with pytest.raises(TaskQueueError, match="junction"):
-        queue.juncture("gate", "work", [["a"]], "SOME")  # type: ignore[arg-type]
+        queue.juncture("gate", "work", [["a"]], "SOME")

@@ -255,7 +255,7 @@ def test_an_unknown_topic_and_an_unknown_way_are_refused(queue: TaskQueue) -> No
         queue.drop("nowhere", "a")
     with pytest.raises(InvalidArgument, match="if_exists is update or ignore, not 'replace'"):
         queue.offer("work", "a", if_exists="replace")
-    with pytest.raises(InvalidTask, match="not the one text"):
+    with pytest.raises(InvalidTask, match="tasks is one str"):
         queue.offer_many("work", "abc")
 
 

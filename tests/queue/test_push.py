@@ -130,7 +130,7 @@ def test_sequences_are_global_and_ascend(queue: TaskQueue) -> None:
 
 def test_a_push_takes_any_iterable(queue: TaskQueue) -> None:
     assert identifiers(queue.push("work", (name for name in "abc"))) == ["a", "b", "c"]
-    assert identifiers(queue.push("work", {"d": 1})) == ["d"]
+    assert identifiers(queue.push("work", {"d": 1}.keys())) == ["d"]
 
 
 def test_an_empty_push_does_nothing(queue: TaskQueue) -> None:

@@ -16,6 +16,7 @@ from airflow_provider_taskq.queue import (
     TaskInfo,
     TaskQueue,
     TopicPolicy,
+    UnknownTopic,
 )
 from tests.queue.conftest import hurry, identifiers, known, lapse, pass_time, task_in
 
@@ -209,3 +210,35 @@ def test_tasks_are_equal_by_topic_and_sequence(queue: TaskQueue, owner: Owner) -
     assert len({pushed, polled, info}) == 1
     assert pushed != elsewhere
     assert pushed != pushed.sequence
+
+
+def test_a_page_of_a_range_includes_both_ends(queue: TaskQueue, owner: Owner) -> None:
+    at = [task.sequence for task in queue.push("work", [f"{number % 2}" for number in range(10)])]
+    assert numbers(queue.page("work", from_=at[3])) == at[3:]
+    assert numbers(queue.page("work", from_=at[3], to=at[6])) == at[3:7]
+    assert numbers(queue.page("work", from_=at[3], to=at[6], size=2)) == at[3:5]
+    assert numbers(queue.page("work", from_=at[3], to=at[6], after=at[4])) == at[5:7]
+    assert numbers(queue.page("work", from_=at[3], to=at[6], before=at[6])) == at[5:2:-1]
+    assert numbers(queue.page("work", from_=at[3], identifier="0")) == at[4::2]
+    assert queue.page("work", from_=at[9] + 1) == []
+    assert queue.page("work", to=0) == []
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 5), Result.FAILURE))
+    assert numbers(queue.page("work", from_=at[3], state=State.FAILED)) == at[3:5]
+    assert numbers(queue.page("work", to=at[6], state=State.READY)) == at[5:7]
+
+
+def test_the_number_of_tasks_is_one_number(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["x"])
+    pushed = queue.push("work", ["a", "b", NewTask("a", reference="r")])
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
+    assert queue.count_tasks("work") == 3
+    assert queue.count_tasks() == 4
+    assert queue.count_tasks("work", state=State.SUCCEEDED) == 1
+    assert queue.count_tasks("work", state="active") == 0
+    assert queue.count_tasks("work", identifier="a") == 2
+    assert queue.count_tasks("work", identifier="a", recent=True) == 1
+    assert queue.count_tasks("work", reference="r") == 1
+    assert queue.count_tasks("work", from_=pushed[1].sequence, to=pushed[1].sequence) == 1
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        queue.count_tasks("nowhere")

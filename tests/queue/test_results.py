@@ -138,3 +138,22 @@ def test_neither_reads_the_whole_table(own_queue: TaskQueue, analysed: bool) -> 
         assert pages_of(queue, lambda m=moment: queue.resolve(m)) < 500  # type: ignore[misc]
         assert pages_of(queue, lambda m=moment: queue.resolve(m, preceding=True)) < 500  # type: ignore[misc]
     assert pages_of(queue, lambda: queue.results(middle, day)) < 200
+
+
+@pytest.mark.parametrize("seconds", SPANS.values(), ids=SPANS.keys())
+def test_what_a_moment_is_resolved_to_bounds_a_page_without_losing_or_repeating_a_task(
+    queue: TaskQueue, seconds: tuple[float, ...]
+) -> None:
+    tasks = spread(queue, *seconds)[::2]  # those of the topic
+    for moment in [FIRST, LAST, *(created for _, created in tasks)]:
+        since = queue.page("work", from_=queue.resolve(moment))
+        until = queue.page("work", to=queue.resolve(moment, preceding=True) or 0)
+        assert [task.sequence for task in since] == [sequence for sequence, created in tasks if created >= moment]
+        assert [task.sequence for task in until] == [sequence for sequence, created in tasks if created <= moment]
+
+
+def test_a_page_from_a_moment_after_the_last_task_is_empty(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    assert queue.resolve(LAST) is None
+    assert queue.page("work", from_=queue.resolve(LAST)) == []
+    assert queue.count_tasks("work", from_=queue.resolve(LAST)) == 0

@@ -286,5 +286,5 @@ def test_a_range_goes_with_a_state_only(queue: TaskQueue, bounds: dict[str, int]
 def test_an_unknown_topic_or_revival_is_refused(queue: TaskQueue) -> None:
     with pytest.raises(UnknownTopic, match="'nowhere'"):
         queue.revive("nowhere", State.FAILED)
-    with pytest.raises(TaskQueueError, match="'SIDEWAYS' is none of"):
-        queue.revive("work", State.FAILED, "SIDEWAYS")  # type: ignore[arg-type]
+    with pytest.raises(TaskQueueError, match="unknown revival 'SIDEWAYS'"):
+        queue.revive("work", State.FAILED, "SIDEWAYS")

@@ -24,14 +24,14 @@ class AuditVerbs(Caller):
         )
         return [AuditLine(*row) for row in rows]
 
-    def hold_found(self, topic: str, sequences: Sequence[int], states: Iterable[State]) -> list[int]:
+    def hold_found(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
         """Those of these tasks that are in one of these ended states and nobody else's, locked from now on."""
         held: list[int] = self._value(
             "SELECT taskq.hold_found(%s::text, %b::bigint[], %b::int[])", (topic, list(sequences), _numbers(states))
         )
         return held
 
-    def purge_named(self, topic: str, sequences: Sequence[int], states: Iterable[State]) -> int:
+    def purge_named(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> int:
         """Removes those of these tasks that are in one of these states, never held ones; how many. Never waits."""
         return int(
             self._value(
@@ -46,6 +46,6 @@ class AuditVerbs(Caller):
         return owners, tasks
 
 
-def _numbers(states: Iterable[State]) -> list[int]:
+def _numbers(states: Iterable[State | str]) -> list[int]:
     """States as they cross the wire."""
-    return [int(state) for state in states]
+    return [int(State.of(state)) for state in states]

@@ -13,8 +13,10 @@ from airflow_provider_taskq.queue.wire import interval_text, json_text
 class CompleteVerbs(Caller):
     """How tasks end."""
 
-    def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result]) -> None:
+    def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result | str]) -> None:
         """Carries out decisions on tasks that the owner holds; keys are tasks or their sequences.
+
+        A decision is a Decision, a Result, or the name of a result in any case.
 
         All or nothing. It works until the lease is gone, lapsed or not; then LeaseLost. NotHeld, naming the
         sequences, for a task that the owner does not hold now.
@@ -27,7 +29,7 @@ class CompleteVerbs(Caller):
             )
 
 
-def columns(decisions: Mapping[Task | int, Decision | Result]) -> tuple[list[Any] | None, ...]:
+def columns(decisions: Mapping[Task | int, Decision | Result | str]) -> tuple[list[Any] | None, ...]:
     """The arguments of taskq.complete from p_sequences on."""
     made = _by_sequence(decisions)
     values = list(made.values())
@@ -43,14 +45,14 @@ def columns(decisions: Mapping[Task | int, Decision | Result]) -> tuple[list[Any
     )
 
 
-def _by_sequence(decisions: Mapping[Task | int, Decision | Result]) -> dict[int, Decision]:
+def _by_sequence(decisions: Mapping[Task | int, Decision | Result | str]) -> dict[int, Decision]:
     """The decisions by sequence; InvalidTask where one task is named twice."""
     made: dict[int, Decision] = {}
     for key, value in decisions.items():
         sequence = key.sequence if isinstance(key, Task) else key
         if sequence in made:
             raise InvalidTask(f"the task of sequence {sequence} is decided twice in one call")
-        made[sequence] = value if isinstance(value, Decision) else Decision(Result(value))
+        made[sequence] = value if isinstance(value, Decision) else Decision(Result.of(value))
     return made
 
 

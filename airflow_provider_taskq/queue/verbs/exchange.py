@@ -15,11 +15,11 @@ class ExchangeVerbs(Caller):
     def exchange(
         self,
         owner: Owner,
-        decisions: Mapping[Task | int, Decision | Result],
+        decisions: Mapping[Task | int, Decision | Result | str],
         topic: str,
         size: int = 1,
-        order: Order = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition = Condition.NONE,
+        order: Order | str = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition | str = Condition.NONE,
     ) -> list[Task]:
         """Completes what was done and polls what is next, both or neither: one transaction and one round trip.
 
@@ -29,6 +29,6 @@ class ExchangeVerbs(Caller):
         rows = self._rows(
             "SELECT * FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
             " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text)",
-            (owner.name, owner.fence, *columns(decisions), topic, int_size(size), order, condition),
+            (owner.name, owner.fence, *columns(decisions), topic, int_size(size), Order(order), Condition(condition)),
         )
         return [task_of(topic, row) for row in rows]

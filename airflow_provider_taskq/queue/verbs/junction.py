@@ -12,7 +12,9 @@ from airflow_provider_taskq.queue.wire import interval_text
 class JunctionVerbs(Caller):
     """How suspended tasks go on together."""
 
-    def junction(self, topic: str, groups: Iterable[Iterable[str]], junction: Junction = Junction.SINGULAR) -> set[str]:
+    def junction(
+        self, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
+    ) -> set[str]:
         """Releases groups of identifiers: their SUSPENDED tasks start anew. Returns the identifiers of those tasks.
 
         A group is released when each of its identifiers has a SUSPENDED task (SINGULAR), or a task in any state but
@@ -21,12 +23,13 @@ class JunctionVerbs(Caller):
         """
         return set(
             self._value(
-                "SELECT taskq.junction(%s::text, %b::text[], %b::int[], %s::text)", (topic, *members(groups), junction)
+                "SELECT taskq.junction(%s::text, %b::text[], %b::int[], %s::text)",
+                (topic, *members(groups), Junction(junction)),
             )
         )
 
     def juncture(
-        self, name: str, topic: str, groups: Iterable[Iterable[str]], junction: Junction = Junction.SINGULAR
+        self, name: str, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> list[int]:
         """Releases groups as `junction` does, each once under this name; returns the places of those still waited for.
 
@@ -36,7 +39,7 @@ class JunctionVerbs(Caller):
         return list(
             self._value(
                 "SELECT taskq.juncture(%s::text, %s::text, %b::text[], %b::int[], %s::text)",
-                (name, topic, *members(groups), junction),
+                (name, topic, *members(groups), Junction(junction)),
             )
         )
 

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 from datetime import datetime, timedelta
 
 from airflow_provider_taskq.queue.model import Json, NewTask, Offered, Outcome
-from airflow_provider_taskq.queue.pushing import Chunk, chunks, refuse_text
+from airflow_provider_taskq.queue.pushing import Chunk, chunks
+from airflow_provider_taskq.queue.task_fields import TaskInput, new_tasks
 from airflow_provider_taskq.queue.verbs.call import Caller, all_or_nothing
 
 
@@ -40,14 +41,14 @@ class OfferVerbs(Caller):
         task = NewTask(identifier, payload, reference, False, available_at, delay, ttl, priority)
         return self.offer_many(topic, [task], if_exists=if_exists)[0]
 
-    def offer_many(self, topic: str, tasks: Iterable[NewTask | str], *, if_exists: str = "update") -> list[Offered]:
+    def offer_many(self, topic: str, tasks: Iterable[TaskInput], *, if_exists: str = "update") -> list[Offered]:
         """Offers many tasks, all or none, and returns what each offer did, in input order.
 
-        Strings are identifiers. If an identifier comes again, the later offer meets the task of the earlier one. Two
-        calls never wait for each other in a circle. InvalidTask for a task that is suspended or depends on others.
+        Tasks are identifiers, NewTasks or dicts, as of `push`. If an identifier comes again, the later offer meets the
+        task of the earlier one. Two calls never wait for each other in a circle. InvalidTask for a task that is
+        suspended or depends on others.
         """
-        refuse_text(tasks)
-        cut = list(chunks(topic, tasks))
+        cut = list(chunks(topic, new_tasks(topic, tasks)))
         for chunk in cut:
             chunk.refuse_beyond_offer()
         offered: list[Offered] = []

@@ -16,8 +16,8 @@ class PollVerbs(Caller):
         topic: str,
         owner: Owner,
         size: int = 1,
-        order: Order = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition = Condition.NONE,
+        order: Order | str = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition | str = Condition.NONE,
     ) -> list[Task]:
         """Takes up to `size` tasks that are READY and due for the owner, and returns them in order.
 
@@ -25,7 +25,7 @@ class PollVerbs(Caller):
         """
         rows = self._rows(
             "SELECT * FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-            (topic, owner.name, owner.fence, int_size(size), order, condition),
+            (topic, owner.name, owner.fence, int_size(size), Order(order), Condition(condition)),
         )
         return [task_of(topic, row) for row in rows]
 
@@ -49,30 +49,34 @@ class PollVerbs(Caller):
         topic: str,
         owner: Owner,
         size: int,
-        order: Order = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition = Condition.NONE,
+        order: Order | str = Order.FIRST_IN_FIRST_OUT,
+        condition: Condition | str = Condition.NONE,
     ) -> int:
         """Takes tasks as `poll` does, but returns only how many: for an engine that reads them elsewhere."""
         return int(
             self._value(
                 "SELECT taskq.claim(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-                (topic, owner.name, owner.fence, int_size(size), order, condition),
+                (topic, owner.name, owner.fence, int_size(size), Order(order), Condition(condition)),
             )
         )
 
-    def ready(self, topic: str, limit: int = 1, condition: Condition = Condition.NONE) -> int:
+    def ready(self, topic: str, limit: int = 1, condition: Condition | str = Condition.NONE) -> int:
         """How many tasks could be polled now, counted to `limit`, those that another transaction holds left out.
 
         Takes nothing and locks nothing. A paused topic has none.
         """
-        return int(self._value("SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, int_size(limit), condition)))
+        return int(
+            self._value(
+                "SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, int_size(limit), Condition(condition))
+            )
+        )
 
-    def topic_status(self, topic: str, condition: Condition = Condition.NONE) -> TopicStatus:
+    def topic_status(self, topic: str, condition: Condition | str = Condition.NONE) -> TopicStatus:
         """What keeps tasks of a topic from being polled under a condition, in counts up to `topic_status.CAP`.
 
         Changes nothing. UnknownTopic for a topic that does not exist.
         """
-        rows = self._rows(LOOK_UP, ([topic], [condition], CAP))
+        rows = self._rows(LOOK_UP, ([topic], [Condition.of(condition)], CAP))
         if not rows:
             raise UnknownTopic(f"topic {topic!r} does not exist; create it with create_topic")
         return TopicStatus(topic, *rows[0][1:])

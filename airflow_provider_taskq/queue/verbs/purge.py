@@ -4,14 +4,20 @@ from datetime import timedelta
 
 from airflow_provider_taskq.queue.model import State
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
+from airflow_provider_taskq.queue.wire import interval_text, state_number
 
 
 class PurgeVerbs(Caller):
     """How tasks and owners that nobody needs any more are removed for good."""
 
     def purge(
-        self, topic: str, from_: int = 0, to: int | None = None, state: State | None = None, *, size: int | None = None
+        self,
+        topic: str,
+        from_: int = 0,
+        to: int | None = None,
+        state: State | str | None = None,
+        *,
+        size: int | None = None,
     ) -> int:
         """Removes tasks from `from_` to `to`, both included, of one state; returns how many.
 
@@ -22,7 +28,7 @@ class PurgeVerbs(Caller):
         return int(
             self._value(
                 "SELECT taskq.purge(%s::text, %s::bigint, %s::bigint, %s::int, %s::bigint)",
-                (topic, from_, to, state, size),
+                (topic, from_, to, state_number(state), size),
             )
         )
 

@@ -4,22 +4,25 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import chain, islice
 
-from airflow_provider_taskq.queue.model import Insertion, NewTask, Pushed, Task
-from airflow_provider_taskq.queue.pushing import Chunk, chunks, refuse_text
+from airflow_provider_taskq.queue.model import Insertion, Pushed, Task
+from airflow_provider_taskq.queue.pushing import Chunk, chunks
+from airflow_provider_taskq.queue.task_fields import TaskInput, new_tasks
 from airflow_provider_taskq.queue.verbs.call import Caller, all_or_nothing
 
 
 class PushVerbs(Caller):
     """How tasks come in."""
 
-    def push(self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND) -> list[Task]:
+    def push(self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND) -> list[Task]:
         """Stores tasks at the end of a topic, all or none, and returns them in input order.
 
-        Strings are identifiers. Under DELETE a task whose identifier comes again later in the push is not
+        A task is an identifier, a NewTask, or a dict of the fields of NewTask: `available_at` may be a text in
+        ISO 8601 there, `delay` and `ttl` seconds or a text such as 90s.
+
+        Under DELETE a task whose identifier comes again later in the push is not
         stored, and not returned. UnknownTopic; InvalidTask, naming the position of the task, counted from 0.
         """
-        refuse_text(tasks)
-        given = [NewTask(task) if isinstance(task, str) else task for task in tasks]
+        insertion, given = Insertion(insertion), list(new_tasks(topic, tasks))
         cut = list(chunks(topic, given))
         sequences: list[int | None] = []
         if len(cut) == 1:
@@ -38,12 +41,11 @@ class PushVerbs(Caller):
         ]
 
     def push_stream(
-        self, topic: str, tasks: Iterable[NewTask | str], insertion: Insertion = Insertion.APPEND
+        self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
     ) -> Pushed:
         """The same as `push` for an iterator of any length, in bounded memory."""
-        refuse_text(tasks)
         count, first, last = 0, None, None
-        pieces = chunks(topic, tasks)
+        insertion, pieces = Insertion(insertion), chunks(topic, new_tasks(topic, tasks))
         begun = list(islice(pieces, 2))
         with all_or_nothing(self.conn) if len(begun) > 1 else nullcontext():
             for chunk in chain(begun, pieces):

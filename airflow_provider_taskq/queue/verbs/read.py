@@ -7,7 +7,7 @@ from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.model import Count, Result, State, TaskInfo
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import task_info_of
+from airflow_provider_taskq.queue.wire import state_number, task_info_of
 
 
 class ReadVerbs(Caller):
@@ -30,16 +30,25 @@ class ReadVerbs(Caller):
         after: int | None = None,
         before: int | None = None,
         size: int = 100,
-        state: State | None = None,
+        state: State | str | None = None,
         identifier: str | None = None,
         reference: str | None = None,
+        from_: int | None = 0,
+        to: int | None = None,
     ) -> list[TaskInfo]:
-        """Tasks beyond a sequence: ascending `after` it (from the first on by default), or descending `before` it."""
+        """Returns up to `size` tasks: ascending `after` a sequence, or descending `before` one; else from the first on.
+
+        `after` and `before` leave out the sequence itself: give the last sequence of one page to get the next page.
+        `from_` and `to` include both ends and only bound the tasks: `page(topic, from_=queue.resolve(moment))` begins
+        with the first task created at or after the moment. `from_=None`, which `resolve` returns if there is no such
+        task, gives an empty page. `state`: a State or its name.
+        """
         if after is not None and before is not None:
             raise InvalidTask("a page goes after one sequence or before one, not both")
         rows = self._rows(
-            "SELECT * FROM taskq.page(%s::text, %s::bigint, %s::bigint, %s::int, %s::int, %s::text, %s::text)",
-            (topic, after, before, int_size(size), state, identifier, reference),
+            "SELECT * FROM taskq.page(%s::text, %s::bigint, %s::bigint, %s::int, %s::int, %s::text, %s::text,"
+            " %s::bigint, %s::bigint)",
+            (topic, after, before, int_size(size), state_number(state), identifier, reference, from_, to),
         )
         return [task_info_of(row) for row in rows]
 
@@ -48,10 +57,10 @@ class ReadVerbs(Caller):
         topic: str | None = None,
         *,
         recent: bool = False,
-        state: State | None = None,
+        state: State | str | None = None,
         identifier: str | None = None,
         reference: str | None = None,
-        from_: int = 0,
+        from_: int | None = 0,
         to: int | None = None,
     ) -> dict[str, dict[State, Count]]:
         """How many tasks of each topic are in each state, in a range of sequences that includes both ends.
@@ -62,12 +71,34 @@ class ReadVerbs(Caller):
         counted: dict[str, dict[State, Count]] = {}
         for name, found, number, last in self._rows(
             "SELECT * FROM taskq.count(%s::text, %s::boolean, %s::int, %s::text, %s::text, %s::bigint, %s::bigint)",
-            (topic, recent, state, identifier, reference, from_, to),
+            (topic, recent, state_number(state), identifier, reference, from_, to),
         ):
             states = counted.setdefault(name, {})
             if found is not None:
                 states[State(found)] = Count(number, last)
         return counted
+
+    def count_tasks(
+        self,
+        topic: str | None = None,
+        *,
+        recent: bool = False,
+        state: State | str | None = None,
+        identifier: str | None = None,
+        reference: str | None = None,
+        from_: int | None = 0,
+        to: int | None = None,
+    ) -> int:
+        """Returns the number of tasks of a topic, or of all topics; the arguments are those of `count`.
+
+        UnknownTopic if there is no topic of that name.
+        """
+        counted = self.count(
+            topic, recent=recent, state=state, identifier=identifier, reference=reference, from_=from_, to=to
+        )
+        if topic is not None and topic not in counted:
+            self._rows("SELECT taskq.policy_of(%s::text)", (topic,))  # raises UnknownTopic
+        return sum(found.count for states in counted.values() for found in states.values())
 
     def results(self, since: datetime | None = None, until: datetime | None = None) -> dict[str, dict[Result, int]]:
         """How many tasks of each topic completed with which result between two moments, both included.
@@ -86,7 +117,9 @@ class ReadVerbs(Caller):
     def resolve(self, moment: datetime, preceding: bool = False) -> int | None:
         """The first sequence, of all topics, created at or after a moment; None where there is none.
 
-        `preceding`: the last one created at or before it.
+        `preceding`: the last one created at or before it. Pass the result as an end of a range:
+        `from_=resolve(moment)`, or `to=resolve(moment, preceding=True) or 0`, as `to=None` means no end.
+        `page(after=resolve(moment))` leaves out the first task.
         """
         found: int | None = self._value(
             "SELECT taskq.resolve(%s::timestamptz, %s::boolean)", (_moment(moment), preceding)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from airflow_provider_taskq.queue.model import Result, Revival, State
 from airflow_provider_taskq.queue.verbs.call import Caller
+from airflow_provider_taskq.queue.wire import state_number
 
 
 class ReviveVerbs(Caller):
@@ -12,8 +13,8 @@ class ReviveVerbs(Caller):
     def revive(
         self,
         topic: str,
-        state: State | None = None,
-        revival: Revival = Revival.RESET,
+        state: State | str | None = None,
+        revival: Revival | str = Revival.RESET,
         *,
         sequences: Sequence[int] | None = None,
         from_: int = 0,
@@ -30,17 +31,17 @@ class ReviveVerbs(Caller):
         """
         rows = self._rows(
             "SELECT * FROM taskq.revive(%s::text, %s::text, %b::bigint[], %s::int, %s::bigint, %s::bigint, %s::bigint)",
-            (topic, revival, _named(sequences), state, from_, to, size),
+            (topic, Revival.of(revival), _named(sequences), state_number(state), from_, to, size),
         )
         return dict(rows)
 
     def reassign(
         self,
         topic: str,
-        result: Result,
+        result: Result | str,
         *,
         sequences: Sequence[int] | None = None,
-        state: State | None = None,
+        state: State | str | None = None,
         from_: int = 0,
         to: int | None = None,
     ) -> int:
@@ -51,7 +52,7 @@ class ReviveVerbs(Caller):
         return int(
             self._value(
                 "SELECT taskq.reassign(%s::text, %s::int, %b::bigint[], %s::int, %s::bigint, %s::bigint)",
-                (topic, int(result), _named(sequences), state, from_, to),
+                (topic, int(Result.of(result)), _named(sequences), state_number(state), from_, to),
             )
         )
 

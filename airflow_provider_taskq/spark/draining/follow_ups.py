@@ -19,9 +19,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from airflow_provider_taskq.queue import InvalidTask, Junction, NewTask, Result, TaskQueueError
+from airflow_provider_taskq.queue import InvalidTask, Junction, Result, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.queue.pushing import chunks
+from airflow_provider_taskq.queue.task_fields import TaskInput, new_tasks
 from airflow_provider_taskq.queue.wire import interval_text
 from airflow_provider_taskq.spark.committing import Staged
 from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, check_of
@@ -40,9 +41,9 @@ _COPY_JUNCTIONS = "COPY taskq.staged_junction (stage, part, attempt, parent, top
 Row = tuple[Any, ...]
 
 
-def follow_up(topic: str, given: NewTask | str) -> dict[str, Any]:
+def follow_up(topic: str, given: TaskInput) -> dict[str, Any]:
     """A new task as a value of the column `push`; InvalidTask where it breaks a rule that needs no database."""
-    chunk = next(chunks(topic, [given]))
+    chunk = next(chunks(topic, new_tasks(topic, [given])))
     chunk.columns()
     task = chunk.tasks[0]
     return {

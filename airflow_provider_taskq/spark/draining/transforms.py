@@ -23,12 +23,12 @@ from airflow_provider_taskq.queue import (
     Decision,
     InvalidTask,
     Junction,
-    NewTask,
     Result,
     Task,
     UnreadablePayload,
 )
 from airflow_provider_taskq.queue.decoding import decode_json
+from airflow_provider_taskq.queue.task_fields import TaskInput
 from airflow_provider_taskq.queue.tracebacks import trace_text
 from airflow_provider_taskq.queue.wire import json_text
 from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS, decisions_batch
@@ -58,7 +58,7 @@ class Decided:
     """
 
     decision: Decision | Result = Result.SUCCESS
-    push: Mapping[str, Iterable[NewTask | str]] = field(default_factory=dict)
+    push: Mapping[str, Iterable[TaskInput]] = field(default_factory=dict)
     junctions: Sequence[Groups] = ()
 
 

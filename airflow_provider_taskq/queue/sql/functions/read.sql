@@ -56,11 +56,13 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (v_sequences);
 END $$;
 
--- A page of tasks beyond a sequence: ascending after p_after, or descending before p_before; every filter may be NULL.
+-- A page of tasks beyond a sequence: ascending after p_after, or descending before p_before; every filter may be NULL. p_from and
+-- p_to are the first and the last sequence of the range. A page from NULL is empty: taskq.resolve found no task.
 -- Walks the table that can hold such tasks in order: all tasks of an identifier or a reference, or of a state the table that has
 -- it, by the index of the troubled where it is one of those. So a page costs its length, or at most what the filter has.
 CREATE FUNCTION taskq.page(
-    p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text
+    p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text,
+    p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL
 ) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -74,6 +76,8 @@ BEGIN
     v_where := CASE WHEN p_state BETWEEN 2 AND 4 THEN 's.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4)' ELSE 's.topic_id = $1' END
         || CASE WHEN p_after IS NOT NULL THEN ' AND s.sequence > $2' ELSE '' END
         || CASE WHEN p_before IS NOT NULL THEN ' AND s.sequence < $3' ELSE '' END
+        || CASE WHEN p_from = 0 THEN '' ELSE ' AND s.sequence >= $8' END
+        || CASE WHEN p_to IS NOT NULL THEN ' AND s.sequence <= $9' ELSE '' END
         || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
         || CASE WHEN p_state IS NULL THEN '' WHEN p_state = 0 THEN ' AND s.holder IS NOT NULL' WHEN p_state = 1 THEN ' AND s.holder IS NULL'
                 WHEN v_source = 'ended' THEN ' AND s.state::int = $5'
@@ -84,7 +88,7 @@ BEGIN
     EXECUTE format('SELECT ARRAY(SELECT s.sequence FROM taskq.%I s WHERE %s ORDER BY s.sequence %s LIMIT $7)',
                    v_source, v_where, v_direction)
         INTO v_sequences
-        USING v_topic_id, p_after, p_before, p_identifier, p_state, p_reference, greatest(p_size, 0);
+        USING v_topic_id, p_after, p_before, p_identifier, p_state, p_reference, greatest(p_size, 0), p_from, p_to;
     RETURN QUERY EXECUTE format(
         'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s', v_direction)
         USING v_topic_id, v_sequences;

@@ -1,0 +1,89 @@
+"""States, results and the other choices are accepted as members and as names in any case."""
+
+from collections.abc import Callable
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    InvalidArgument,
+    NewTask,
+    Order,
+    Owner,
+    Result,
+    Revival,
+    State,
+    TaskQueue,
+)
+from tests.queue.conftest import identifiers, states
+
+Call = Callable[[TaskQueue, Owner], object]
+
+
+def test_a_member_is_found_by_its_name_in_any_case() -> None:
+    assert State.of("failed") is State.FAILED
+    assert Result.of("SUCCESS") is Result.SUCCESS
+    assert Revival.of("reset") is Revival.RESET
+    assert Order.of("last_in_first_out") is Order.LAST_IN_FIRST_OUT
+
+
+def test_an_unknown_name_lists_the_names() -> None:
+    with pytest.raises(InvalidArgument, match=r"unknown state 'DONE': expected one of ACTIVE, READY, .*REDUNDANT"):
+        State.of("DONE")
+    with pytest.raises(ValueError, match="unknown result 'SUCCEEDED': expected one of FAILURE, SUSPENSION"):
+        Decision("SUCCEEDED")  # type: ignore[arg-type]  # what is tested
+
+
+def test_a_decision_takes_the_name_of_a_result() -> None:
+    decision = Decision("filter")  # type: ignore[arg-type]  # what is tested
+    assert decision.result is Result.FILTER
+    assert decision.continued is False
+    assert Decision("success").continued is True  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize("name", ["FAILED", "failed"])
+def test_verbs_take_the_name_of_a_state(queue: TaskQueue, owner: Owner, name: str) -> None:
+    [task, _] = queue.push("work", ["a", "b"])
+    queue.poll("work", owner)
+    queue.complete(owner, {task: "failure"})
+    assert [info.sequence for info in queue.page("work", state=name)] == [task.sequence]
+    assert queue.count("work", state=name)["work"][State.FAILED].count == 1
+    assert queue.count_tasks("work", state=name) == 1
+    assert queue.reassign("work", "filter", state=name) == 1
+    assert queue.revive("work", "FILTERED", "append") == {task.sequence: task.sequence + 2}
+    assert queue.purge("work", state="recreated") == 1
+    assert states(queue) == [("b", State.READY), ("a", State.READY)]
+
+
+def test_verbs_take_the_names_of_orders_conditions_insertions_and_junctions(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "a", NewTask("b", suspended=True)])
+    queue.push("work", ["a"], "supersede")
+    assert queue.count_tasks("work", state="REDUNDANT") == 2
+    assert queue.junction("work", [["b"]], "eternal") == {"b"}
+    assert queue.ready("work", 9, "singular_by_identifier") == 2
+    assert identifiers(queue.poll("work", owner, 1, "last_in_first_out", "none")) == ["a"]
+    assert queue.ready("work", 9, Condition.NONE) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda queue, _: queue.push("work", ["a"], "ADD"),
+        lambda queue, owner: queue.poll("work", owner, order="OLDEST"),
+        lambda queue, owner: queue.poll("work", owner, condition="SINGULAR"),
+        lambda queue, _: queue.revive("work", "DONE"),
+        lambda queue, _: queue.revive("work", State.FAILED, "AGAIN"),
+        lambda queue, _: queue.reassign("work", "FINE", state=State.FAILED),
+        lambda queue, _: queue.purge("work", state="DONE"),
+        lambda queue, _: queue.page("work", state="DONE"),
+        lambda queue, _: queue.count("work", state="DONE"),
+        lambda queue, owner: queue.complete(owner, {1: "DONE"}),
+        lambda queue, _: queue.junction("work", [["a"]], "BOTH"),
+    ],
+)
+def test_verbs_refuse_an_unknown_name_and_change_nothing(queue: TaskQueue, owner: Owner, call: Call) -> None:
+    [task] = queue.push("work", ["a"])
+    with pytest.raises(InvalidArgument, match="expected one of"):
+        call(queue, owner)
+    assert [info.sequence for info in queue.page("work")] == [task.sequence]
