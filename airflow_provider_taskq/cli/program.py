@@ -34,6 +34,9 @@ SECTIONS = {
         "drop": ("offer", "Remove what waits under an identifier."),
         "retry": ("revive", "Start ended tasks anew."),
         "reassign": ("revive", "Give ended tasks another result."),
+        "run-now": ("change", "Make tasks that wait due now."),
+        "priority": ("change", "Set the priority of tasks that wait."),
+        "cancel": ("change", "End tasks that wait without running them."),
         "release": ("owners", "Take the tasks of an owner away, and hand them out again."),
         "pause": ("pause", "Let topics hand out nothing."),
         "resume": ("pause", "Let paused topics hand out tasks again."),
@@ -73,7 +76,7 @@ class Program(click.Group):
         """The command of a verb, which takes `--json` and the database as the program does."""
         if cmd_name not in VERBS:
             return None
-        found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name)
+        found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name.replace("-", "_"))
         return found if cmd_name == "completion" else self._with_common_options(found)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -15,7 +15,7 @@ from airflow_provider_taskq.plugins.shapes import Shape
 
 SHOWN = 64 * 1024  # bytes of a payload
 BODY = 2 * 1024 * 1024  # bytes of a request
-WAKING = ("push", "resume", "retry")  # after which there may be something to poll
+WAKING = ("push", "resume", "retry", "run_now")  # after which there may be something to poll
 
 router = APIRouter(prefix="/api", dependencies=[Depends(viewer), Depends(listed), Depends(actor), Depends(same_origin)])
 Given = TypeVar("Given", bound=Body)

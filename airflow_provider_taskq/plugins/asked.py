@@ -72,7 +72,19 @@ class Reveal(Body):
 class Asked(Body):
     """An action, on named tasks, on all that match a filter, or on a topic."""
 
-    action: Literal["retry", "reassign", "release", "push", "pause", "resume", "purge", "expire"]
+    action: Literal[
+        "retry",
+        "reassign",
+        "release",
+        "push",
+        "pause",
+        "resume",
+        "purge",
+        "expire",
+        "run_now",
+        "set_priority",
+        "cancel",
+    ]
     topic: str | None = Field(None, max_length=LONGEST)
     sequences: Annotated[list[Sequence], Field(min_length=1, max_length=MOST)] | None = None
     filter: Filter | None = None

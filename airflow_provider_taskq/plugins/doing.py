@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, Field, ValidationError
 
 from airflow_provider_taskq.plugins.asked import MOST, Asked, Body, sentence_of
 from airflow_provider_taskq.plugins.session import Refusal
-from airflow_provider_taskq.plugins.targets import ENDED, PURGED, Target, target, topic_of
+from airflow_provider_taskq.plugins.targets import ENDED, PURGED, WAITING, Target, target, topic_of
 from airflow_provider_taskq.queue import Insertion, NewTask, Result, Revival, State, TaskQueue
 from airflow_provider_taskq.queue.browse import TaskFilter
 
@@ -66,6 +66,10 @@ class _Push(Body):
     depends_on: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
 
 
+class _Priority(Body):
+    priority: int = Field(0, ge=-100, le=100)
+
+
 class _Nothing(Body):
     """No options."""
 
@@ -114,6 +118,33 @@ def purge(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:
     else:
         number = queue.purge_named(tasks.topic, tasks.sequences, tasks.states)
     sentence = f"{_tasks(number)} of {tasks.topic} to be removed for good; what is held stays"
+    return Deed(number, sentence, _which(asked), tasks.more)
+
+
+def run_now(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:
+    """Makes READY tasks due now."""
+    _options(_Nothing, asked)
+    tasks = target(queue, asked, WAITING)
+    number = _on(queue, tasks, dry, lambda chosen: queue.run_now(tasks.topic, chosen))
+    sentence = f"{_tasks(number)} of {tasks.topic} to be due now; what is due already stays as it is"
+    return Deed(number, sentence, _which(asked), tasks.more)
+
+
+def set_priority(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:
+    """Changes the priority of READY tasks."""
+    priority = _options(_Priority, asked).priority
+    tasks = target(queue, asked, WAITING)
+    number = _on(queue, tasks, dry, lambda chosen: queue.set_priority(tasks.topic, chosen, priority))
+    sentence = f"{_tasks(number)} of {tasks.topic} to have the priority {priority}"
+    return Deed(number, sentence, f"priority {priority} for {_which(asked)}", tasks.more)
+
+
+def cancel(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:
+    """Ends READY tasks without running them."""
+    _options(_Nothing, asked)
+    tasks = target(queue, asked, WAITING)
+    number = _on(queue, tasks, dry, lambda chosen: queue.cancel(tasks.topic, chosen))
+    sentence = f"{_tasks(number)} of {tasks.topic} to be FILTERED without being run; a retry takes it back"
     return Deed(number, sentence, _which(asked), tasks.more)
 
 
@@ -177,7 +208,8 @@ def resume(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:  # noqa: ARG00
 
 Doing = Callable[..., Deed]
 DOINGS: dict[str, Doing] = {
-    each.__name__: each for each in (retry, reassign, purge, release, expire, push, pause, resume)
+    each.__name__: each
+    for each in (retry, reassign, purge, release, expire, push, pause, resume, run_now, set_priority, cancel)
 }
 
 

@@ -65,6 +65,15 @@ def spans(ended: Iterable[Ended], number: int) -> list[Shape]:
     return made
 
 
+def bars(ended: Iterable[Ended], number: int) -> list[list[int]]:
+    """The same as [span, succeeded, failed, other], of spans in which anything ended."""
+    return [
+        [place, each["succeeded"], each["failed"], each["other"]]
+        for place, each in enumerate(spans(ended, number))
+        if any(each.values())
+    ]
+
+
 def task(line: TaskLine) -> Shape:
     """A task without payload and output."""
     return {

@@ -11,6 +11,7 @@ from airflow_provider_taskq.queue.browse import TaskFilter
 
 BUDGET = 200_000  # rows that are looked at for one action
 ENDED = (State.EXPIRED, State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED)
+WAITING = (State.READY,)
 TROUBLED = (State.EXPIRED, State.FAILED, State.SUSPENDED)
 # What there is most of comes first: with enough of it found, the others are not looked through.
 PURGED = (State.SUCCEEDED, State.FAILED, State.SUSPENDED, State.FILTERED, State.RECREATED, State.REDUNDANT)
@@ -62,6 +63,8 @@ def _states(given: TaskFilter, states: Sequence[State], action: str) -> Sequence
         return [named]
     if action == "purge":
         return PURGED
+    if states == WAITING:
+        return WAITING
     if given.error is not None:
         return TROUBLED
     raise Refusal(400, f"To {action} all that match, name their state.")

@@ -11,10 +11,12 @@ from airflow_provider_taskq.plugins.asked import Filter, Name, Place, Size, Stat
 from airflow_provider_taskq.plugins.guard import Viewer, listed, listed_conn_ids, may_act, viewer
 from airflow_provider_taskq.plugins.session import looking
 from airflow_provider_taskq.plugins.shapes import Shape
+from airflow_provider_taskq.plugins.topic_list import SortKey, topic_list
 from airflow_provider_taskq.queue import Ended, TaskQueue
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
-MINUTES, HOURS = (timedelta(minutes=1), 60), (timedelta(hours=1), 24)
+BARS, MINUTES, HOURS = (timedelta(minutes=3), 20), (timedelta(minutes=1), 60), (timedelta(hours=1), 24)
+LISTED = 1000  # topics that are counted, sorted and added up
 CAP, TOPIC_CAP = 1000, 10_000
 IDENTIFIERS = 50
 READ_TOPICS = 20  # whose logs are asked for who holds them back
@@ -32,22 +34,32 @@ def connections(user: Viewer) -> Shape:
 
 
 @router.get("/{conn_id}/topics")
-def topics(conn_id: ConnId, search: Text = None, after: Text = None, size: Size = 25) -> Shape:
-    """Topics by name, with capped counts."""
+def topics(
+    conn_id: ConnId,
+    search: Text = None,
+    sort: SortKey = "topic",
+    order: Annotated[str, Query(pattern="^(asc|desc)$")] = "asc",
+    trouble: bool = False,
+    after: Annotated[int, Query(ge=0, le=LISTED)] = 0,
+    size: Size = 25,
+) -> Shape:
+    """Topics with capped counts in an order, from a place in it on; looks at the first 1,000 names that match."""
     with looking(conn_id) as queue:
-        found = queue.browse_topics(search or None, after=after, size=size + 1, cap=CAP)
-        shown = [shapes.topic(each, CAP) for each in found[:size]]
-        return {"topics": shown, "next": shown[-1]["topic"] if len(found) > size else None, **_stamp(queue)}
+        found = queue.browse_topics(search or None, size=LISTED + 1, cap=CAP)
+        shown = topic_list(
+            found[:LISTED], sort=sort, descending=order == "desc", trouble=trouble, offset=after, size=size, cap=CAP
+        )
+        return {**shown, "capped": len(found) > LISTED, **_stamp(queue)}
 
 
 @router.get("/{conn_id}/throughput")
-def throughput(conn_id: ConnId, topic: Annotated[list[str] | None, Query()] = None) -> Shape:
-    """What ended in each minute of the last hour and each hour of the last day, of topics where anything did."""
+def throughput(conn_id: ConnId, topic: Annotated[list[str], Query(max_length=200)]) -> Shape:
+    """What ended in the last hour, of those of these topics where anything did: for the bars beside their names."""
     with looking(conn_id) as queue:
-        minutes, hours = queue.throughput(*MINUTES), queue.throughput(*HOURS)
-        names = {each.topic for each in (*minutes, *hours)}
-        wanted = names if topic is None else names.intersection(topic)
-        return {"topics": {name: _charts(name, minutes, hours) for name in sorted(wanted)}, **_stamp(queue)}
+        ended = queue.throughput(*BARS)
+        wanted = {each.topic for each in ended}.intersection(topic)
+        bars = {name: shapes.bars((each for each in ended if each.topic == name), BARS[1]) for name in sorted(wanted)}
+        return {"topics": bars, "span_seconds": BARS[0].total_seconds(), **_stamp(queue)}
 
 
 @router.get("/{conn_id}/topic")
@@ -111,6 +123,14 @@ def _ways(shown: Sequence[int], after: int | None, before: int | None, newest: b
     return {"previous": shown[0] if shown and after is not None else came_from, "next": beyond}
 
 
+@router.get("/{conn_id}/search")
+def search(conn_id: ConnId, text: Name, size: Size = 50) -> Shape:
+    """The newest tasks of all topics whose sequence, identifier or reference is a text as a whole."""
+    with looking(conn_id) as queue:
+        found = queue.search_tasks(text.strip(), size + 1)
+        return {"tasks": [shapes.task(line) for line in found[:size]], "more": len(found) > size, **_stamp(queue)}
+
+
 @router.get("/{conn_id}/task")
 def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, le=2**63 - 1)]) -> Shape:
     """A task with why it is not running, its timeline, and what it depends on."""
@@ -148,7 +168,7 @@ def one_owner(conn_id: ConnId, owner: Name, after: Place = None, size: Size = 50
 
 
 def _instance(
-    dag_id: Name, run_id: Name, task_id: Name, map_index: Annotated[int, Query(ge=-1)] = -1
+    dag_id: Name, run_id: Name, task_id: Name, map_index: Annotated[int, Query(ge=-1, le=10**9)] = -1
 ) -> TaskInstanceName:
     """The task instance that a URL names."""
     return TaskInstanceName(dag_id, run_id, task_id, map_index)

@@ -1,5 +1,6 @@
 """Actions by the API: previewed, confirmed, done in one transaction with their line in the trail."""
 
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from airflow_provider_taskq.plugins import targets
 from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue, connect
 from tests.plugin.conftest import Client, patient
 from tests.plugin.situations import SECRET
+from tests.queue.conftest import known
 
 pytestmark = pytest.mark.slow
 
@@ -341,3 +343,26 @@ def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pyte
         rounds.append((deed.count, deed.more))
     assert rounds == [(4, True), (4, True), (2, False)]
     assert states(acts) == {State.READY: 10}
+
+
+def test_tasks_that_wait_run_now_get_a_priority_and_are_canceled(client: Client, acts: TaskQueue) -> None:
+    hour = timedelta(hours=1)
+    sequences = [task.sequence for task in acts.push("work", [NewTask(f"t{n}", delay=hour) for n in range(4)])]
+    held = acts.poll("work", acts.register("worker"), 1) or acts.push("work", ["now"])
+    assert preview(client, "run_now", sequences=sequences[:2])["count"] == 2
+    assert {known(acts, one).status for one in sequences} == {"scheduled"}
+    assert done(client, "run_now", sequences=sequences[:2]) == 2
+    assert [known(acts, one).status for one in sequences] == ["ready", "ready", "scheduled", "scheduled"]
+    assert done(client, "set_priority", sequences=sequences[:1], options={"priority": 9}) == 1
+    assert known(acts, sequences[0]).priority == 9
+    scheduled = {"filter": {"status": "scheduled"}}
+    count = preview(client, "cancel", **scheduled)["count"]
+    assert done(client, "cancel", **scheduled, expected=count) == count == 2
+    assert [known(acts, one).state for one in sequences[2:]] == [State.FILTERED] * 2
+    assert post(client, "cancel", filter={"state": "FAILED"}).status_code == 400
+    assert post(client, "set_priority", sequences=sequences[:1], options={"priority": 101}).status_code == 400
+    acts.poll("work", acts.register("worker"), 1)
+    refused = post(client, "cancel", sequences=[sequences[0], held[0].sequence], confirm=True)
+    assert (refused.status_code, "only a READY task" in refused.text) == (409, True)
+    told = [(line.action, line.count) for line in reversed(acts.audit_trail())]
+    assert told == [("run_now", 2), ("set_priority", 1), ("cancel", 2)]

@@ -86,24 +86,65 @@ def names(client: Client, **params: Any) -> list[str]:
     return [task["identifier"] for task in told(client, "tasks", **params)["tasks"]]
 
 
+def topics(client: Client) -> dict[str, dict[str, Any]]:
+    """All topics as the page lists them."""
+    return {each["topic"]: each for each in told(client, "topics", size=200)["topics"]}
+
+
 def test_topics_come_with_counts_by_name_page_by_page(client: Client) -> None:
-    topics = {each["topic"]: each for each in told(client, "topics")["topics"]}
-    assert list(topics) == sorted(topics)
-    orders = topics["orders"]
+    found = topics(client)
+    assert list(found) == sorted(found)
+    orders = found["orders"]
     assert orders["held"] == {"count": 2, "capped": False}
     assert (orders["due"]["count"], orders["later"]["count"], orders["consumers"]) == (9, 4, 1)
-    assert topics["payments"]["failed"]["count"] == 5
-    assert topics["payments"]["expired"]["count"] == 1
-    assert topics["waiting"]["waiting"]["count"] == 1
-    assert [name for name, each in topics.items() if each["paused"]] == ["reports"]
-    assert topics["nobody"]["oldest_seconds"] >= 0
-    assert topics["empty"]["oldest_seconds"] is None
+    assert found["payments"]["failed"]["count"] == 5
+    assert found["payments"]["expired"]["count"] == 1
+    assert found["waiting"]["waiting"]["count"] == 1
+    assert [name for name, each in found.items() if each["paused"]] == ["reports"]
+    assert found["nobody"]["oldest_seconds"] >= 0
+    assert found["empty"]["oldest_seconds"] is None
     first = told(client, "topics", size=3)
-    assert [each["topic"] for each in first["topics"]] == list(topics)[:3]
+    assert [each["topic"] for each in first["topics"]] == list(found)[:3]
     rest = told(client, "topics", size=100, after=first["next"])
-    assert [each["topic"] for each in rest["topics"]] == list(topics)[3:]
+    assert [each["topic"] for each in rest["topics"]] == list(found)[3:]
     assert rest["next"] is None
     assert [each["topic"] for each in told(client, "topics", search="ORD")["topics"]] == ["orders"]
+
+
+def test_topics_are_sorted_narrowed_to_trouble_and_added_up(client: Client) -> None:
+    whole = told(client, "topics", size=100)
+    known = {each["topic"]: each for each in whole["topics"]}
+    for key in ("due", "held", "failed"):
+        shown = told(client, "topics", sort=key, order="desc", size=2)
+        assert [each["topic"] for each in shown["topics"]] == sorted(known, key=lambda t: (-known[t][key]["count"], t))[
+            :2
+        ]
+        assert shown["totals"] == whole["totals"]
+        assert whole["totals"][key] == {"count": sum(each[key]["count"] for each in known.values()), "capped": False}
+    assert told(client, "topics", sort="oldest", order="asc")["topics"][0]["oldest_seconds"] is None
+    assert (whole["totals"]["topics"], whole["capped"]) == (len(known), False)
+    trouble = told(client, "topics", trouble=True, size=100)
+    assert {each["topic"] for each in trouble["topics"]} == {"payments", "reports", HOSTILE}
+    assert trouble["totals"]["topics"] == 3
+    assert trouble["totals"]["failed"] == whole["totals"]["failed"]
+    assert client("viewer").get(f"{API}/topics", params={"sort": "name; DROP"}).status_code == 400
+
+
+def test_a_task_is_found_in_all_topics_by_sequence_identifier_or_reference(client: Client) -> None:
+    def found(text: str, **params: Any) -> list[tuple[str, str]]:
+        tasks = told(client, "search", text=text, **params)["tasks"]
+        assert [task["sequence"] for task in tasks] == sorted((task["sequence"] for task in tasks), reverse=True)
+        return [(task["topic"], task["identifier"]) for task in tasks]
+
+    assert found("order-50") == [("orders", "order-50")] * 2
+    assert found(" payment-0 ") == [("payments", "payment-0")]
+    assert found("batch-2") == [("orders", f"order-{n}") for n in range(59, 0, -3)]
+    assert found(HOSTILE_TEXT) == [(HOSTILE, HOSTILE_TEXT)]
+    assert found("order-") == []
+    sequence = told(client, "tasks", topic="reports", identifier="report-1")["tasks"][0]["sequence"]
+    assert found(str(sequence)) == found(f"#{sequence}") == [("reports", "report-1")]
+    few = told(client, "search", text="batch-2", size=5)
+    assert (len(few["tasks"]), few["more"]) == (5, True)
 
 
 def test_a_topic_has_policy_charts_and_owners(client: Client) -> None:
@@ -114,9 +155,15 @@ def test_a_topic_has_policy_charts_and_owners(client: Client) -> None:
     assert sum(span["succeeded"] for span in topic["day"]) > 0
     assert topic["sampled"] == 1
     assert [owner["owner"] for owner in topic["owners"]] == [HOLDER]
-    charts = told(client, "throughput", topic=["orders", "payments"])["topics"]
-    assert charts["orders"]["day"] == topic["day"]
-    assert sum(span["failed"] for span in charts["payments"]["day"]) > 0
+    answer = told(client, "throughput", topic=["orders", "empty"])
+    assert (list(answer["topics"]), answer["span_seconds"]) == (["orders"], 180)
+    bars = answer["topics"]["orders"]
+    assert {len(bar) for bar in bars} == {4}
+    assert all(0 <= bar[0] < 20 and sum(bar[1:]) > 0 for bar in bars)
+    assert sum(bar[1] for bar in bars) == sum(span["succeeded"] for span in topic["hour"])
+    everything = client("viewer").get(f"{API}/throughput", params={"topic": sorted(topics(client))})
+    assert len(everything.json()["topics"]) >= 2
+    assert len(everything.content) < 1000 * len(everything.json()["topics"])
     assert client("viewer").get(f"{API}/topic", params={"topic": "none"}).status_code == 404
 
 

@@ -29,7 +29,10 @@ TEXTS = ("a\x00b", "x" * 2001)
 VIEWS: dict[str, tuple[str, ...]] = {
     "topics?size=": SIZES,
     "topics?search=": TEXTS,
-    "topics?after=": TEXTS,
+    "topics?after=": INTEGERS,
+    "topics?sort=": TEXTS,
+    "search?text=": TEXTS,
+    "search?text=a&size=": SIZES,
     "tasks?topic=work&size=": SIZES,
     "tasks?topic=work&after=": INTEGERS,
     "tasks?topic=work&before=": INTEGERS,
@@ -45,7 +48,8 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "owner?owner=owner&size=": SIZES,
     "owner?owner=owner&after=": INTEGERS,
     "owner?owner=": TEXTS,
-    "instance?owner=owner&topic=work&last=1&first=": INTEGERS,
+    "instance?dag_id=d&run_id=r&task_id=t&topic=work&last=1&first=": INTEGERS,
+    "instance?dag_id=d&run_id=r&task_id=t&map_index=": ("-2", "9" * 20, "x"),
     "locks?size=": SIZES,
     "locks?after=": TEXTS,
     "ticks?topic=": TEXTS,
@@ -133,6 +137,8 @@ def test_rows_with_moments_beyond_all_time_are_shown(client: Client, acts: TaskQ
     assert {task["created"] for task in told("tasks", topic="retries")["tasks"]} == {shown}
     assert told("task", topic="retries", sequence=world.held)["task"]["lease_until"] == shown
     assert [lock["until"] for lock in told("locks")["locks"]] == ["9999-12-31T00:00:00+00:00"]
-    for path in ("topics", "readers", "ticks", "health", "audit", "throughput"):
+    for path in ("topics", "readers", "ticks", "health", "audit"):
         told(path)
+    told("throughput", topic="retries")
+    told("search", text=str(world.held))
     told("topic", topic="retries")

@@ -101,23 +101,19 @@ function Axis({ bars, unit, most }) {
   );
 }
 
-/** Bars taken together by threes, so that they are told apart where there is little room. */
-function coarse(bars) {
-  const groups = Array.from({ length: Math.ceil(bars.length / 3) }, (_, place) => bars.slice(3 * place, 3 * place + 3));
-  return groups.map((group) => Object.fromEntries(KINDS.map(([kind]) => [kind, sum(group, kind)])));
-}
+const SPARKS = 20; // bars of three minutes: the last hour
 
-/** The same in a line of a table. */
-export function Spark({ bars }) {
-  if (!bars) return h(UI.Text, { as: "span", color: "fg.subtle" }, "–");
-  const shown = coarse(bars);
-  const most = Math.max(1, ...shown.map(ended));
+/** The same in a line of a table: of [[place, succeeded, failed, other]], places without anything left out. */
+export function Spark({ of }) {
+  if (!of) return h(UI.Text, { as: "span", color: "fg.subtle" }, "–");
+  const bars = of.map(([place, succeeded, failed, other]) => ({ place, succeeded, failed, other }));
+  const most = Math.max(1, ...bars.map(ended));
   const [width, height] = [120, 20];
-  const step = width / shown.length;
+  const step = width / SPARKS;
   const rate = failureRate(bars);
   const words = told(bars, "Last hour");
   const picture = { viewBox: `0 0 ${width} ${height + 1}`, role: "img", "aria-label": words, style: { width: "7.5rem", height: "1.3rem" } };
-  const drawing = shown.map((bar, place) => h("g", { key: place }, blocks(bar, place * step, step * 0.8, height, most)));
+  const drawing = bars.map((bar) => h("g", { key: bar.place }, blocks(bar, bar.place * step, step * 0.8, height, most)));
   const failed = h(UI.Text, { as: "span", fontSize: "xs", color: "fg.error", "aria-hidden": true }, rate ? percent(rate) : null);
   return h(UI.HStack, { as: "span", gap: 2, whiteSpace: "nowrap" }, h("svg", picture, h("title", null, words), drawing, ground(width, height)), failed);
 }

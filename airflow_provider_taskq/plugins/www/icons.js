@@ -15,6 +15,7 @@ const SHAPES = {
   release: "M12 16V4 M7 9l5-5 5 5 M4 20h16",
   trash: "M4 7h16 M9 7V4h6v3 M6 7l1 13h10l1-13",
   clock: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18z M12 7v5l3 3",
+  sort: "M7 20V4 M3 8l4-4 4 4 M17 4v16 M13 16l4 4 4-4",
   check: "M5 13l4 4L19 7",
   cross: "M6 6l12 12 M18 6L6 18",
 };

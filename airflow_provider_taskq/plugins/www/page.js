@@ -2,13 +2,15 @@
 import { Acting } from "./actions/acting.js";
 import { Fragment, h, Link, UI, useCallback, useEffect, useLocation, useMemo, useNavigate, useRef, useState } from "./host.js";
 import { Liveness, useLive } from "./live.js";
+import { Icon } from "./icons.js";
 import { Empty, Failure, Loading, Stamp } from "./parts.js";
-import { usePlace, whereabouts } from "./place.js";
+import { FILTERS, titleOf, usePlace, whereabouts } from "./place.js";
 import { Audit } from "./views/audit.js";
 import { Health } from "./views/health.js";
 import { Locks } from "./views/locks.js";
 import { Owner, Owners } from "./views/owners.js";
 import { Readers } from "./views/readers.js";
+import { Find, SearchResults } from "./views/search.js";
 import { Task } from "./views/task.js";
 import { Tasks } from "./views/tasks.js";
 import { Ticks } from "./views/ticks.js";
@@ -37,8 +39,9 @@ const VIEWS = {
   ticks: Ticks,
   health: Health,
   audit: Audit,
+  search: SearchResults,
 };
-const TAB_OF = { topic: "topics", task: "tasks", owner: "owners" };
+const TAB_OF = { topic: "topics", task: "tasks", owner: "owners", search: "tasks" };
 
 function Tab({ to, title, current }) {
   const look = { color: current ? "fg" : "fg.muted", borderBottomWidth: 3, borderColor: current ? "border.info" : "transparent" };
@@ -52,8 +55,52 @@ function Tab({ to, title, current }) {
 function Tabs({ place }) {
   const shown = TAB_OF[place.view] ?? place.view;
   const tabs = TABS.map(([view, title]) => h(Tab, { key: view, title, to: place.at({ view }), current: view === shown }));
-  const bar = { borderBottomWidth: 1, overflowX: "auto", overflowY: "hidden", pt: 2, flexShrink: 0, scrollbarWidth: "none" };
-  return h(UI.Flex, { as: "nav", "aria-label": "TaskQ", ...bar }, tabs);
+  const bar = useRef(null);
+  const hidden = useHidden(bar);
+  useEffect(() => {
+    bar.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [shown]);
+  const look = { borderBottomWidth: 1, overflowX: "auto", overflowY: "hidden", pt: 2, scrollbarWidth: "none" };
+  const further = (side, name) =>
+    hidden[side]
+      ? h(
+          UI.IconButton,
+          {
+            key: side,
+            "aria-label": `Tabs further ${side}`,
+            size: "xs",
+            variant: "subtle",
+            position: "absolute",
+            bottom: 1.5,
+            [side]: 0,
+            onClick: () => bar.current.scrollBy({ left: (side === "left" ? -0.7 : 0.7) * bar.current.clientWidth }),
+          },
+          h(Icon, { name }),
+        )
+      : null;
+  const nav = h(UI.Flex, { as: "nav", "aria-label": "TaskQ", ref: bar, ...look }, tabs);
+  return h(UI.Box, { position: "relative", flexShrink: 0, minW: 0 }, nav, further("left", "back"), further("right", "next"));
+}
+
+/** On which sides of a bar that scrolls there is more than is seen. */
+function useHidden(bar) {
+  const [hidden, setHidden] = useState({ left: false, right: false });
+  useEffect(() => {
+    const element = bar.current;
+    const look = () => {
+      const rest = element.scrollWidth - element.clientWidth - element.scrollLeft;
+      setHidden({ left: element.scrollLeft > 1, right: rest > 1 });
+    };
+    const sizes = new ResizeObserver(look);
+    sizes.observe(element);
+    element.addEventListener("scroll", look, { passive: true });
+    look();
+    return () => {
+      sizes.disconnect();
+      element.removeEventListener("scroll", look);
+    };
+  }, [bar]);
+  return hidden;
 }
 
 /** Which of the listed connections is looked at; nothing to choose where there is one. */
@@ -70,6 +117,9 @@ function Connections({ connections, conn, place }) {
 
 // What another connection doesn't have in common with this one.
 const GONE = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "view"].map((name) => [name, null]));
+
+// What one view's address says and another one's does not.
+const NOTHING = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "search", "sort", "trouble", ...FILTERS].map((name) => [name, null]));
 
 function chosen(connections, asked) {
   return connections.find(({ conn_id }) => conn_id === asked) ?? (asked ? null : connections[0]);
@@ -101,6 +151,7 @@ function Body({ place, connections, asOf, live, setLive }) {
         h(Connections, { connections, conn, place }),
         conn.may_act ? null : h(UI.Badge, { variant: "surface", title: "Acting takes the right to edit this connection" }, "view only"),
       ),
+      h(Find, { key: here, value: place.view === "search" ? place.text : "", onFind: (text) => place.go({ ...NOTHING, view: "search", text }) }),
       h(Stamp, { asOf, live, onLive: setLive }),
     ),
     h(Acting, { key: conn.conn_id, conn, here }, h(View, { key: here, conn, place, focus: came.current === null })),
@@ -140,8 +191,22 @@ function Whole() {
     : known.error
       ? h(Failure, { error: known.error, again: known.reload })
       : h(Loading);
+  useTitle(titleOf(place));
   const room = { px: { base: 1, md: 2 }, pb: 6, gap: 3, minW: 0, w: "full", overflowY: "auto", h: "full" };
   return h(Liveness.Provider, { value: liveness }, h(UI.Stack, { as: "main", "data-testid": "taskq", ...room }, shown));
+}
+
+/** The title of the browser's tab, which is Airflow's own again once the page is left. */
+function useTitle(title) {
+  useEffect(() => {
+    const before = document.title;
+    return () => {
+      document.title = before;
+    };
+  }, []);
+  useEffect(() => {
+    document.title = `${title} · TaskQ`;
+  }, [title]);
 }
 
 /** The moment of the newest data of a view. */

@@ -23,8 +23,17 @@ function viewOf(asked) {
 export function whereabouts(asked) {
   const { topic, sequence, owner } = asked;
   const view = viewOf(asked);
-  const subject = { topic, task: `${topic}#${sequence}`, owner }[view];
+  const subject = { topic, task: `${topic}#${sequence}`, owner, search: asked.text }[view];
   return `${view} ${subject ?? ""}`;
+}
+
+/** The same in words, for the browser's tab and its history. */
+export function titleOf(asked) {
+  const { topic, sequence, owner, text } = asked;
+  const view = viewOf(asked);
+  const name = view.charAt(0).toUpperCase() + view.slice(1);
+  const subject = { task: `#${sequence} · ${topic}`, topic, owner, search: text }[view];
+  return subject ?? (topic ? `${name} · ${topic}` : name);
 }
 
 /**

@@ -8,11 +8,11 @@ const NARROW = "@container taskq (max-width: 46rem)";
 const CARDS = {
   [NARROW]: {
     "& thead": { position: "absolute", width: "1px", height: "1px", overflow: "hidden", clipPath: "inset(50%)" },
-    "&, & tbody": { display: "block" },
-    "& tbody tr": { display: "block", py: 2, borderBottomWidth: "1px" },
-    "& tbody td": { display: "flex", width: "auto", alignItems: "flex-start", gap: 3, border: "none", py: 1, textAlign: "start", whiteSpace: "normal" },
-    "& tbody td[data-empty]": { display: "none" },
-    "& tbody td[data-label]::before": {
+    "&, & tbody, & tfoot": { display: "block" },
+    "& tbody tr, & tfoot tr": { display: "block", py: 2, borderBottomWidth: "1px" },
+    "& tbody td, & tfoot td": { display: "flex", width: "auto", alignItems: "flex-start", gap: 3, border: "none", py: 1, textAlign: "start", whiteSpace: "normal" },
+    "& td[data-empty]": { display: "none" },
+    "& td[data-label]::before": {
       content: "attr(data-label)",
       flex: "0 0 7.5rem",
       color: "fg.muted",
@@ -33,9 +33,17 @@ export function Tick({ checked, onChange, label }) {
   );
 }
 
-function header(column) {
+const ORDERS = { asc: ["ascending", "↑"], desc: ["descending", "↓"] };
+
+/** The head of a column; sorting: {key, order, by(key)}, where the column has a key to sort by. */
+function header(column, sorting) {
   const look = { whiteSpace: "nowrap", textAlign: column.number ? "end" : "start", width: column.width };
-  return h(UI.Table.ColumnHeader, { key: column.title, scope: "col", ...look }, column.title);
+  if (!sorting || !column.sort) return h(UI.Table.ColumnHeader, { key: column.title, scope: "col", ...look }, column.title);
+  const [order, arrow] = column.sort === sorting.key ? ORDERS[sorting.order] : ["none", ""];
+  const press = { variant: "plain", size: "xs", p: 0, h: "auto", minW: 0, fontWeight: "inherit", fontSize: "inherit", onClick: () => sorting.by(column.sort) };
+  const mark = h(UI.Text, { as: "span", "aria-hidden": true, minW: "1ch" }, arrow);
+  const button = h(UI.Button, { ...press, _hover: { textDecoration: "underline" } }, column.number ? [mark, column.title] : [column.title, mark]);
+  return h(UI.Table.ColumnHeader, { key: column.title, scope: "col", "aria-sort": order, ...look }, button);
 }
 
 function cell(column, row, place) {
@@ -71,11 +79,11 @@ function choices(selection, rows, keyOf) {
 }
 
 /**
- * Rows as a table. columns: [{title, show(row), number, look, width, empty(row)}]; the first one names the row, and a card leaves
- * out what is empty.
+ * Rows as a table. columns: [{title, show(row), number, look, width, empty(row), sort}]; the first one names the row, and a card
+ * leaves out what is empty. sorting: see header. foot: a last row with the totals, as the columns show it.
  * The roles are said aloud, for they are lost where a table is laid out as cards.
  */
-export function Rows({ label, columns, rows, keyOf, selection, testid }) {
+export function Rows({ label, columns, rows, keyOf, selection, testid, sorting, foot }) {
   const chosen = selection ? choices(selection, rows, keyOf) : null;
   const line = (row) =>
     h(UI.Table.Row, { key: keyOf(row), role: "row" }, chosen?.cell(row), columns.map((column, place) => cell(column, row, place)));
@@ -88,8 +96,9 @@ export function Rows({ label, columns, rows, keyOf, selection, testid }) {
       h(
         UI.Table.Root,
         { striped: true, role: "table", "aria-label": label, css: CARDS, "data-testid": testid, fontSize: "sm" },
-        h(UI.Table.Header, { role: "rowgroup" }, h(UI.Table.Row, { role: "row" }, chosen?.head, columns.map(header))),
+        h(UI.Table.Header, { role: "rowgroup" }, h(UI.Table.Row, { role: "row" }, chosen?.head, columns.map((column) => header(column, sorting)))),
         h(UI.Table.Body, { role: "rowgroup" }, rows.map(line)),
+        foot ? h(UI.Table.Footer, { role: "rowgroup" }, h(UI.Table.Row, { role: "row", fontWeight: "semibold" }, columns.map((column, place) => cell(column, foot, place)))) : null,
       ),
     ),
   );

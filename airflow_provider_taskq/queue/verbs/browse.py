@@ -77,6 +77,12 @@ class BrowseVerbs(Caller):
         )
         return Found(*rows[0])
 
+    def search_tasks(self, text: str, size: int = 50) -> list[TaskLine]:
+        """Tasks of all topics whose sequence, identifier or reference is a text as a whole, the newest first."""
+        return self._lines(
+            self._rows("SELECT * FROM taskq.search_tasks(%s::text, %s::int)", (text, int_size(size))), newest=True
+        )
+
     def pushed_between(self, topic: str, first: int, last: int, size: int = 50) -> list[int]:
         """The tasks of one push, by its first and last sequence: those of that transaction only."""
         found: list[int] = self._value(
@@ -128,11 +134,7 @@ class BrowseVerbs(Caller):
             "SELECT * FROM taskq.browse_held(%s::text, %s::boolean, %s::bigint, %s::int)",
             (owner, workers, after, int_size(size)),
         )
-        of_topic: dict[str, list[int]] = {}
-        for topic, sequence in pairs:
-            of_topic.setdefault(topic, []).append(sequence)
-        lines = [line for topic, sequences in of_topic.items() for line in self.browse_tasks(topic, sequences)]
-        return sorted(lines, key=lambda line: line.sequence)
+        return self._lines(pairs)
 
     def browse_holders(self, topic: str) -> list[Holder]:
         """Who holds tasks of a topic, those with most first; at most a hundred."""
@@ -158,6 +160,14 @@ class BrowseVerbs(Caller):
         """Ticks of a topic that wait, by prefix and hash, and whether there may be more than were looked at."""
         rows = self._rows("SELECT * FROM taskq.browse_ticks(%s::text, %s::int)", (topic, int_size(steps)))
         return [TickLine(*row[:5]) for row in rows if row[0] is not None], any(row[5] for row in rows)
+
+    def _lines(self, pairs: Sequence[tuple[str, int]], *, newest: bool = False) -> list[TaskLine]:
+        """Tasks of several topics in order of sequence."""
+        of_topic: dict[str, list[int]] = {}
+        for topic, sequence in pairs:
+            of_topic.setdefault(topic, []).append(sequence)
+        lines = [line for topic, sequences in of_topic.items() for line in self.browse_tasks(topic, sequences)]
+        return sorted(lines, key=lambda line: line.sequence, reverse=newest)
 
     def _topics(self, search: str | None, exact: bool, after: str | None, size: int, cap: int) -> list[TopicGlance]:
         rows = self._rows(

@@ -29,6 +29,22 @@ class TendingVerbs(Caller):
         """Sets how many failed attempts of a READY task count; InvalidTask where none would be left."""
         self._rows("SELECT taskq.set_attempts(%s::text, %s::bigint, %s::int)", (topic, sequence, attempts))
 
+    def run_now(self, topic: str, sequences: Iterable[int]) -> int:
+        """Makes READY tasks due now that are due later or paused; returns how many. All or none: InvalidState.
+
+        Dependencies, the probe and the pause of the topic still keep a task.
+        """
+        return int(self._value("SELECT taskq.run_now(%s::text, %b::bigint[])", (topic, list(sequences))))
+
+    def set_priority(self, topic: str, sequences: Iterable[int], priority: int) -> int:
+        """Sets the priority of READY tasks, -100 to 100, higher first; returns how many changed. All or none."""
+        call = "SELECT taskq.set_priority(%s::text, %b::bigint[], %s::int)"
+        return int(self._value(call, (topic, list(sequences), priority)))
+
+    def cancel(self, topic: str, sequences: Iterable[int]) -> int:
+        """Ends READY tasks as FILTERED without running them; returns how many. All or none; `revive` takes it back."""
+        return int(self._value("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences))))
+
     def purge_outlived(self, topic: str, size: int = LARGEST) -> int:
         """Removes READY and FAILED tasks that failed and have outlived their time to live; returns how many."""
         return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, int_size(size))))

@@ -6,6 +6,16 @@ import { useActing } from "./acting.js";
 import { KINDS } from "./options.js";
 
 const OF_TASKS = ["retry", "reassign", "purge"];
+export const OF_WAITING = ["run_now", "set_priority", "cancel"];
+const NOT_WAITING = ["active", "expired", "failed", "exhausted", "suspended", "filtered", "succeeded", "recreated", "redundant"];
+
+/** What can be done to the tasks of a filter or a selection: to tasks that wait, to tasks that have ended, or to both. */
+function kindsOf(filter, ticked, tasks) {
+  const states = ticked.length ? tasks.filter(({ sequence }) => ticked.includes(sequence)).map(({ state }) => state) : [filter.state];
+  const waiting = states.some((state) => state === "READY") || (!ticked.length && filter.status && !NOT_WAITING.includes(filter.status));
+  const ended = states.some((state) => state !== "READY") && !(waiting && !ticked.length);
+  return [...(waiting ? OF_WAITING : []), ...(ended ? OF_TASKS : ["purge"])];
+}
 
 /** The buttons of what can be done to tasks; `target`: {topic, sequences or filter, subject}. */
 export function TaskButtons({ target, onDone, kinds = OF_TASKS, suffix = "" }) {
@@ -18,9 +28,9 @@ export function TaskButtons({ target, onDone, kinds = OF_TASKS, suffix = "" }) {
 }
 
 /** The bar above a list of tasks. */
-export function Actions({ topic, filter, filtered, chosen, onDone, some }) {
+export function Actions({ topic, filter, filtered, chosen, onDone, tasks }) {
   const { mayAct } = useActing();
-  if (!mayAct || (!some && chosen.keys.size === 0)) return null;
+  if (!mayAct || (!tasks.length && chosen.keys.size === 0)) return null;
   const ticked = [...chosen.keys];
   const after = () => {
     chosen.all([]);
@@ -38,7 +48,7 @@ export function Actions({ topic, filter, filtered, chosen, onDone, some }) {
     UI.Flex,
     { role: "toolbar", "aria-label": words, align: "center", gap: 2, wrap: "wrap", "data-testid": "bulk" },
     h(UI.Text, { fontSize: "sm", color: ticked.length ? "fg" : "fg.muted", "aria-live": "polite" }, `${words}:`),
-    h(TaskButtons, { target, onDone: after, suffix: ticked.length ? "" : " …" }),
+    h(TaskButtons, { target, onDone: after, kinds: kindsOf(filter, ticked, tasks), suffix: ticked.length ? "" : " …" }),
     ticked.length ? h(UI.Button, { size: "sm", variant: "ghost", onClick: () => chosen.all([]) }, "Clear selection") : null,
   );
 }

@@ -69,7 +69,7 @@ export function ActionDialog({ conn, request, close, done, busy, setBusy }) {
   }
 
   const nothing = preview && preview.count === 0;
-  const shut = h(UI.Button, { key: "shut", size: "sm", variant: "outline", disabled: busy, onClick: close }, "Cancel");
+  const shut = h(UI.Button, { key: "shut", size: "sm", variant: "outline", disabled: busy, onClick: close }, kind.done ?? "Cancel");
   const go = h(
     UI.Button,
     {

@@ -23,12 +23,24 @@ function Grace({ value, onChange }) {
   return h(Labelled, { label: "Spare leases that lapsed less than so many seconds ago" }, field);
 }
 
-/** verb: of the button and the title; icon; danger: what it does can't be taken back; options: the first ones. */
+function Priority({ value, onChange }) {
+  const range = { type: "number", min: -100, max: 100 };
+  const field = (id) => h(UI.Input, { id, size: "sm", ...range, value, onChange: ({ target }) => onChange(Number(target.value)) });
+  return h(Labelled, { label: "Priority, -100 to 100: higher runs first" }, field);
+}
+
+/**
+ * verb: of the button and the title; icon; danger: what it does can't be taken back; done: the word for going back, where Cancel would be taken for
+ * the action itself; options: the first ones.
+ */
 export const KINDS = {
   retry: { verb: "Retry", icon: "again", options: { revival: "RESET" } },
   reassign: { verb: "Reassign", icon: "assign", options: { result: "SUCCESS" } },
   purge: { verb: "Purge", icon: "trash", danger: true, options: {} },
   release: { verb: "Release", icon: "release", options: {} },
+  run_now: { verb: "Run now", icon: "play", options: {} },
+  set_priority: { verb: "Change priority", icon: "sort", options: { priority: 0 } },
+  cancel: { verb: "Cancel", icon: "cross", done: "Do not cancel", options: {} },
   pause: { verb: "Pause", icon: "pause", options: {} },
   resume: { verb: "Resume", icon: "play", options: {} },
   expire: { verb: "Expire", icon: "clock", options: { grace_seconds: 0 } },
@@ -43,5 +55,6 @@ export function Options({ action, options, onChange }) {
   if (action === "reassign") {
     return h(Choice, { label: "New result", value: options.result, onChange: set("result") }, RESULTS.map(option));
   }
+  if (action === "set_priority") return h(Priority, { value: options.priority, onChange: set("priority") });
   return action === "expire" ? h(Grace, { value: options.grace_seconds, onChange: set("grace_seconds") }) : null;
 }

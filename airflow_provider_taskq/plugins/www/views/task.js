@@ -1,5 +1,5 @@
 /** One task: why it is not running, everything about it, its history, and its payload once it is asked for. */
-import { TaskButtons } from "../actions/bar.js";
+import { OF_WAITING, TaskButtons } from "../actions/bar.js";
 import { useActing } from "../actions/acting.js";
 import { h, To, UI } from "../host.js";
 import { useLive } from "../live.js";
@@ -79,7 +79,7 @@ const ENDED = ["EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCCEEDED"];
 function Buttons({ task, reload }) {
   const { mayAct, act } = useActing();
   if (!mayAct || !task || task.state === "ACTIVE") return task && mayAct ? h(Release, { task, act, reload }) : null;
-  const kinds = ENDED.includes(task.state) ? ["retry", "reassign", "purge"] : ["purge"];
+  const kinds = ENDED.includes(task.state) ? ["retry", "reassign", "purge"] : task.state === "READY" ? [...OF_WAITING, "purge"] : ["purge"];
   const target = { topic: task.topic, sequences: [task.sequence], subject: `task #${task.sequence} of ${task.topic}` };
   return h(TaskButtons, { target, onDone: reload, kinds });
 }

@@ -48,7 +48,7 @@ function Found({ data, place, filter, selection, reload, topic }) {
     Fragment,
     null,
     h(UI.VisuallyHidden, { role: "status" }, `${plural(data.tasks.length, "task")} on this page`),
-    h(Actions, { topic, filter, filtered, chosen: selection, onDone: reload, some: data.tasks.length > 0 }),
+    h(Actions, { topic, filter, filtered, chosen: selection, onDone: reload, tasks: data.tasks }),
     data.tasks.length ? h(TaskRows, rows) : none,
     h(Pages, {
       note: toldOf(data),

@@ -5,7 +5,7 @@ import { useLive } from "../live.js";
 import { Empty, Shown, State, Title } from "../parts.js";
 import { Search } from "../search.js";
 import { Pages, Rows } from "../table.js";
-import { atLeast, count, duration } from "../words.js";
+import { atLeast, count, duration, plural } from "../words.js";
 
 /** A count that leads to the tasks that it counts. */
 function Counted({ of, to, palette }) {
@@ -20,12 +20,13 @@ function columns(place, throughput) {
   const counted = (title, name, filter, palette) => ({
     title,
     number: true,
+    sort: name,
     empty: (row) => atLeast(row[name]) === 0,
-    show: (row) => h(Counted, { of: row[name], to: tasks(row.topic, filter), palette }),
+    show: (row) => (row.total ? count(row[name]) : h(Counted, { of: row[name], to: tasks(row.topic, filter), palette })),
   });
-  const lately = (row) => throughput?.topics[row.topic]?.hour;
+  const lately = (row) => throughput?.topics[row.topic];
   return [
-    { title: "Topic", show: (row) => h(Name, { row, place }) },
+    { title: "Topic", sort: "topic", show: (row) => (row.total ? plural(row.topics, "topic") : h(Name, { row, place })) },
     counted("Due", "due", { state: "READY" }),
     counted("Later", "later", { status: "scheduled" }),
     counted("Waiting", "waiting", { status: "waiting" }),
@@ -33,9 +34,9 @@ function columns(place, throughput) {
     counted("Failed", "failed", { state: "FAILED" }, "failed"),
     counted("Suspended", "suspended", { state: "SUSPENDED" }),
     counted("Expired", "expired", { state: "EXPIRED" }, "failed"),
-    { title: "Oldest due", number: true, empty: (row) => row.oldest_seconds === null, show: (row) => duration(row.oldest_seconds) },
-    { title: "Consumers", number: true, empty: (row) => !row.consumers, show: (row) => row.consumers ?? "–" },
-    { title: "Last hour", width: "13rem", empty: (row) => !lately(row), show: (row) => h(Spark, { bars: lately(row) }) },
+    { title: "Oldest due", number: true, sort: "oldest", empty: (row) => !row.oldest_seconds, show: (row) => (row.total ? null : duration(row.oldest_seconds)) },
+    { title: "Consumers", number: true, sort: "consumers", empty: (row) => !row.consumers, show: (row) => (row.total ? null : row.consumers) },
+    { title: "Last hour", width: "13rem", empty: (row) => !lately(row), show: (row) => (row.total ? null : h(Spark, { of: lately(row) })) },
   ];
 }
 
@@ -44,29 +45,68 @@ function Name({ row, place }) {
   return row.paused ? h(UI.HStack, { gap: 2, wrap: "wrap" }, name, h(State, { name: "paused" })) : name;
 }
 
-/** The list of topics, by name. */
+/** What is sorted by, from the URL: names begin with a, numbers with the largest. */
+function sortingOf(place) {
+  const key = place.sort ?? "topic";
+  const order = place.order ?? (key === "topic" ? "asc" : "desc");
+  const by = (next) => {
+    const turned = next === key ? { asc: "desc", desc: "asc" }[order] : null;
+    place.go({ sort: next, order: turned, after: null });
+  };
+  return { key, order, by };
+}
+
+/** The order for those who see cards instead of columns, and the switch to what needs attention. */
+function Choices({ place, sorting, sorts }) {
+  const option = ([value, text]) => h("option", { key: value, value }, text);
+  const field = { "aria-label": "Sort by", value: sorting.key, onChange: ({ target }) => place.go({ sort: target.value, order: null, after: null }) };
+  const sort = h(UI.NativeSelect.Root, { size: "sm", width: "9rem", hideFrom: "md" }, h(UI.NativeSelect.Field, field, sorts.map(option)), h(UI.NativeSelect.Indicator));
+  const trouble = h(
+    UI.Switch.Root,
+    { size: "sm", checked: place.trouble === "true", onCheckedChange: ({ checked }) => place.go({ trouble: checked ? "true" : null, after: null }), colorPalette: "brand" },
+    h(UI.Switch.HiddenInput),
+    h(UI.Switch.Control),
+    h(UI.Switch.Label, { fontWeight: "normal" }, "Only trouble"),
+  );
+  return h(UI.HStack, { gap: 4 }, trouble, sort);
+}
+
+/** The list of topics, with the totals of all that match. */
 export function Topics({ conn, place, focus }) {
-  const topics = useLive(`${encodeURIComponent(conn.conn_id)}/topics`, { search: place.search, after: place.after });
-  const throughput = useLive(`${encodeURIComponent(conn.conn_id)}/throughput`);
-  const look = (search) => place.go({ search, after: null }, { ifHere: true });
+  const path = encodeURIComponent(conn.conn_id);
+  const sorting = sortingOf(place);
+  const { search, trouble, after } = place;
+  const topics = useLive(`${path}/topics`, { search, trouble, after, sort: sorting.key, order: sorting.order });
+  const names = (topics.data?.topics ?? []).map(({ topic }) => topic).sort(); // the same question whatever the order
+  const throughput = useLive(names.length ? `${path}/throughput` : null, { topic: names });
+  const look = (now) => place.go({ search: now, after: null }, { ifHere: true });
+  const shown = columns(place, throughput.data);
+  const sorts = shown.filter((column) => column.sort).map((column) => [column.sort, column.title]);
+  const aside = [
+    h(Choices, { key: "choices", place, sorting, sorts }),
+    h(Search, { key: "search", label: "Search topics", value: search, onSearch: look }),
+  ];
   return h(
     UI.Stack,
     { gap: 3 },
-    h(Title, { focus, aside: h(Search, { label: "Search topics", value: place.search, onSearch: look }) }, "Topics"),
-    h(Shown, { of: topics }, ({ topics: rows, next }) => [
+    h(Title, { focus, aside }, "Topics"),
+    h(Shown, { of: topics }, ({ topics: rows, totals, next, capped }) => [
       rows.length
-        ? h(Rows, { key: "rows", label: "Topics", testid: "topics", rows, keyOf: (row) => row.topic, columns: columns(place, throughput.data) })
-        : h(None, { key: "none", search: place.search }),
+        ? h(Rows, { key: "rows", label: "Topics", testid: "topics", rows, keyOf: (row) => row.topic, columns: shown, sorting, foot: { ...totals, total: true } })
+        : h(None, { key: "none", search, trouble }),
       h(Pages, {
         key: "pages",
-        first: place.after ? () => place.go({ after: null }) : null,
+        note: capped ? "Only the first 1,000 topics by name are sorted and added up: search for a part of the name." : null,
+        first: after ? () => place.go({ after: null }) : null,
         next: next ? () => place.go({ after: next }) : null,
       }),
     ]),
   );
 }
 
-const None = ({ search }) =>
-  search
+const None = ({ search, trouble }) =>
+  trouble
+    ? h(Empty, { title: "No topic is in trouble" }, "None is paused, has failed or expired tasks, or a task that has been due for more than 5 minutes.")
+    : search
     ? h(Empty, { title: "No topic has this in its name" }, "Search for a shorter part of it.")
     : h(Empty, { title: "No topic yet" }, "A topic is made by create_topic, by `taskq topics create`, or by the first push of an operator.");

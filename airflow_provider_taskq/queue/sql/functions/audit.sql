@@ -20,14 +20,17 @@ LANGUAGE sql STABLE AS $$
     ORDER BY a.audit_id DESC LIMIT greatest(p_size, 0)
 $$;
 
--- Those of these tasks that are in one of these states, EXPIRED to SUCCEEDED, locked, in order. Leaves out what another transaction
+-- Those of these tasks that are in one of these states, READY or EXPIRED to SUCCEEDED, locked, in order. Leaves out what another transaction
 -- holds, and what has come to another state: for who acts on what a filter found a moment ago.
 CREATE FUNCTION taskq.hold_found(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
 BEGIN
-    RETURN ARRAY(SELECT e.sequence FROM taskq.ended e
+    RETURN ARRAY(SELECT l.sequence FROM taskq.live l
+                 WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND 1 = ANY (p_states)
+                 ORDER BY l.sequence FOR UPDATE SKIP LOCKED)
+        || ARRAY(SELECT e.sequence FROM taskq.ended e
                  WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN 2 AND 6 AND e.state = ANY (p_states)
                  ORDER BY e.sequence FOR UPDATE SKIP LOCKED);
 END $$;

@@ -118,6 +118,30 @@ CREATE FUNCTION taskq.joins_of(p_filter text) RETURNS text LANGUAGE sql IMMUTABL
                      CASE WHEN strpos(p_filter, 'e.') > 0 THEN 'LEFT JOIN taskq.ended e ON e.topic_id = $1 AND e.sequence = w.sequence' END)
 $$;
 
+-- Tasks of all topics whose sequence, identifier or reference is this text as a whole: the newest first, at most p_size. Asks the
+-- indexes topic by topic.
+CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_sequence bigint := CASE WHEN p_text ~ '^#?[0-9]{1,18}$' THEN ltrim(p_text, '#')::bigint END;
+    v_size     int := greatest(p_size, 0);
+BEGIN
+    RETURN QUERY
+    SELECT p.name, n.sequence FROM (
+        SELECT q.topic_id, s.sequence FROM taskq.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq.task t WHERE v_sequence IS NOT NULL AND t.topic_id = q.topic_id AND t.sequence = v_sequence) s
+        UNION
+        SELECT q.topic_id, s.sequence FROM taskq.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq.task t WHERE t.identifier = p_text AND t.topic_id = q.topic_id
+            ORDER BY t.sequence DESC LIMIT v_size) s
+        UNION
+        SELECT q.topic_id, s.sequence FROM taskq.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq.task t WHERE t.reference = p_text AND t.topic_id = q.topic_id
+            ORDER BY t.sequence DESC LIMIT v_size) s) n
+    JOIN taskq.topic p ON p.topic_id = n.topic_id ORDER BY n.sequence DESC LIMIT v_size;
+END $$;
+
 -- What is shown of tasks, in no order: everything but payload and output, of which it says the bytes. Tracebacks are cut to p_error
 -- characters; with 0 there are only their summaries.
 CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)

@@ -26,7 +26,7 @@ CREATE FUNCTION taskq.is_noted(p_attempt int) RETURNS boolean LANGUAGE sql IMMUT
 $$;
 
 -- The history of a task, the last 200 happenings and of errors their ends, the oldest first, with its push and its end. what: pushed, failed, lapsed, started anew, recreated,
--- reassigned, paused, resumed, due set, attempts set, held, ended; state: the state that it had before, or has now (held, ended).
+-- reassigned, paused, resumed, due set, attempts set, priority set, canceled, held, ended; state: the state that it had before, or has now (held, ended).
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text, other bigint, error text,
                error_summary text)
@@ -44,7 +44,7 @@ BEGIN
                NULL::text AS error_summary, 0 AS place
         FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
-        SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned', 'paused', 'resumed', 'due set', 'attempts set'])[h.kind], h.state, h.attempt, h.holder,
+        SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned', 'paused', 'resumed', 'due set', 'attempts set', 'priority set', 'canceled'])[h.kind], h.state, h.attempt, h.holder,
                h.actor, h.role, h.other, h.error, h.error_summary, 1
         FROM (SELECT * FROM taskq.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
               ORDER BY m.happened DESC LIMIT 200) h

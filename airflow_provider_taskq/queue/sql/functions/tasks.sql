@@ -46,7 +46,7 @@ SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
             WHEN o.lease_until < statement_timestamp()
                 THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.in_words(statement_timestamp() - c.lease_until))
             ELSE format('held by %s for another %s at least', o.name, taskq.in_words(c.lease_until - statement_timestamp())) END AS why,
-       l.attempt, l.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age,
+       l.attempt, l.crashes, l.priority, t.reference, statement_timestamp() - c.created AS age,
        CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
        NULL::timestamptz AS completed, NULL::text AS output, left(l.error_summary, 120) AS error,

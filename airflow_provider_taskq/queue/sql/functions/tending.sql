@@ -73,6 +73,83 @@ BEGIN
     RETURN v_task;
 END $$;
 
+-- Makes READY tasks due now that are due later, paused ones too, and returns how many. What else a task waits for, it still waits
+-- for: its dependencies, the probe and the pause of its topic. Refuses as taskq.hold_all_waiting does.
+CREATE FUNCTION taskq.run_now(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_task  taskq.live;
+    v_count bigint := 0;
+BEGIN
+    FOR v_task IN SELECT * FROM taskq.hold_all_waiting(p_topic, p_sequences) LOOP
+        IF taskq.due_of(v_task) > v_now THEN
+            PERFORM taskq.put_off(v_task, v_now, 8);
+            v_count := v_count + 1;
+        END IF;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
+-- Sets the priority of READY tasks, -100 to 100, higher first, and returns how many had another. It lasts until the task ends: one
+-- that is started anew, and a copy, have the priority that was pushed. Refuses as taskq.hold_all_waiting does.
+CREATE FUNCTION taskq.set_priority(p_topic text, p_sequences bigint[], p_priority int) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_task  taskq.live;
+    v_count bigint := 0;
+BEGIN
+    IF p_priority IS NULL OR p_priority NOT BETWEEN -100 AND 100 THEN
+        PERFORM taskq.refuse('TQ002', format('topic %L: a priority is between -100 and 100, not %s', p_topic, coalesce(p_priority::text, 'NULL')));
+    END IF;
+    FOR v_task IN SELECT * FROM taskq.hold_all_waiting(p_topic, p_sequences) LOOP
+        CONTINUE WHEN v_task.priority = p_priority;
+        UPDATE taskq.live SET priority = p_priority WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
+        PERFORM taskq.note_waiting(v_task, 10, p_priority);
+        v_count := v_count + 1;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
+-- Ends READY tasks as FILTERED without running them, and returns how many. They can be started anew like all that has ended. Tasks
+-- that depend on them keep waiting. Refuses as taskq.hold_all_waiting does.
+CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_task  taskq.live;
+    v_count bigint := 0;
+BEGIN
+    FOR v_task IN SELECT * FROM taskq.hold_all_waiting(p_topic, p_sequences) LOOP
+        PERFORM taskq.note_waiting(v_task, 11, NULL);
+        DELETE FROM taskq.live WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
+        INSERT INTO taskq.ended (sequence, completed, available_at, topic_id, attempt, state, crashes, redelivered, identifier, error,
+                                 error_summary)
+        SELECT v_task.sequence, clock_timestamp(), taskq.due_of(v_task), v_task.topic_id, v_task.attempt, 5, v_task.crashes, v_task.redelivered,
+               v_task.identifier, v_task.error, v_task.error_summary;
+        v_count := v_count + 1;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
+-- READY tasks in order of sequence, held until this transaction ends. Never waits: refuses (TQ003), naming the first, tasks that are
+-- not READY, are unknown, or are being taken right now.
+CREATE FUNCTION taskq.hold_all_waiting(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq.live LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_held     bigint[];
+    v_missing  bigint;
+BEGIN
+    v_held := ARRAY(SELECT l.sequence FROM taskq.live l
+                    WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
+                    ORDER BY l.sequence FOR UPDATE SKIP LOCKED);
+    v_missing := (SELECT min(u.sequence) FROM (SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_held)) u (sequence));
+    IF v_missing IS NOT NULL THEN
+        PERFORM taskq.refuse('TQ003', format('topic %L, sequence %s: only a READY task can be changed or canceled, and this one %s',
+            p_topic, v_missing, coalesce('is ' || nullif(taskq.state_of(v_topic_id, v_missing), 'READY'), 'is being taken')));
+    END IF;
+    RETURN QUERY SELECT * FROM taskq.live l WHERE l.topic_id = v_topic_id AND l.sequence = ANY (v_held) ORDER BY l.sequence;
+END $$;
+
 -- When a task that waits is due, whatever it waits for beside that.
 CREATE FUNCTION taskq.due_of(p_task taskq.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 BEGIN

@@ -1,0 +1,35 @@
+/** Tasks of all topics by sequence, identifier or reference. */
+import { Fragment, h, UI, useEffect, useState } from "../host.js";
+import { useLive } from "../live.js";
+import { Empty, Shown, Title } from "../parts.js";
+import { TaskRows } from "./task_rows.js";
+
+/** The field in the bar of every view: Enter leads to what it finds. */
+export function Find({ value = "", onFind }) {
+  const [text, setText] = useState(value);
+  useEffect(() => setText(value), [value]);
+  const find = (event) => {
+    event.preventDefault();
+    if (text.trim()) onFind(text.trim());
+  };
+  const label = "Find a task in all topics";
+  const field = { type: "search", size: "sm", width: { base: "full", sm: "17rem" }, "aria-label": label, placeholder: "Find #, identifier, reference" };
+  return h("form", { role: "search", "aria-label": label, onSubmit: find }, h(UI.Input, { ...field, value: text, onChange: ({ target }) => setText(target.value) }));
+}
+
+export function SearchResults({ conn, place, focus }) {
+  const text = place.text ?? "";
+  const found = useLive(text ? `${encodeURIComponent(conn.conn_id)}/search` : null, { text });
+  const none = h(Empty, { title: "No task has this" }, "Sequence, identifier and reference are matched whole. In a topic, More filters finds tasks by their error.");
+  return h(
+    UI.Stack,
+    { gap: 3, minW: 0 },
+    h(Title, { focus }, text ? `Tasks found by ${text}` : "Find a task"),
+    text
+      ? h(Shown, { of: found }, ({ tasks, more, as_of: asOf }) => [
+          tasks.length ? h(TaskRows, { key: "rows", label: "Found tasks", tasks, asOf, place, topics: true, testid: "found" }) : h(Fragment, { key: "none" }, none),
+          more ? h(UI.Text, { key: "more", fontSize: "sm", color: "fg.muted" }, "Only the newest are shown: there are more.") : null,
+        ])
+      : h(Empty, { title: "Type what to look for" }, "A sequence such as 4711, an identifier or a reference, in the field above."),
+  );
+}
