@@ -54,6 +54,19 @@ def test_help_imports_neither_the_queue_nor_a_driver() -> None:
     assert python(program).splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("module", ["click", "rich"])
+def test_a_missing_library_is_named_with_the_extra_that_has_it(module: str) -> None:
+    """Where Airflow, which requires both, is not installed."""
+    program = (
+        "import sys, importlib.util; find = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name: None if name == {module!r} else find(name)\n"
+        "from airflow_provider_taskq.cli.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"taskq: the command line needs {module}: pip install 'airflow-provider-taskq[cli]'\n"
+
+
 def test_a_verb_imports_neither_airflow_nor_spark() -> None:
     program = (
         "import sys; from airflow_provider_taskq.cli.program import VERBS, standalone\n"

@@ -1,0 +1,104 @@
+"""What is declared, and that Airflow itself requires whatever else is imported: also on older releases (the matrix)."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DECLARED = {
+    "apache-airflow",
+    "apache-airflow-providers-apache-spark",
+    "apache-airflow-providers-postgres",
+    "pendulum",
+    "psycopg",
+}
+# Distributions that we import and do not declare, each with the distribution whose requirement brings it.
+BROUGHT_BY = {
+    "apache-airflow-core": "apache-airflow",
+    "apache-airflow-task-sdk": "apache-airflow",
+    "apache-airflow-providers-common-compat": "apache-airflow-providers-apache-spark",
+    "croniter": "apache-airflow-core",
+    "fastapi": "apache-airflow-core",
+    "jinja2": "apache-airflow-core",
+    "pydantic": "apache-airflow-core",
+    "rich": "apache-airflow-core",
+    "starlette": "apache-airflow-core",
+    "uvicorn": "apache-airflow-core",
+    "click": "uvicorn",
+}
+# Packages of ours whose imports an extra of the same name declares.
+EXTRAS = {"spark", "demo"}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def named(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found is not None
+    return normalized(found[0])
+
+
+def required_by(distribution: str) -> set[str]:
+    """What a distribution requires on every system, extras aside."""
+    return {named(each) for each in requires(distribution) or [] if "extra ==" not in each}
+
+
+def imported(package: Path) -> set[str]:
+    """The top-level modules that the package imports, also inside functions; of Airflow, its distributions' own."""
+    found: set[str] = set()
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in EXTRAS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+    return {name for name in found if name.partition(".")[0] not in {*sys.stdlib_module_names, package.name}}
+
+
+def project(repository: Path) -> dict[str, Any]:
+    """The table `project` of pyproject.toml."""
+    found: dict[str, Any] = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def test_the_dependencies_are_the_five_that_were_named(repository: Path) -> None:
+    assert {named(each) for each in project(repository)["dependencies"]} == DECLARED
+
+
+def test_every_other_import_is_of_a_distribution_that_airflow_requires(repository: Path) -> None:
+    modules = imported(repository / "airflow_provider_taskq")
+    homes = packages_distributions()
+    undeclared = {
+        normalized(home)
+        for module in modules
+        if (top := module.partition(".")[0]) != "airflow"
+        for home in homes.get(top, [top])
+    } - DECLARED
+    assert undeclared - {"psycopg-binary"} <= set(BROUGHT_BY)
+    assert {"click", "croniter", "fastapi", "pydantic", "rich", "starlette"} <= undeclared
+    provider = re.compile(r"airflow\.providers\.((?:apache\.|common\.)?\w+)")
+    providers = {match[1] for each in modules if (match := provider.match(each))}
+    assert providers == {"apache.spark", "common.compat", "common.messaging", "postgres"}  # messaging is an extra
+
+
+@pytest.mark.parametrize(("distribution", "by"), BROUGHT_BY.items())
+def test_the_requirement_that_brings_an_undeclared_import_is_there(distribution: str, by: str) -> None:
+    assert distribution in required_by(by)
+
+
+def test_pyspark_and_pyspark_client_have_one_exact_version(repository: Path) -> None:
+    """A range of each would let them differ; `make test-matrix` resolves the extra on the index."""
+    extra = project(repository)["optional-dependencies"]["spark"]
+    pinned = {named(each): each.partition("==")[2] for each in extra if named(each).startswith("pyspark")}
+    assert set(pinned) == {"pyspark", "pyspark-client"}
+    assert len(set(pinned.values())) == 1
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in pinned.values())
