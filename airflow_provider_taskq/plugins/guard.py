@@ -1,8 +1,8 @@
 """Who may do what: everybody who asks has to be somebody, to view takes a right, and to act a stronger one.
 
-Viewing is the right to read the custom view `TaskQ`. Acting, and seeing payloads, is the right to edit the Airflow
-connection: an auth manager may give the same answer for a view whatever the method (SimpleAuthManager does), so the
-view alone would let every viewer act.
+Viewing is the right to view Airflow's jobs, as for the pages of Airflow's own providers: every auth manager knows that
+view, while the FAB auth manager refuses everybody a view that is not among its resources. Acting, and seeing payloads,
+is the right to edit the Airflow connection: the right to a view says nothing about changes.
 """
 
 from typing import Annotated
@@ -10,12 +10,11 @@ from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
-from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, ConnectionDetails
 from airflow.api_fastapi.core_api.security import get_user
 from airflow.configuration import conf
 from fastapi import Depends, HTTPException, Request
 
-VIEW = "TaskQ"
 DEFAULT_CONN_ID = "taskq_default"
 
 
@@ -27,8 +26,8 @@ def listed_conn_ids() -> list[str]:
 
 def viewer(user: Annotated[BaseUser, Depends(get_user)]) -> BaseUser:
     """Whoever asks, if they may view."""
-    if not get_auth_manager().is_authorized_custom_view(method="GET", resource_name=VIEW, user=user):
-        raise HTTPException(403, "You may not view TaskQ; ask for the right to read the view TaskQ.")
+    if not get_auth_manager().is_authorized_view(access_view=AccessView.JOBS, user=user):
+        raise HTTPException(403, "You may not view TaskQ: that takes the right to read Airflow's jobs.")
     return user
 
 
