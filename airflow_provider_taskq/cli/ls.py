@@ -7,6 +7,7 @@ import click
 from airflow_provider_taskq.cli.finding import page_of
 from airflow_provider_taskq.cli.output import table
 from airflow_provider_taskq.cli.parameters import MOMENT, SEQUENCE, STATES, Choice, topic_argument
+from airflow_provider_taskq.cli.selection import error_group_option
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
 from airflow_provider_taskq.cli.words import moment_at
@@ -29,6 +30,7 @@ STATUSES = (
 @click.option("--identifier", "-i", help="Of this identifier.")
 @click.option("--reference", "-r", help="Of this reference.")
 @click.option("--error", help="Whose error holds this text, in any case.")
+@error_group_option
 @click.option("--since", type=MOMENT, help="Pushed since this moment: 2026-11-21T09:30, or 2h for 2 hours ago.")
 @click.option("--until", type=MOMENT, help="Pushed at this moment or before.")
 @click.option("--after", type=SEQUENCE, help="Beyond this sequence, where the page before ended.")
@@ -43,6 +45,7 @@ def ls(
     identifier: str | None,
     reference: str | None,
     error: str | None,
+    error_group: str | None,
     since: datetime | timedelta | None,
     until: datetime | timedelta | None,
     after: int | None,
@@ -54,7 +57,7 @@ def ls(
     with session.looking() as queue:
         now = queue.now()
         span = (moment_at(since, now), moment_at(until, now))
-        given = TaskFilter(wanted, status, identifier, reference, *span, error)
+        given = TaskFilter(wanted, status, identifier, reference, *span, error, error_group)
         page = page_of(queue, topic, given, size, after=after, newest=not oldest)
     document = {"tasks": [task_document(task) for task in page.tasks], "next": page.next, "stopped": page.stopped}
     rows = [task_row(task, now) for task in page.tasks]

@@ -25,6 +25,7 @@ SECTIONS = {
         "owners": ("owners", "List who holds tasks; purge names that nobody uses."),
         "ticks": ("ticks", "List recurring tasks; install or uninstall them."),
         "stats": ("stats", "Count tasks by state, and what ended lately."),
+        "errors": ("errors", "Group the failures of a topic by error."),
         "health": ("health", "Say what slows or threatens the queue."),
         "watch": ("watch", "Watch the topics live."),
     },

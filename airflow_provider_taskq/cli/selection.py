@@ -16,6 +16,10 @@ from airflow_provider_taskq.queue.browse import TaskFilter
 ENDED = ("EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCCEEDED")
 MOST = 10_000  # tasks that one call finds by a filter
 
+error_group_option = click.option(
+    "--error-group", metavar="ERROR", help="Whose error is of this group: see taskq errors."
+)
+
 
 def selection_options(function: Function) -> Function:
     """[SEQUENCE]... and the options that choose tasks."""
@@ -24,6 +28,7 @@ def selection_options(function: Function) -> Function:
         click.option("--size", type=COUNT, help="At most so many, the lowest sequences first."),
         click.option("--until", type=MOMENT, help="Pushed at this moment or before."),
         click.option("--since", type=MOMENT, help="Pushed since this moment: 2026-11-21T09:30, or 2h for 2 hours ago."),
+        error_group_option,
         click.option("--error", help="Whose error holds this text."),
         click.option("--reference", "-r", help="Of this reference."),
         click.option("--identifier", "-i", help="Of this identifier."),
@@ -70,12 +75,13 @@ def choose(
     identifier: str | None,
     reference: str | None,
     error: str | None,
+    error_group: str | None,
     since: datetime | timedelta | None,
     until: datetime | timedelta | None,
     size: int | None,
 ) -> Chosen:
     """Looks up what is chosen; nothing is locked, so that it may be other tasks a moment later."""
-    finer = (identifier, reference, error, since, until)
+    finer = (identifier, reference, error, error_group, since, until)
     if named:
         if state is not None or size is not None or any(finer):
             raise click.UsageError("tasks are named by sequence, or chosen by --state and the like: not both")
@@ -93,9 +99,11 @@ def choose(
         since=moment_at(since, now),
         until=moment_at(until, now),
         error=error,
+        error_group=error_group,
     )
     sequences, more = sequences_of(queue, topic, given, min(size or MOST, MOST))
-    said = {"identifier": identifier, "reference": reference, "error": error, "since": since, "until": until}
+    named_by = {"identifier": identifier, "reference": reference, "error": error, "error group": error_group}
+    said = {**named_by, "since": since, "until": until}
     what = ", ".join([f"state {state}", *(f"{name} {value}" for name, value in said.items() if value is not None)])
     return Chosen(
         {"sequences": sequences}, len(sequences), what, found=State[state], more=more and (size or MOST) >= MOST

@@ -39,6 +39,7 @@ class Filter(Body):
     since: datetime | None = None
     until: datetime | None = None
     error: str | None = Field(None, max_length=LONGEST)
+    error_group: str | None = Field(None, max_length=LONGEST)
 
     def for_queue(self) -> TaskFilter:
         """The same for the queue; refused where a moment has no time zone."""
@@ -54,6 +55,7 @@ class Filter(Body):
             self.since,
             self.until,
             self.error or None,
+            self.error_group or None,
         )
 
     def in_words(self) -> str:

@@ -65,7 +65,7 @@ def _states(given: TaskFilter, states: Sequence[State], action: str) -> Sequence
         return PURGED
     if states == WAITING:
         return WAITING
-    if given.error is not None:
+    if given.error is not None or given.error_group is not None:
         return TROUBLED
     raise Refusal(400, f"To {action} all that match, name their state.")
 

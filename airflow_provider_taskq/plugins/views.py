@@ -83,9 +83,11 @@ def _filter(
     since: Text = None,
     until: Text = None,
     error: Text = None,
+    error_group: Text = None,
 ) -> Filter:
     """The filter in a URL; a form's empty fields are none."""
-    given = {"state": state, "status": status, "identifier": identifier, "reference": reference, "error": error}
+    given = {"state": state, "status": status, "identifier": identifier, "reference": reference}
+    given |= {"error": error, "error_group": error_group}
     return Filter.model_validate({**given, "since": since or None, "until": until or None})
 
 
@@ -262,6 +264,13 @@ def health(conn_id: ConnId) -> Shape:
     with looking(conn_id) as queue:
         found = [{**_plain(each), "severity": each.severity.name.lower()} for each in queue.health()]
         return {"findings": found, **_stamp(queue)}
+
+
+@router.get("/{conn_id}/errors")
+def errors(conn_id: ConnId, topic: Name, size: Size = 20) -> Shape:
+    """The failures of a topic in groups by error, the largest first."""
+    with looking(conn_id) as queue:
+        return {"errors": [_plain(each) for each in queue.error_groups(topic, size)], **_stamp(queue)}
 
 
 @router.get("/{conn_id}/audit")

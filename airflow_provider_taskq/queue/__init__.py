@@ -18,7 +18,7 @@ from airflow_provider_taskq.queue.errors import (
     TaskQueueError,
     UnknownTopic,
 )
-from airflow_provider_taskq.queue.figures import Ends, Errors, HandlingTimes, Spread, StuckOwner
+from airflow_provider_taskq.queue.figures import Ends, ErrorGroup, Errors, HandlingTimes, Spread, StuckOwner
 from airflow_provider_taskq.queue.finding import Finding, Severity
 from airflow_provider_taskq.queue.log import Cursor, Events, partition_of, sequence_id
 from airflow_provider_taskq.queue.model import (
@@ -57,6 +57,7 @@ __all__ = [
     "Decision",
     "Ended",
     "Ends",
+    "ErrorGroup",
     "Errors",
     "Events",
     "Finding",

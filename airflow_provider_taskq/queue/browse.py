@@ -34,7 +34,8 @@ class TaskFilter:
     """Which tasks of a topic: every part may be None.
 
     `status` is a word of TaskInfo.status; `since` and `until` are about the push, both included; `error` is contained
-    in the error, in any case, and without a state looks among EXPIRED, FAILED and SUSPENDED tasks.
+    in the error, in any case, `error_group` is the group of it (ErrorGroup); without a state they look among EXPIRED,
+    FAILED and SUSPENDED tasks.
     """
 
     state: State | None = None
@@ -44,6 +45,7 @@ class TaskFilter:
     since: datetime | None = None
     until: datetime | None = None
     error: str | None = None
+    error_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,26 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Tasks of a topic that failed for the same reason.
+
+    `error` is the summary of their error with # in the place of identifiers and numbers, such as
+    `ValueError: no mailbox for #`. `failed` tasks FAILED, `retrying` ones are READY to be tried again, with `messages`
+    different summaries, of which `example` is the newest. `newest` is the highest sequence, `last_failed` when a task
+    FAILED last. `looked_at` is how many FAILED tasks of the topic were looked at, of all groups together.
+    """
+
+    error: str
+    failed: int
+    retrying: int
+    messages: int
+    example: str | None
+    newest: int
+    last_failed: datetime | None
+    looked_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class StuckOwner:
     """An owner that holds tasks under a lease that lapsed so long ago, and when it gave its last sign of life."""
 

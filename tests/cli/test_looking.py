@@ -1,6 +1,7 @@
 """What the verbs show, to people and to programs."""
 
 import json
+import shlex
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -293,3 +294,32 @@ def test_looking_needs_no_more_than_a_readers_rights(
     finally:
         busy.conn.execute("SELECT taskq.revoke_access('taskq_cli_reader')")
         busy.conn.execute("DROP ROLE taskq_cli_reader")
+
+
+def test_errors_groups_failures_and_names_the_command_that_retries_a_group(
+    run: Run, ask: Ask, queue: TaskQueue
+) -> None:
+    assert run("errors").stdout == "No task has failed.\n"
+    owner = queue.register("worker")
+    queue.push("work", [f"bad-{number}" for number in range(3)])
+    errors = [ValueError("no mailbox for bad-0"), ValueError("no mailbox for bad-1"), TimeoutError()]
+    tasks = queue.poll("work", owner, 3)
+    queue.complete(
+        owner, {task: Decision(Result.FAILURE, error=error) for task, error in zip(tasks, errors, strict=True)}
+    )
+    for words in (["errors"], ["errors", "work"]):
+        heading, _, first, second, hint = run(*words).stdout.splitlines()
+        assert heading.split() == ["topic", "failed", "error", "messages", "newest", "last"]
+        assert first.split()[:2] == ["work", "2"]
+        assert "ValueError: no mailbox for #" in first
+        assert "TimeoutError" in second
+        command = "taskq retry work --state FAILED --error-group 'ValueError: no mailbox for #'"
+        assert hint == f"To retry a group: {command}"
+    assert [(one["error"], one["failed"]) for one in ask("errors", "work")["errors"]] == [
+        ("ValueError: no mailbox for #", 2),
+        ("TimeoutError", 1),
+    ]
+    assert sequences(ask("ls", "work", "--error-group", "TimeoutError")) == [tasks[2].sequence]
+    assert ask(*shlex.split(command)[1:], "--yes")["revived"] == 2
+    assert [one["error"] for one in ask("errors", "work")["errors"]] == ["TimeoutError"]
+    assert ask("ls", "work", "--state", "READY")["tasks"][0]["error_summary"] is None

@@ -99,6 +99,24 @@ def test_all_that_match_are_retried_and_no_other(client: Client, acts: TaskQueue
     assert (shown["actor"], shown["role"], shown["count"]) == ("op", role, 3)
 
 
+def test_a_group_of_errors_is_retried_and_no_other_failure(client: Client, acts: TaskQueue) -> None:
+    ended(acts, Result.FAILURE, 3, "ValueError: no mailbox for 17")
+    ended(acts, Result.FAILURE, 2, "TimeoutError")
+    groups = client("viewer").get("/api/taskq_acts/errors", params={"topic": "work"}).json()["errors"]
+    assert [(each["error"], each["failed"]) for each in groups] == [
+        ("ValueError: no mailbox for #", 3),
+        ("TimeoutError", 2),
+    ]
+    given = {"state": "FAILED", "error_group": groups[0]["error"]}
+    listed = client("viewer").get("/api/taskq_acts/tasks", params={"topic": "work", **given}).json()["tasks"]
+    assert {task["error_summary"] for task in listed} == {"ValueError: no mailbox for 17"}
+    assert preview(client, "retry", filter=given)["count"] == len(listed) == 3
+    assert done(client, "retry", filter=given, expected=3) == 3
+    assert states(acts) == {State.READY: 3, State.FAILED: 2}
+    (line,) = acts.audit_trail()
+    assert line.what == "RESET of state FAILED, error_group ValueError: no mailbox for #"
+
+
 def test_a_selection_is_recreated_all_or_none(client: Client, acts: TaskQueue) -> None:
     tasks = ended(acts, Result.FAILURE, 2)
     (waiting,) = acts.push("work", ["waiting"])

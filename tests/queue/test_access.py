@@ -125,6 +125,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "timeline": lambda: queue.timeline("work", 1),
         "why": lambda: queue.why("work", 1),
         "health": queue.health,
+        "error_groups": lambda: queue.error_groups("work"),
         "audit_trail": queue.audit_trail,
         "create_topic": lambda: queue.create_topic("other"),
         "alter_topic": lambda: queue.alter_topic("work", TopicPolicy()),
@@ -155,7 +156,7 @@ ALLOWED = {
     },
     "reader": {
         *("topics", "policy", "owners", "ready", "task", "page", "latest", "count", "results", "resolve", "events"),
-        *("progress", "timeline", "why", "health", "audit_trail"),
+        *("progress", "timeline", "why", "health", "error_groups", "audit_trail"),
     },
 }
 

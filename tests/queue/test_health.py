@@ -11,13 +11,24 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.queue import Finding, NewTask, Owner, Result, Severity, TaskQueue, connect, install
+from airflow_provider_taskq.queue import (
+    Decision,
+    Finding,
+    NewTask,
+    Owner,
+    Result,
+    Severity,
+    TaskQueue,
+    connect,
+    install,
+)
 from tests.queue.conftest import InBackground, keeps_expired, lapse, numbered, pass_time, until
 
 SUBJECTS = {
     "bloated indexes",
     "dead rows",
     "dependencies",
+    "failures",
     "lapsed leases",
     "left behind",
     "numbers that run out",
@@ -318,3 +329,34 @@ def test_health_costs_the_same_however_many_tasks_wait(own_queue: TaskQueue) -> 
     assert row is not None
     plan = row[0][0]["Plan"]
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 5000
+
+
+def fail_tasks(queue: TaskQueue, owner: Owner, errors: list[str]) -> None:
+    """Fails a task with each error."""
+    queue.push("work", [f"customer-{number}" for number in range(len(errors))])
+    tasks = queue.poll("work", owner, len(errors))
+    made = (Decision(Result.FAILURE, error=error) for error in errors)
+    queue.complete(owner, dict(zip(tasks, made, strict=True)))
+
+
+def test_failures_of_the_last_hour_are_told_with_their_share_and_errors(queue: TaskQueue, owner: Owner) -> None:
+    fail_tasks(queue, owner, [*(f"ValueError: no mailbox for {number}" for number in range(4)), "A", "B", "C", "D"])
+    finding = found(queue, "failures")
+    assert (finding.severity, finding.value) == (Severity.CRITICAL, 8)
+    assert finding.detail == (
+        "topic 'work': 8 of 8 tasks that ended in the last hour FAILED (100.0 %): 4 x ValueError: no mailbox for #,"
+        " 1 x A, 1 x B and 2 other errors"
+    )
+    queue.push("work", [str(number) for number in range(24)])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 24), Result.SUCCESS))
+    finding = found(queue, "failures")
+    assert (finding.severity, finding.value) == (Severity.WARNING, 8)
+    assert "8 of 32 tasks that ended in the last hour FAILED (25.0 %)" in finding.detail
+
+
+def test_few_failures_and_old_ones_are_no_warning(queue: TaskQueue, owner: Owner) -> None:
+    fail_tasks(queue, owner, ["A"])
+    assert found(queue, "failures").severity is Severity.NOTICE
+    queue.conn.execute("UPDATE taskq.ended SET completed = completed - interval '2 hours'")
+    finding = found(queue, "failures")
+    assert (finding.severity, finding.detail) == (Severity.FINE, "no task has FAILED in the last hour")

@@ -1,7 +1,7 @@
 /** Where the user is: the URL says all of it, so that a link shows somebody else the same. */
 import { useCallback, useLocation, useMemo, useSearchParams } from "./host.js";
 
-export const FILTERS = ["state", "status", "identifier", "reference", "since", "until", "error", "order"];
+export const FILTERS = ["state", "status", "identifier", "reference", "since", "until", "error", "error_group", "order"];
 const KEPT = ["conn_id"];
 
 /** The search of a place; what is empty is left out. */

@@ -69,10 +69,10 @@ class BrowseVerbs(Caller):
         """The tasks that a filter finds beyond `after`, the newest or the oldest first; looks at `budget` rows."""
         rows = self._rows(
             "SELECT hits, looked_to FROM taskq.find_tasks(%s::text, %s::int, %s::text, %s::text, %s::text,"
-            " %s::timestamptz, %s::timestamptz, %s::text, %s::bigint, %s::boolean, %s::int, %s::int)",
+            " %s::timestamptz, %s::timestamptz, %s::text, %s::text, %s::bigint, %s::boolean, %s::int, %s::int)",
             (
                 *(topic, given.state, given.status, given.identifier, given.reference, given.since, given.until),
-                *(given.error, after, newest, int_size(size), int_size(budget)),
+                *(given.error, given.error_group, after, newest, int_size(size), int_size(budget)),
             ),
         )
         return Found(*rows[0])

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from airflow_provider_taskq.queue.figures import Ends, Errors, HandlingTimes, Spread, StuckOwner
+from airflow_provider_taskq.queue.bounds import int_size
+from airflow_provider_taskq.queue.figures import Ends, ErrorGroup, Errors, HandlingTimes, Spread, StuckOwner
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.wire import interval_text
 
@@ -34,6 +35,15 @@ class StatisticsVerbs(Caller):
     def errors(self, topic: str | None = None) -> list[Errors]:
         """The topics with tasks that failed and have not succeeded since, the one with the oldest first."""
         return [Errors(*row) for row in self._rows("SELECT * FROM taskq.errors(%s::text)", (topic,))]
+
+    def error_groups(self, topic: str, size: int = 100, *, budget: int = 10_000) -> list[ErrorGroup]:
+        """The errors of a topic's failed tasks in groups, the largest first: at most `size`.
+
+        Looks at the newest `budget` tasks that FAILED, and as many that are to be tried again. To list or revive the
+        tasks of a group, find them by `TaskFilter(state=State.FAILED, error_group=group.error)`.
+        """
+        call = "SELECT * FROM taskq.error_groups(%s::text, %s::int, %s::int)"
+        return [ErrorGroup(*row) for row in self._rows(call, (topic, int_size(size), int_size(budget)))]
 
     def stuck_owners(self, patience: timedelta = NONE) -> list[StuckOwner]:
         """Owners that hold tasks under a lease that lapsed longer ago than `patience`, the longest first."""

@@ -5,7 +5,7 @@ import { FILTERS } from "../place.js";
 import { useTyped } from "../typed.js";
 import { fromWall, toWall } from "../zone.js";
 
-const MORE = ["reference", "since", "until", "error"];
+const MORE = ["reference", "since", "until", "error", "error_group"];
 
 const STATES = [
   ["Waiting its turn", [["state:READY", "READY, all"], ["status:ready", "ready"], ["status:scheduled", "scheduled"], ["status:retrying", "retrying"], ["status:waiting", "waiting for others"]]],
@@ -87,6 +87,7 @@ export function Filter({ place, children }) {
       more ? field(Moment, "since", "Pushed since") : null,
       more ? field(Moment, "until", "Pushed until") : null,
       more ? field(Typed, "error", "Error contains") : null,
+      more ? field(Typed, "error_group", "Group of errors", { placeholder: "exactly" }) : null,
       h(
         UI.HStack,
         { gap: 2, gridColumn: { base: "1 / -1", md: "auto" } },

@@ -6,6 +6,7 @@ import { useLive } from "../live.js";
 import { Do, Facts, Part, Shown, State, Title } from "../parts.js";
 import { Rows } from "../table.js";
 import { atLeast, count, distance, duration, moment } from "../words.js";
+import { Errors } from "./errors.js";
 import { InAirflow } from "./in_airflow.js";
 import { TaskList } from "./tasks.js";
 
@@ -132,6 +133,7 @@ export function Topic({ conn, place, focus }) {
     { gap: 3, minW: 0 },
     h(Title, { focus, badge, aside }, place.topic),
     h(Shown, { of: topic, rows: 5 }, (data) => h(Overview, { data, place })),
+    topic.data && atLeast(topic.data.topic.failed) ? h(Errors, { conn, place, topic: place.topic }) : null,
     topic.data ? h(Fragment, null, h(Part, null, "Tasks"), h(TaskList, { conn, place, topic: place.topic })) : null,
     topic.data ? h(More, { topic: topic.data.topic, place }) : null,
   );

@@ -21,7 +21,7 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
     UNION ALL SELECT 'reader', unnest(ARRAY[
         'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task', 'timeline', 'why', 'throughput', 'latest', 'page', 'count', 'results', 'resolve',
         'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
-        'state_name', 'readers', 'statistics', 'handling_times', 'errors', 'stuck_owners', 'workers', 'worker_is_active',
+        'state_name', 'readers', 'statistics', 'handling_times', 'errors', 'error_groups', 'stuck_owners', 'workers', 'worker_is_active',
         'browse_topics', 'browse_owners', 'browse_holders', 'browse_locks', 'browse_readers', 'browse_ticks', 'browse_tasks', 'browse_held',
         'find_tasks', 'search_tasks', 'pushed_between', 'newest_of', 'dependencies_of', 'texts_of', 'audit_trail', 'count_lapsed'])
     UNION ALL SELECT 'operator', unnest(ARRAY[

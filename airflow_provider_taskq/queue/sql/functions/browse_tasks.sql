@@ -3,10 +3,11 @@
 -- Tasks of a topic by a filter, every part of which may be NULL, in order of sequence (p_newest: descending), beyond p_after. At most
 -- p_size, of p_budget rows that are looked at, in the index that leads to the fewest; looked_to: the last of these where there are
 -- more beyond. p_status is as in taskq.task_info; p_since and p_until are about the push, both included; p_error is contained in the
--- error, in any case, and without a state looks among EXPIRED, FAILED and SUSPENDED tasks.
+-- error, in any case, p_error_group is its group (taskq.error_group); without a state they look among EXPIRED, FAILED and SUSPENDED
+-- tasks.
 CREATE FUNCTION taskq.find_tasks(
     p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz, p_until timestamptz,
-    p_error text, p_after bigint, p_newest boolean, p_size int, p_budget int, OUT hits bigint[], OUT looked_to bigint
+    p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int, OUT hits bigint[], OUT looked_to bigint
 ) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -32,14 +33,14 @@ BEGIN
     IF v_state = 0 AND coalesce(p_identifier, p_reference) IS NULL THEN
         v_held := taskq.all_held(v_topic.topic_id, p_budget);
     END IF;
-    v_source := taskq.source_of(v_state, p_identifier, p_reference, p_error, v_held);
+    v_source := taskq.source_of(v_state, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
     v_walk := taskq.walk_of(v_source, v_order);
-    v_filter := taskq.filter_of(v_state, p_status, p_reference, p_since, p_until, p_error);
+    v_filter := taskq.filter_of(v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
     EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
                    taskq.joins_of(v_filter), v_filter, v_order)
         INTO hits
         USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held, greatest(p_size, 0), p_error,
-              v_topic.max_attempts, v_topic.paused, p_since, p_until;
+              v_topic.max_attempts, v_topic.paused, p_since, p_until, p_error_group;
     IF v_filter <> 'WHERE true' AND cardinality(hits) < p_size THEN
         EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET $7 - 1 LIMIT 1', v_walk)
             INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held;
@@ -94,8 +95,9 @@ BEGIN
         ELSE format('SELECT s.sequence FROM taskq.%I s WHERE s.topic_id = $1 AND %s', p_source, v_rest) END;
 END $$;
 
--- What the rows that are looked at have to meet; $10 error, $11 max_attempts, $12 whether the topic is paused, $13 since, $14 until.
-CREATE FUNCTION taskq.filter_of(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text)
+-- What the rows that are looked at have to meet; $10 error, $11 max_attempts, $12 whether the topic is paused, $13 since,
+-- $14 until, $15 group of errors.
+CREATE FUNCTION taskq.filter_of(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text)
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' AND ', 'WHERE true',
         CASE WHEN p_state = 0 THEN 'l.holder IS NOT NULL' WHEN p_state = 1 THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
@@ -108,7 +110,9 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
         CASE WHEN p_reference IS NOT NULL THEN 't.reference = $6' END,
         CASE WHEN p_since IS NOT NULL THEN 't.created >= $13' END,
         CASE WHEN p_until IS NOT NULL THEN 't.created <= $14' END,
-        CASE WHEN p_error IS NOT NULL THEN 'strpos(lower(coalesce(l.error, e.error)), lower($10)) > 0' END)
+        CASE WHEN p_error IS NOT NULL THEN 'strpos(lower(coalesce(l.error, e.error)), lower($10)) > 0' END,
+        CASE WHEN p_error_group IS NOT NULL THEN
+            'taskq.error_group(coalesce(l.error_summary, e.error_summary), coalesce(l.identifier, e.identifier)) = $15' END)
 $$;
 
 -- The tables that a filter asks.

@@ -1,4 +1,4 @@
--- Health of the work: leases that nobody takes back, topics that nobody serves, tasks that wait for ever.
+-- Health of the work: leases that nobody takes back, topics that nobody serves, tasks that wait for ever, and failures.
 
 -- Leases that lapsed and that no expire() has taken since.
 CREATE FUNCTION taskq.health_of_leases(p_patience interval)
@@ -244,4 +244,43 @@ BEGIN
     RETURN QUERY SELECT taskq.severity(v_owners, 100000, 1000000, 'Infinity'), 'left behind',
         format('some %s owners are known; taskq.purge_owners() forgets those that hold nothing and gave no sign of life for long', v_owners),
         v_owners, NULL::int;
+END $$;
+
+-- Tasks that FAILED in the last hour: a row for each of the ten topics with most of them, with their share in what ended and their errors
+-- in groups. What ended is an estimate where there is much of it (taskq.throughput); the failures are those among the topic's
+-- newest 1,000. From a tenth on it is a warning, from a half on critical; fewer than 5 are a notice.
+CREATE FUNCTION taskq.health_of_failures()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+DECLARE
+    v_since  timestamptz := clock_timestamp() - interval '1 hour';
+    v_topic  record;
+    v_failed bigint;
+    v_ended  bigint;
+    v_errors text;
+    v_topics int := 0;
+BEGIN
+    FOR v_topic IN
+        SELECT p.topic_id, p.name, sum(n.count) FILTER (WHERE n.state = 3) AS failed, sum(n.count)::bigint AS ended
+        FROM taskq.throughput('1 hour', 1) n JOIN taskq.topic p ON p.name = n.topic WHERE n.state BETWEEN 3 AND 6
+        GROUP BY p.topic_id, p.name HAVING count(*) FILTER (WHERE n.state = 3) > 0 ORDER BY 3 DESC, 2 LIMIT 10
+    LOOP
+        SELECT sum(f.failed), string_agg(format('%s x %s', f.failed, f.error_group), ', ' ORDER BY f.failed DESC, f.error_group) FILTER (WHERE f.place <= 3)
+            || CASE WHEN count(*) > 3 THEN format(' and %s other errors', count(*) - 3) ELSE '' END
+        INTO v_failed, v_errors
+        FROM (SELECT g.failed, g.error_group, row_number() OVER (ORDER BY g.failed DESC, g.error_group) AS place
+              FROM taskq.failed_groups(v_topic.topic_id, v_since, 1000) g) f;
+        CONTINUE WHEN v_failed IS NULL;
+        v_topics := v_topics + 1;
+        v_failed := CASE WHEN v_failed < 1000 THEN v_failed ELSE greatest(v_failed, v_topic.failed) END;
+        v_ended := greatest(v_topic.ended, v_failed);
+        severity := CASE WHEN v_failed < 5 THEN 'notice' ELSE taskq.severity(v_failed::numeric / v_ended, 0, 0.1, 0.5) END;
+        subject := 'failures';
+        detail := format('topic %L: %s of %s tasks that ended in the last hour FAILED (%s %%): %s', v_topic.name, v_failed, v_ended,
+                         round(100.0 * v_failed / v_ended, 1), v_errors);
+        value := v_failed;
+        RETURN NEXT;
+    END LOOP;
+    IF v_topics = 0 THEN
+        RETURN QUERY SELECT 'fine', 'failures', 'no task has FAILED in the last hour', 0::bigint, NULL::int;
+    END IF;
 END $$;

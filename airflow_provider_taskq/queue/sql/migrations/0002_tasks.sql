@@ -58,6 +58,8 @@ CREATE INDEX live_ready ON taskq.live (topic_id, priority DESC, available_at, se
 CREATE INDEX live_waiting ON taskq.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL AND waits > 0;
 CREATE INDEX live_probing ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits = 2;
 CREATE INDEX live_held ON taskq.live (holder, sequence) WHERE holder IS NOT NULL;
+-- Retries that wait, for those who look through them. No claim enters or leaves it but that of a retry.
+CREATE INDEX live_retrying ON taskq.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;
 -- The turn of an identifier: its ACTIVE tasks first (holder is not null), then its attempted ones by sequence.
 CREATE INDEX live_turn ON taskq.live (identifier, topic_id, holder, sequence) WHERE attempt > 0;
 -- The lane of an identifier: its READY tasks as they are polled. On topic_id::bigint, so that whoever asks for topic_id

@@ -1,0 +1,87 @@
+"""Groups of failures: tasks that failed for the same reason, whatever their identifiers and numbers."""
+
+import pytest
+
+from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, RetryPolicy, State, TaskQueue, TopicPolicy
+from airflow_provider_taskq.queue.browse import TaskFilter
+from tests.queue.conftest import known
+
+
+def fail(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str | None]) -> list[int]:
+    """Fails a task for each identifier with its error; their sequences."""
+    queue.push("work", [NewTask(identifier) for identifier in errors])
+    held = queue.poll("work", owner, len(errors))
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=errors[task.identifier]) for task in held})
+    return [task.sequence for task in held]
+
+
+@pytest.mark.parametrize(
+    ("summary", "identifier", "group"),
+    [
+        ("ValueError: no mailbox for bad-1", "bad-1", "ValueError: no mailbox for #"),
+        ("ValueError: no mailbox for jane", "jane", "ValueError: no mailbox for #"),
+        ("ValueError: no mailbox for bad-17", "a", "ValueError: no mailbox for bad-#"),
+        ("TimeoutError", "a", "TimeoutError"),
+        ("S3Error: no bucket b2", "a", "S3Error: no bucket #"),
+        ("S3Error", "S3Error", "S3Error"),
+        ("KeyError: '9f86d081-abcd-abcd-abcd-a3bf4f1b2b0b'", "a", "KeyError: '#'"),
+        ("OSError: 10.0.0.1:5432 at 2026-11-22T10:04:35.123Z", "a", "OSError: # at #"),
+        ("orders.mail.Bounced: a of b.c", "a", "orders.mail.Bounced: a of b.c"),
+        ("it broke 3 times", "a", "it broke # times"),
+        (None, "a", "no error given"),
+    ],
+)
+def test_what_differs_from_task_to_task_is_left_out_of_the_group(
+    queue: TaskQueue, summary: str | None, identifier: str, group: str
+) -> None:
+    found = queue.conn.execute("SELECT taskq.error_group(%s::text, %s::text)", (summary, identifier)).fetchone()
+    assert found == (group,)
+
+
+def test_the_largest_group_comes_first_with_its_newest_example(queue: TaskQueue, owner: Owner) -> None:
+    many = {f"bad-{number}": ValueError(f"no mailbox for bad-{number}") for number in range(3)}
+    *_, newest, _, last = fail(queue, owner, {**many, "slow": TimeoutError(), "silent": None})
+    first, *others = queue.error_groups("work")
+    assert (first.error, first.failed, first.retrying, first.messages) == ("ValueError: no mailbox for #", 3, 0, 3)
+    assert (first.example, first.newest, first.looked_at) == ("ValueError: no mailbox for bad-2", newest, 5)
+    assert first.last_failed is not None
+    assert [(one.error, one.failed, one.example) for one in others] == [
+        ("TimeoutError", 1, "TimeoutError"),
+        ("no error given", 1, None),
+    ]
+    assert others[1].newest == last
+    assert queue.error_groups("work", 1) == [first]
+
+
+def test_tasks_that_are_to_be_tried_again_count_in_their_group(queue: TaskQueue, owner: Owner) -> None:
+    fail(queue, owner, {"a": ValueError("for aa1"), "b": ValueError("for b2")})
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
+    fail(queue, owner, {"c": ValueError("for c3"), "d": KeyError("x")})
+    assert [(one.error, one.failed, one.retrying) for one in queue.error_groups("work")] == [
+        ("ValueError: for #", 2, 1),
+        ("KeyError: 'x'", 0, 1),
+    ]
+
+
+def test_only_the_newest_failures_are_looked_at(queue: TaskQueue, owner: Owner) -> None:
+    fail(queue, owner, {"a": ValueError("a"), "b": KeyError("b"), "c": KeyError("b")})
+    assert [(one.error, one.failed, one.looked_at) for one in queue.error_groups("work", budget=2)] == [
+        ("KeyError: 'b'", 2, 2)
+    ]
+
+
+def test_a_filter_finds_exactly_the_tasks_of_a_group(queue: TaskQueue, owner: Owner) -> None:
+    errors = {f"bad-{number}": ValueError(f"no mailbox for bad-{number}") for number in range(3)}
+    sequences = fail(queue, owner, {**errors, "slow": TimeoutError(), "silent": None})
+    group = TaskFilter(state=State.FAILED, error_group="ValueError: no mailbox for #")
+    assert queue.find_tasks("work", group, newest=False).sequences == sequences[:3]
+    assert queue.find_tasks("work", TaskFilter(error_group="TimeoutError")).sequences == [sequences[3]]
+    assert queue.find_tasks("work", TaskFilter(error_group="no error given")).sequences == [sequences[4]]
+
+
+def test_reviving_what_a_group_finds_leaves_the_other_failures_alone(queue: TaskQueue, owner: Owner) -> None:
+    first, second, other = fail(queue, owner, {"a": ValueError("at 1"), "b": ValueError("at 2"), "c": KeyError("x")})
+    found = queue.find_tasks("work", TaskFilter(state=State.FAILED, error_group="ValueError: at #"))
+    assert set(queue.revive("work", sequences=found.sequences)) == {first, second}
+    assert [one.error for one in queue.error_groups("work")] == ["KeyError: 'x'"]
+    assert known(queue, other).state is State.FAILED
