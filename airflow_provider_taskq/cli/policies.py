@@ -1,7 +1,6 @@
 """A topic's policy as options, and as names and values."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,10 +8,9 @@ import click
 
 from airflow_provider_taskq.cli.parameters import COUNT, DURATION, OPTIONAL_DURATION, Choice, Function, Number
 from airflow_provider_taskq.cli.words import exactly
-from airflow_provider_taskq.queue import RetryPolicy, TopicPolicy
+from airflow_provider_taskq.queue import TopicPolicy
+from airflow_provider_taskq.queue.policy import policy_fields
 
-_RETRY = ("max_attempts", "base", "factor", "max_delay", "horizon", "max_elapsed", "jitter", "probe")
-_REST = ("on_expiry", "max_crashes", "max_payload_bytes", "ttl")
 _OPTIONS = (
     click.option("--max-attempts", type=COUNT, help="Failures until it is given up."),
     click.option("--base", type=DURATION, help="Delay after the first failure."),
@@ -38,27 +36,18 @@ def policy_options(function: Function) -> Function:
     return made
 
 
-def changed(policy: TopicPolicy, given: Mapping[str, Any]) -> TopicPolicy:
-    """The policy with what was given in its place; the word `none` takes a limit away."""
-    values: dict[str, Any] = {
-        name: None if value == "none" else value for name, value in given.items() if value is not None
-    }
-    retry: RetryPolicy = replace(policy.retry, **{name: values[name] for name in _RETRY if name in values})
-    return replace(policy, retry=retry, **{name: values[name] for name in _REST if name in values})
+def policy_changes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that were given; the word `none` takes a limit away."""
+    return {name: None if value == "none" else value for name, value in given.items() if value is not None}
 
 
 def policy_document(policy: TopicPolicy) -> dict[str, Any]:
     """The policy by name, durations in seconds."""
-    return dict(_values(policy))
+    return policy_fields(policy)
 
 
 def policy_facts(policy: TopicPolicy) -> Iterator[tuple[str, object]]:
     """The policy by name, durations as the options take them."""
-    for name, value in _values(policy):
+    for name, value in policy_fields(policy).items():
         shown = exactly(value) if isinstance(value, timedelta) else value
         yield name.replace("_", " "), "none" if shown is None else "no" if shown is False else shown
-
-
-def _values(policy: TopicPolicy) -> Iterator[tuple[str, Any]]:
-    yield from ((name, getattr(policy.retry, name)) for name in _RETRY)
-    yield from ((name, getattr(policy, name)) for name in _REST)

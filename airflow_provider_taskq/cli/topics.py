@@ -9,10 +9,10 @@ from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_r
 from airflow_provider_taskq.cli.output import facts, table
 from airflow_provider_taskq.cli.parameters import dry_run_option, topic_argument, yes_option
 from airflow_provider_taskq.cli.partitions import partition
-from airflow_provider_taskq.cli.policies import changed, policy_document, policy_facts, policy_options
+from airflow_provider_taskq.cli.policies import policy_changes, policy_document, policy_facts, policy_options
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
-from airflow_provider_taskq.queue import TopicPolicy, UnknownTopic
+from airflow_provider_taskq.queue import UnknownTopic
 
 
 @click.group(
@@ -46,9 +46,8 @@ def _list(session: Session, search: str | None) -> None:
 @click.pass_obj
 def create(session: Session, /, topic: str, **given: Any) -> None:
     """Creates, and says whether it is new."""
-    policy = changed(TopicPolicy(), given)
     with session.acting() as queue:
-        new = queue.create_topic(topic, policy)
+        new = queue.create_topic(topic, **policy_changes(given))
         if new:
             note(queue, "create", topic, "the topic", 1)
     said = f"Created topic {topic}." if new else f"Topic {topic} exists, and was left as it is."
@@ -62,12 +61,13 @@ def create(session: Session, /, topic: str, **given: Any) -> None:
 @click.pass_obj
 def alter(session: Session, /, topic: str, dry_run: bool, **given: Any) -> None:
     """Alters, and shows the whole policy."""
-    if all(value is None for value in given.values()):
+    changes = policy_changes(given)
+    if not changes:
         raise click.UsageError("say what to change: --max-attempts, --base, ...")
     with session.acting(dry_run=dry_run) as queue:
-        policy = changed(queue.policy(topic), given)
-        queue.alter_topic(topic, policy)
-        note(queue, "alter", topic, ", ".join(name for name, value in given.items() if value is not None), 1)
+        queue.alter_topic(topic, **changes)
+        policy = queue.policy(topic)
+        note(queue, "alter", topic, ", ".join(changes), 1)
     said = f"The policy of {topic} {'would be' if dry_run else 'is now'}:"
     document = {"topic": topic, "policy": policy_document(policy), "dry_run": dry_run}
     session.answer(document, said, facts(policy_facts(policy)))

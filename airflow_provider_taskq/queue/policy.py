@@ -1,9 +1,13 @@
 """Policies: how a topic retries, and what becomes of tasks whose owner vanished."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self, TypedDict
+
+from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
+from airflow_provider_taskq.queue.errors import InvalidArgument
 
 UNLIMITED = 2**31 - 1
 
@@ -99,3 +103,80 @@ class TopicPolicy:
     max_crashes: int = 3
     max_payload_bytes: int = 262_144
     ttl: timedelta | None = None
+
+
+class PolicyChanges(TypedDict, total=False):
+    """Fields of a policy to change: those of TopicPolicy and of its RetryPolicy; durations also as `90s` or seconds.
+
+    `retry` stands for all fields of the RetryPolicy; a field that is given as well counts more.
+    """
+
+    retry: RetryPolicy
+    max_attempts: int
+    base: DurationLike
+    factor: float
+    max_delay: DurationLike
+    horizon: DurationLike | None
+    max_elapsed: DurationLike | None
+    jitter: float
+    probe: bool
+    on_expiry: str
+    max_crashes: int
+    max_payload_bytes: int
+    ttl: DurationLike | None
+
+
+_RETRY_FIELDS = tuple(each.name for each in fields(RetryPolicy))
+_TOPIC_FIELDS = tuple(each.name for each in fields(TopicPolicy) if each.name != "retry")
+_DURATIONS = {"base", "max_delay", "horizon", "max_elapsed", "ttl"}
+_OPTIONAL = {"horizon", "max_elapsed", "ttl"}
+_TYPES: Mapping[str, tuple[type[Any], str]] = {
+    "max_attempts": (int, "an integer"),
+    "factor": (int | float, "a number"),  # type: ignore[dict-item]  # isinstance() takes it
+    "jitter": (int | float, "a number"),  # type: ignore[dict-item]
+    "probe": (bool, "True or False"),
+    "on_expiry": (str, "a text"),
+    "max_crashes": (int, "an integer"),
+    "max_payload_bytes": (int, "an integer"),
+}
+
+
+def policy_fields(policy: TopicPolicy) -> dict[str, Any]:
+    """All fields of a policy by name, those of its RetryPolicy first."""
+    return {
+        **{name: getattr(policy.retry, name) for name in _RETRY_FIELDS},
+        **{name: getattr(policy, name) for name in _TOPIC_FIELDS},
+    }
+
+
+def changed_fields(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that changes name, `retry` replaced by its fields; InvalidArgument for an unknown or a wrong field."""
+    named = dict(changes)
+    retry = named.pop("retry", None)
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise InvalidArgument(f"retry is a {type(retry).__name__}, not a RetryPolicy")
+    if unknown := sorted(named.keys() - {*_RETRY_FIELDS, *_TOPIC_FIELDS}):
+        known = ", ".join(("retry", *_RETRY_FIELDS, *_TOPIC_FIELDS))
+        raise InvalidArgument(f"unknown field {', '.join(map(repr, unknown))} of a policy: expected one of {known}")
+    of_retry = {} if retry is None else {name: getattr(retry, name) for name in _RETRY_FIELDS}
+    return {**of_retry, **{name: _field(name, value) for name, value in named.items()}}
+
+
+def changed_policy(policy: TopicPolicy, changes: Mapping[str, Any]) -> TopicPolicy:
+    """The policy with the fields that changes name."""
+    values = {**policy_fields(policy), **changed_fields(changes)}
+    return TopicPolicy(
+        RetryPolicy(**{name: values[name] for name in _RETRY_FIELDS}), **{name: values[name] for name in _TOPIC_FIELDS}
+    )
+
+
+def _field(name: str, value: Any) -> Any:
+    """The value of a field, a duration as a timedelta; InvalidArgument for a value of another type."""
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _DURATIONS and isinstance(value, timedelta | int | float | str) and not isinstance(value, bool):
+        return to_timedelta(value)
+    kind, expected = _TYPES.get(name, (timedelta, "a duration"))
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidArgument(f"{name} is a {type(value).__name__}, not {expected}")
+    return value

@@ -208,8 +208,8 @@ def test_a_duration_of_ten_years_is_stored_and_a_longer_one_refused(queue: TaskQ
         "taskq.push('work', 'APPEND', ARRAY['a'], p_ttls => ARRAY[{}]::interval[])",
         "taskq.push_one('work', 'a', NULL, NULL, NULL, {}, NULL, 0)",
         "taskq.push_one('work', 'a', NULL, NULL, NULL, NULL, {}, 0)",
-        "taskq.alter_topic('work', 1, {}, 2, '1 day', NULL, NULL, 0, false, 'redeliver', 3, 1000, NULL)",
-        "taskq.alter_topic('work', 1, '1 s', 2, {}, NULL, NULL, 0, false, 'redeliver', 3, 1000, NULL)",
+        "taskq.alter_topic('work', jsonb_build_object('base', {}))",
+        "taskq.alter_topic('work', jsonb_build_object('max_delay', {}))",
     ],
 )
 def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: str) -> None:

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
+    InvalidArgument,
     NotHeld,
     Owner,
     Result,
@@ -68,6 +70,88 @@ def test_an_altered_topic_has_the_new_policy(queue: TaskQueue) -> None:
     assert queue.policy("work") == RICH
     queue.alter_topic("work", replace(RICH, ttl=None))
     assert queue.policy("work").ttl is None
+
+
+def test_altering_a_field_keeps_the_others(queue: TaskQueue) -> None:
+    queue.alter_topic("work", RICH)
+    queue.alter_topic("work", max_crashes=9)
+    assert queue.policy("work") == replace(RICH, max_crashes=9)
+    queue.alter_topic("work", max_attempts=8, ttl=None, on_expiry="redeliver", jitter=0, probe=True)
+    retry = replace(RICH.retry, max_attempts=8, jitter=0.0, probe=True)
+    assert queue.policy("work") == replace(RICH, retry=retry, max_crashes=9, ttl=None, on_expiry="redeliver")
+
+
+def test_altering_the_retry_policy_changes_all_of_its_fields_and_no_other(queue: TaskQueue) -> None:
+    queue.alter_topic("work", RICH)
+    queue.alter_topic("work", retry=RetryPolicy(max_attempts=2))
+    assert queue.policy("work") == replace(RICH, retry=RetryPolicy(max_attempts=2))
+    queue.alter_topic("work", retry=RetryPolicy(max_attempts=2), max_attempts=3)
+    assert queue.policy("work").retry == RetryPolicy(max_attempts=3)
+
+
+def test_durations_of_a_policy_may_be_texts_and_seconds(queue: TaskQueue) -> None:
+    queue.alter_topic("work", base="90s", ttl=10, horizon=timedelta(days=1))
+    policy = queue.policy("work")
+    assert (policy.retry.base, policy.ttl) == (timedelta(seconds=90), timedelta(seconds=10))
+    assert policy.retry.horizon == timedelta(days=1)
+
+
+def test_a_topic_is_created_with_the_fields_that_are_named(queue: TaskQueue) -> None:
+    assert queue.create_topic("orders", max_attempts=5, base="2m", ttl=60)
+    retry = RetryPolicy(max_attempts=5, base=timedelta(minutes=2))
+    assert queue.policy("orders") == TopicPolicy(retry, ttl=timedelta(minutes=1))
+
+
+def test_fields_that_are_altered_at_the_same_time_are_all_kept(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[None]
+) -> None:
+    queue.alter_topic("work", RICH)
+    session.alter_topic("work", max_attempts=2)
+    other = open_queue()
+    waiting = background(lambda: other.alter_topic("work", max_crashes=2))
+    await_lock_wait(queue.conn, other)
+    session.conn.commit()
+    waiting.result(60)
+    other.conn.commit()
+    assert queue.policy("work") == replace(RICH, retry=replace(RICH.retry, max_attempts=2), max_crashes=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "either a policy, or the fields to change"),
+        ({"policy": RICH, "max_attempts": 5}, "either a policy, or the fields to change"),
+        ({"max_atempts": 5}, "unknown field 'max_atempts' of a policy: expected one of retry, max_attempts, base"),
+        ({"max_attempts": "5"}, "max_attempts is a str, not an integer"),
+        ({"max_attempts": True}, "max_attempts is a bool, not an integer"),
+        ({"max_attempts": 10**12}, "out of range"),
+        ({"base": None}, "base is a NoneType, not a duration"),
+        ({"base": "later"}, "invalid duration 'later'"),
+        ({"retry": {"max_attempts": 5}}, "retry is a dict, not a RetryPolicy"),
+    ],
+)
+def test_a_change_that_is_none_of_a_policy_is_refused(queue: TaskQueue, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        queue.alter_topic("work", **changes)
+    assert queue.policy("work") == TopicPolicy()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_attempts": 0}, {"factor": float("inf")}, {"jitter": 1.5}, {"base": -1}, {"on_expiry": "explode"}],
+    ids=["max_attempts", "factor", "jitter", "base", "on_expiry"],
+)
+def test_a_change_that_makes_no_sense_is_refused(queue: TaskQueue, changes: dict[str, Any]) -> None:
+    with pytest.raises(TaskQueueError, match=r"out of its range|has to be 0 or more"):
+        queue.alter_topic("work", **changes)
+    assert queue.policy("work") == TopicPolicy()
+
+
+@pytest.mark.parametrize("changes", ["[]", "5", "null", '{"max_atempts": 5}', '{"name": "other"}', '{"topic_id": 7}'])
+def test_sql_refuses_changes_that_are_no_fields_of_a_policy(queue: TaskQueue, changes: str) -> None:
+    with pytest.raises(psycopg.Error) as refusal:
+        queue.conn.execute("SELECT taskq.alter_topic('work', %s::jsonb)", (changes,))
+    assert refusal.value.sqlstate == "TQ008"
 
 
 def test_topics_are_listed_in_alphabetical_order(queue: TaskQueue) -> None:

@@ -1,8 +1,18 @@
 """Topics: create, alter, drop, pause (sql/functions/topic.sql)."""
 
-from typing import Any
+import json
+from datetime import timedelta
+from typing import Any, Unpack
 
-from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
+from airflow_provider_taskq.queue.errors import InvalidArgument
+from airflow_provider_taskq.queue.policy import (
+    PolicyChanges,
+    RetryPolicy,
+    TopicPolicy,
+    changed_fields,
+    changed_policy,
+    policy_fields,
+)
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.wire import interval_text
 
@@ -10,23 +20,37 @@ from airflow_provider_taskq.queue.wire import interval_text
 class TopicVerbs(Caller):
     """What can be done to a topic as a whole."""
 
-    def create_topic(self, topic: str, policy: TopicPolicy = TopicPolicy()) -> bool:  # noqa: B008 - frozen
-        """Creates a topic; False, and the topic is left as it is, where it exists."""
+    def create_topic(
+        self,
+        topic: str,
+        policy: TopicPolicy = TopicPolicy(),  # noqa: B008 - frozen
+        **changes: Unpack[PolicyChanges],
+    ) -> bool:
+        """Creates a topic; False, and the topic is left as it is, if it exists.
+
+        `changes` are fields that differ from `policy`: `create_topic("orders", max_attempts=5)`.
+        """
         return bool(
             self._value(
                 "SELECT taskq.create_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
                 " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval)",
-                (topic, *_columns(policy)),
+                (topic, *map(_stored, policy_fields(changed_policy(policy, changes)).values())),
             )
         )
 
-    def alter_topic(self, topic: str, policy: TopicPolicy) -> None:
-        """Replaces a topic's policy; what is already scheduled keeps its time."""
-        self._rows(
-            "SELECT taskq.alter_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
-            " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval)",
-            (topic, *_columns(policy)),
-        )
+    def alter_topic(self, topic: str, policy: TopicPolicy | None = None, **changes: Unpack[PolicyChanges]) -> None:
+        """Changes a topic's policy; what is already scheduled keeps its time.
+
+        Either `policy` replaces the whole policy, or `changes` name the fields to change, and the others stay as they
+        are, also if another transaction changes these at the same time: `alter_topic("orders", max_attempts=5)`.
+        The names are the fields of TopicPolicy and of RetryPolicy; `retry=RetryPolicy(...)` changes all of the latter.
+        Durations may be texts such as `90s`. UnknownTopic; InvalidArgument for an unknown or a wrong field.
+        """
+        if (policy is None) == (not changes):
+            raise InvalidArgument("alter_topic takes either a policy, or the fields to change such as max_attempts=5")
+        altered = changed_fields(changes) if policy is None else policy_fields(policy)
+        document = json.dumps({name: _as_text(value) for name, value in altered.items()})
+        self._rows("SELECT taskq.alter_topic(%s::text, %s::jsonb)", (topic, document))
 
     def topics(self) -> list[str]:
         """The names of all topics, in alphabetical order."""
@@ -61,20 +85,11 @@ class TopicVerbs(Caller):
         return bool(self._value("SELECT taskq.set_paused(%s::text, false)", (topic,)))
 
 
-def _columns(policy: TopicPolicy) -> tuple[Any, ...]:
-    """A policy in the order of the arguments of taskq.create_topic."""
-    retry = policy.retry
-    return (
-        retry.max_attempts,
-        interval_text(retry.base),
-        retry.factor,
-        interval_text(retry.max_delay),
-        interval_text(retry.horizon),
-        interval_text(retry.max_elapsed),
-        retry.jitter,
-        retry.probe,
-        policy.on_expiry,
-        policy.max_crashes,
-        policy.max_payload_bytes,
-        interval_text(policy.ttl),
-    )
+def _stored(value: Any) -> Any:
+    """The value of a field of a policy as an argument of a function of SQL."""
+    return interval_text(value) if isinstance(value, timedelta) else value
+
+
+def _as_text(value: Any) -> str | bool | None:
+    """The same in JSON: as a text, as JSON has no infinite numbers."""
+    return value if value is None or isinstance(value, bool) else str(_stored(value))

@@ -34,23 +34,45 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Replaces a topic's policy; what is already scheduled keeps its time.
-CREATE FUNCTION taskq.alter_topic(
-    p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,
-    p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean,
-    p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval
-) RETURNS void LANGUAGE plpgsql AS $$
+-- Changes those fields of a topic's policy that the JSON object names, and keeps the others: {"max_attempts": 5, "ttl": "90 s"}.
+-- Concurrent changes of one topic wait for each other, so that none is lost. What is already scheduled keeps its time.
+CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic taskq.topic := taskq.find_topic(p_topic);
+    v_topic   taskq.topic := taskq.find_topic(p_topic);
+    v_altered taskq.topic;
 BEGIN
-    PERFORM taskq.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
+    PERFORM taskq.check_policy_fields(p_topic, p_changes);
+    SELECT * INTO v_topic FROM taskq.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        PERFORM taskq.refuse('TQ001', format('topic %L was dropped at this moment', p_topic));
+    END IF;
+    v_altered := jsonb_populate_record(v_topic, p_changes);
+    PERFORM taskq.check_policy(p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl);
     UPDATE taskq.topic SET
-        max_attempts = p_max_attempts, base = p_base, factor = p_factor, max_delay = p_max_delay,
-        horizon = p_horizon, max_elapsed = p_max_elapsed, jitter = p_jitter, probe = p_probe,
-        on_expiry = p_on_expiry, max_crashes = p_max_crashes, max_payload_bytes = p_max_payload_bytes, ttl = p_ttl
-    WHERE name = p_topic;
-    IF p_probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
+        max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor, max_delay = v_altered.max_delay,
+        horizon = v_altered.horizon, max_elapsed = v_altered.max_elapsed, jitter = v_altered.jitter, probe = v_altered.probe,
+        on_expiry = v_altered.on_expiry, max_crashes = v_altered.max_crashes, max_payload_bytes = v_altered.max_payload_bytes,
+        ttl = v_altered.ttl
+    WHERE topic_id = v_topic.topic_id;
+    IF v_altered.probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
         UPDATE taskq.live SET waits = 2 WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= 0;
+    END IF;
+END $$;
+
+-- Refuses changes of a policy that are not a JSON object of its fields (TQ008).
+CREATE FUNCTION taskq.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter', 'probe', 'on_expiry',
+                              'max_crashes', 'max_payload_bytes', 'ttl'];
+    v_unknown text;
+BEGIN
+    IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN
+        PERFORM taskq.refuse('TQ008', format('topic %L: changes of a policy are a JSON object', p_topic));
+    END IF;
+    SELECT string_agg(quote_literal(k), ', ' ORDER BY k) INTO v_unknown FROM jsonb_object_keys(p_changes) k WHERE k <> ALL (v_fields);
+    IF v_unknown IS NOT NULL THEN
+        PERFORM taskq.refuse('TQ008', format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
+                                             array_to_string(v_fields, ', ')));
     END IF;
 END $$;
 
