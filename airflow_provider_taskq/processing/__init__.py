@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.processing.activation import PersistentWorker
+    from airflow_provider_taskq.processing.batches import Batches
     from airflow_provider_taskq.processing.composite import Composite, CompositeClosed, Mode
     from airflow_provider_taskq.processing.finishing import WorkerStopped
     from airflow_provider_taskq.processing.handling import (
@@ -23,25 +24,31 @@ if TYPE_CHECKING:
         batch,
         each,
     )
+    from airflow_provider_taskq.processing.health import Health, Signal
     from airflow_provider_taskq.processing.limiter import Bounded, Limiter, NoLimit, Prioritised
     from airflow_provider_taskq.processing.listener import FatalListener, WorkerListener
+    from airflow_provider_taskq.processing.reader import Group, Reader, Readers
     from airflow_provider_taskq.processing.settings import Pending
     from airflow_provider_taskq.processing.settling import settle
     from airflow_provider_taskq.processing.statistics import WorkerStatistics
     from airflow_provider_taskq.processing.stuck import HandlerStuck
     from airflow_provider_taskq.processing.supplement import SupplementError
+    from airflow_provider_taskq.processing.ticker import Ticker
     from airflow_provider_taskq.processing.work import FollowUp, Release, Work, tagged
     from airflow_provider_taskq.processing.worker import Worker
 
 __all__ = [
     "BatchHandler",
+    "Batches",
     "Bounded",
     "Composite",
     "CompositeClosed",
     "FatalListener",
     "FollowUp",
     "ForeignDecision",
+    "Group",
     "HandlerStuck",
+    "Health",
     "Limiter",
     "Mode",
     "NoLimit",
@@ -49,9 +56,13 @@ __all__ = [
     "Pending",
     "PersistentWorker",
     "Prioritised",
+    "Reader",
+    "Readers",
     "Release",
+    "Signal",
     "SupplementError",
     "TaskResultException",
+    "Ticker",
     "Work",
     "Worker",
     "WorkerListener",
@@ -66,13 +77,16 @@ __all__ = [
 # Where each name lives: loaded when it is asked for, so that a worker of functions loads no composite and no reader.
 _HOMES = {
     "BatchHandler": "handling",
+    "Batches": "batches",
     "Bounded": "limiter",
     "Composite": "composite",
     "CompositeClosed": "composite",
     "FatalListener": "listener",
     "FollowUp": "work",
     "ForeignDecision": "handling",
+    "Group": "reader",
     "HandlerStuck": "stuck",
+    "Health": "health",
     "Limiter": "limiter",
     "Mode": "composite",
     "NoLimit": "limiter",
@@ -80,9 +94,13 @@ _HOMES = {
     "Pending": "settings",
     "PersistentWorker": "activation",
     "Prioritised": "limiter",
+    "Reader": "reader",
+    "Readers": "reader",
     "Release": "work",
+    "Signal": "health",
     "SupplementError": "supplement",
     "TaskResultException": "handling",
+    "Ticker": "ticker",
     "Work": "work",
     "Worker": "worker",
     "WorkerListener": "listener",
