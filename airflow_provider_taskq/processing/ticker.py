@@ -3,9 +3,10 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
+from typing import Any
 
 from airflow_provider_taskq.processing.periodic import Routine
 from airflow_provider_taskq.processing.session import Connect, Disconnected, connects_to
@@ -28,7 +29,7 @@ Payload = NewTask | Json | Callable[[datetime], NewTask | Json]
 
 _RECONNECT = 1.0  # seconds until a lost connection is made again
 
-NONE, SECOND, DAY = timedelta(0), timedelta(seconds=1), timedelta(days=1)
+NONE, SECOND, HOUR, DAY = timedelta(0), timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 
 
 @dataclass(slots=True)
@@ -59,7 +60,8 @@ class Ticker(Routine):
             ticker.every("reports", "hourly", timedelta(hours=1))
 
     Any number of programs may keep the same ticks: one task comes of each moment. What a program has installed stays
-    when it ends; a configuration that changed replaces the ticks that wait, at its first installation.
+    when it ends; a configuration that changed, its payload too, replaces the ticks that wait, at its first
+    installation. TaskQTicksOperator and `taskq ticks install` with the same schedule and payload make the same ticks.
     """
 
     def __init__(self, dsn: str | Connect | None = None) -> None:
@@ -74,10 +76,24 @@ class Ticker(Routine):
             raise InvalidArgument(f"ticks are installed every so often, not every {interval}")
         self.configurations.append(Configuration(topic, prefix, hash_, interval, make))
 
-    def every(self, topic: str, prefix: str, period: timedelta, payload: Payload = None, ahead: int = 1) -> None:
-        """A tick at each boundary of a period, counted from the epoch; looked after every quarter of it."""
+    def every(
+        self,
+        topic: str,
+        prefix: str,
+        period: timedelta,
+        payload: Payload = None,
+        ahead: int = 1,
+        *,
+        version: Json = None,
+    ) -> None:
+        """A tick at each boundary of a period, counted from the epoch; looked after every quarter of it.
+
+        `payload`: JSON, a NewTask, or a function of the tick's moment that returns one of them. The first installation
+        after a change of the payload replaces the ticks that wait. A change of a function is not recognized: give it
+        another `version`.
+        """
         interval = max(period / 4, SECOND) if period > NONE else period
-        hash_ = config_hash("every", period // timedelta(microseconds=1))
+        hash_ = config_hash("every", period.total_seconds(), _hashed(payload, version))
         self.add(topic, prefix, hash_, interval, lambda now: _paid(ticks_every(period, now, ahead), payload))
 
     def daily(
@@ -89,12 +105,19 @@ class Ticker(Routine):
         payload: Payload = None,
         *,
         ahead: timedelta = DAY,
-        interval: timedelta = timedelta(hours=1),
+        interval: timedelta | None = None,
+        version: Json = None,
     ) -> None:
-        """Ticks at times of day in a time zone, so long ahead and at least the next one."""
+        """Ticks at times of day in a time zone, so long ahead and at least the next one.
+
+        They are looked after every `interval`: by default a quarter of `ahead`, and at most an hour. `payload` and
+        `version` as of `every`.
+        """
         if not hours:
             raise InvalidArgument("daily ticks need at least one time of day")
-        hash_ = config_hash("daily", zone, *sorted(hour.isoformat() for hour in hours))
+        times: list[Json] = [hour.isoformat() for hour in sorted(hours)]
+        hash_ = config_hash("daily", times, zone, _hashed(payload, version))
+        interval = _quarter(ahead) if interval is None else interval
         self.add(topic, prefix, hash_, interval, lambda now: _paid(ticks_daily(hours, zone, now, ahead), payload))
 
     def cron(
@@ -106,10 +129,12 @@ class Ticker(Routine):
         payload: Payload = None,
         *,
         ahead: timedelta = DAY,
-        interval: timedelta = timedelta(hours=1),
+        interval: timedelta | None = None,
+        version: Json = None,
     ) -> None:
-        """Ticks of a cron expression in a time zone, so long ahead and at least the next one."""
-        hash_ = config_hash("cron", zone, expression)
+        """Ticks of a cron expression in a time zone, so long ahead and at least the next one; see `daily`."""
+        hash_ = config_hash("cron", expression, zone, _hashed(payload, version))
+        interval = _quarter(ahead) if interval is None else interval
         self.add(topic, prefix, hash_, interval, lambda now: _paid(ticks_cron(expression, zone, now, ahead), payload))
 
     def start(self) -> None:
@@ -145,3 +170,29 @@ class Ticker(Routine):
 def _paid(moments: Iterable[datetime], payload: Payload) -> Ticks:
     """The ticks of these moments: with the payload, or the one that is made for each."""
     return [(moment, payload(moment) if callable(payload) else payload) for moment in moments]
+
+
+def _quarter(ahead: timedelta) -> timedelta:
+    """How often ticks that are made so long ahead are looked after."""
+    return min(max(ahead / 4, SECOND), HOUR)
+
+
+def _hashed(payload: Payload, version: Json) -> Json:
+    """What a payload adds to the hash of its configuration: itself, or only the version of a function."""
+    if callable(payload):
+        return version
+    carried: Json = _task_as_json(payload) if isinstance(payload, NewTask) else payload
+    return carried if version is None else [carried, version]
+
+
+def _task_as_json(task: NewTask) -> dict[str, Json]:
+    """The fields of a task as JSON."""
+    return {each.name: _as_json(getattr(task, each.name)) for each in fields(task)}
+
+
+def _as_json(value: Any) -> Json:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return [list(pair) for pair in value] if isinstance(value, tuple) else value  # dependencies

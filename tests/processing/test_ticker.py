@@ -3,14 +3,16 @@
 import logging
 import threading
 from datetime import UTC, datetime, time, timedelta
+from typing import Any
 
 import pytest
 
 from airflow_provider_taskq.processing.ticker import Ticker, Ticks
-from airflow_provider_taskq.queue import InvalidArgument, NewTask, TaskQueue, TaskQueueError, ticks_every
+from airflow_provider_taskq.queue import InvalidArgument, NewTask, Owner, TaskQueue, TaskQueueError, ticks_every
 from tests.queue.conftest import until
 
-SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
+SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
+FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
 
@@ -70,6 +72,76 @@ def test_a_configuration_that_changed_replaces_the_ticks_that_wait(dsn: str, que
     assert installed(queue) == ["p/21000101T030000.000000Z"]
 
 
+def payloads(queue: TaskQueue) -> list[object]:
+    """The payloads of the ticks that wait, in order of their times."""
+    return [info.payload for info in sorted(queue.page("work", state="READY"), key=lambda info: info.available_at)]
+
+
+def three_kinds(dsn: str, payload: Any, version: Any = None) -> list[Ticker]:
+    """A ticker for each kind of schedule."""
+    tickers = [Ticker(dsn), Ticker(dsn), Ticker(dsn)]
+    tickers[0].every("work", "p", HOUR, payload, 2, version=version)
+    tickers[1].daily("work", "p", [time(12), time(18)], "Europe/Oslo", payload, version=version)
+    tickers[2].cron("work", "p", "0 12,18 * * *", "UTC", payload, version=version)
+    return tickers
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["every", "daily", "cron"])
+@pytest.mark.parametrize(
+    ("old", "new", "stored"),
+    [
+        ({"kind": "old"}, {"kind": "new"}, {"kind": "new"}),
+        (None, [1], [1]),
+        (NewTask("x", {"n": 1}, priority=1), NewTask("x", {"n": 1}, priority=2, ttl=SECOND), {"n": 1}),
+    ],
+    ids=["json", "none", "task"],
+)
+def test_the_first_installation_after_a_change_of_the_payload_updates_the_ticks_that_wait(
+    dsn: str, queue: TaskQueue, kind: int, old: Any, new: Any, stored: object
+) -> None:
+    count = three_kinds(dsn, old)[kind].install()
+    before = [info.sequence for info in queue.page("work")]
+    assert three_kinds(dsn, old)[kind].install() == 0
+    assert three_kinds(dsn, new)[kind].install() == count
+    assert payloads(queue) == [stored] * count
+    assert not set(before) & {info.sequence for info in queue.page("work")}
+    assert three_kinds(dsn, new)[kind].install() == 0
+
+
+def test_another_version_of_a_function_updates_the_ticks_that_wait(dsn: str, queue: TaskQueue) -> None:
+    three_kinds(dsn, lambda _moment: "old", 1)[0].install()
+    assert three_kinds(dsn, lambda _moment: "new", 1)[0].install() == 0
+    assert payloads(queue) == ["old", "old"]
+    assert three_kinds(dsn, lambda _moment: "new", 2)[0].install() == 2
+    assert payloads(queue) == ["new", "new"]
+
+
+def test_a_change_of_the_payload_leaves_a_tick_that_is_held(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+    three_kinds(dsn, NewTask("x", "old", available_at=FIRST))[0].install()
+    [held] = queue.poll("work", owner)
+    assert three_kinds(dsn, NewTask("x", "new", available_at=FIRST))[0].install() == 2
+    assert [info.payload for info in queue.page("work", state="ACTIVE")] == ["old"]
+    assert payloads(queue) == ["new", "new"]
+    queue.complete(owner, {held: "SUCCESS"})
+
+
+def test_ticks_ahead_are_looked_after_every_quarter_of_that_time_and_at_least_every_hour(dsn: str) -> None:
+    ticker = Ticker(dsn)
+    for ahead in (DAY, HOUR, SECOND):
+        ticker.cron("work", "p", "* * * * *", "UTC", ahead=ahead)
+    ticker.daily("work", "p", [time(12)], "UTC", ahead=HOUR, interval=SECOND)
+    assert [each.interval for each in ticker.configurations] == [HOUR, HOUR / 4, SECOND, SECOND]
+
+
+def test_the_command_line_makes_the_same_ticks(dsn: str, queue: TaskQueue) -> None:
+    from airflow_provider_taskq.cli.schedules import moments_and_hash
+
+    three_kinds(dsn, {"n": 1})[2].install()
+    now = datetime.now(UTC)
+    _, hash_ = moments_and_hash(None, [], "0 12,18 * * *", "UTC", begin=now, ahead=DAY, payload={"n": 1})
+    assert {info.identifier.split("/")[1] for info in queue.page("work")} == {hash_}
+
+
 def test_an_error_is_logged_without_a_payload_and_the_next_run_and_the_others_go_on(
     dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,7 +194,7 @@ def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue:
     ticker.every("work", "hourly", HOUR, {"report": 1}, ahead=2)
     ticker.daily("work", "daily", [time(12), time(18)], "Europe/Oslo", lambda moment: moment.isoformat())
     ticker.cron("work", "cron", "*/30 * * * *", "UTC", NewTask("any", {"by": "cron"}, priority=7), ahead=HOUR)
-    assert [each.interval for each in ticker.configurations] == [HOUR / 4, HOUR, HOUR]
+    assert [each.interval for each in ticker.configurations] == [HOUR / 4, HOUR, HOUR / 4]
     ticker.install()
     infos = queue.page("work")
     hourly = [info for info in infos if info.identifier.startswith("hourly/")]
