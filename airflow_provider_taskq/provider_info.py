@@ -4,7 +4,7 @@ from typing import Any
 
 _PACKAGE = "airflow_provider_taskq"
 _INTEGRATION = "TaskQ"
-_OPERATORS = ("push", "process", "complete", "revive", "expire", "purge", "ticks", "health", "spark_submit")
+_OPERATORS = ("push", "process", "complete", "release", "revive", "expire", "purge", "ticks", "health", "spark_submit")
 
 
 def get_provider_info() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 from airflow.sdk import DAG, get_current_context, task
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.operators.holding import logical_task
+from airflow_provider_taskq.operators.claims import logical_task
 from airflow_provider_taskq.queue import Result, Task
 
 with DAG("taskq_pyspark", schedule=None, tags=["taskq"]):

@@ -47,6 +47,7 @@ def taskq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any)
 
     deliver()
     """
+    kwargs.setdefault("multiple_outputs", True)  # Airflow would take the annotation of a decision for the task's result
     return task_decorator_factory(python_callable, decorated_operator_class=TaskQDecoratedOperator, **kwargs)
 
 

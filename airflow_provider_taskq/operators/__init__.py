@@ -8,6 +8,7 @@ from airflow_provider_taskq.operators.health import TaskQHealthOperator
 from airflow_provider_taskq.operators.process import TaskQProcessOperator
 from airflow_provider_taskq.operators.purge import TaskQPurgeOperator
 from airflow_provider_taskq.operators.push import TaskQPushOperator
+from airflow_provider_taskq.operators.release import TaskQReleaseOperator
 from airflow_provider_taskq.operators.revive import TaskQReviveOperator
 from airflow_provider_taskq.operators.ticks import TaskQTicksOperator
 
@@ -21,6 +22,7 @@ __all__ = [
     "TaskQProcessOperator",
     "TaskQPurgeOperator",
     "TaskQPushOperator",
+    "TaskQReleaseOperator",
     "TaskQReviveOperator",
     "TaskQSparkSubmitOperator",
     "TaskQTicksOperator",

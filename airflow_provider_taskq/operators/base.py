@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 class TaskQOperator(BaseOperator):
     """Works on the queue behind an Airflow connection.
 
+    Each operator returns a dict, and `multiple_outputs` stores its values one by one too, so that
+    `task.output["topic"]` resolves.
+
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
     ui_color = "#d9ead3"
     operator_extra_links = (TaskQTopicLink(),)
 
-    def __init__(self, *, taskq_conn_id: str = "taskq_default", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, taskq_conn_id: str = "taskq_default", multiple_outputs: bool = True, **kwargs: Any) -> None:
+        super().__init__(multiple_outputs=multiple_outputs, **kwargs)
         self.taskq_conn_id = taskq_conn_id
 
     @cached_property

@@ -1,93 +1,18 @@
-"""Claims: the queue tasks that a gate has taken, as the tasks of a DAG pass them on by XCom."""
+"""The claims of an Airflow task: their form, and the owner under which a task claims by default."""
 
-import ast
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
-from airflow_provider_taskq.queue import InvalidArgument, LeaseLost
+from airflow_provider_taskq.queue.claims import Claim, held_sequences
+from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.queue import Owner, TaskQueue
+    from airflow.sdk import Context
+
+__all__ = ["Claim", "held_sequences", "logical_task"]
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a gate with `claim=n` returns: the topic, the owner, the fence of its registration, the number of tasks.
-
-    The fence is the key to the tasks. The next task of the DAG uses them under this fence, or takes them over by it
-    (`TaskQueue.take_over`); a later claim under the same owner name ends this one.
-    """
-
-    topic: str
-    owner: str
-    fence: int
-    claimed: int
-
-    @classmethod
-    def parse(cls, given: Any) -> Self:
-        """The claim in a dict (`gate.output`), or in the text that a template makes of one.
-
-        InvalidArgument if it is no claim: None, a text of something else, or a dict that lacks a field.
-        """
-        read = _read(given) if isinstance(given, str) else given
-        if isinstance(read, cls):
-            return read
-        if not isinstance(read, Mapping) or "fence" not in read:
-            raise InvalidArgument(
-                f"invalid claim {_shown(given)}: pass the output of a TaskQSensor with claim=n, as claim=gate.output"
-            )
-        try:
-            return cls(str(read["topic"]), str(read["owner"]), int(read["fence"]), int(read.get("claimed", 0)))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidArgument(f"invalid claim {_shown(given)}: {type(error).__name__} {error}") from None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The claim as an XCom value."""
-        return asdict(self)
-
-    def holder(self, queue: "TaskQueue") -> "Owner":
-        """The registration that holds the claim now: the gate's, or that of a task which took the claim over.
-
-        LeaseLost, saying why and what to do, if there is none.
-        """
-        owner = queue.owner(self.owner, self.fence)
-        if owner is None:
-            raise LeaseLost(f"the claim of {self.claimed} tasks in topic {self.topic!r} {self._end(queue)}")
-        return owner
-
-    def _end(self, queue: "TaskQueue") -> str:
-        """How the claim ended, and what to do about it."""
-        name = f"under owner {self.owner!r} and fence {self.fence}"
-        current = queue.owner(self.owner)
-        if current is None:
-            return (
-                f"{name} is gone: its lease was released, or it lapsed and expired, and the tasks that were not "
-                "completed went back to the topic. Clear the gate to claim again; if the lease lapsed, give the gate a "
-                "longer lease"
-            )
-        return (
-            f"{name} is gone: a later registration of the same owner, fence {current.fence}, took the tasks over. "
-            "Clear the gate to claim again, or give each gate a claim_as of its own"
-        )
-
-
-def _read(text: str) -> Any:
-    """The value of a template's text: JSON or, as Jinja renders a dict, Python; None if it is neither."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-
-
-def _shown(value: Any) -> str:
-    """What a value is, without what it holds: it may be the output of any task."""
-    if value is None or value in ("", "None"):
-        return "None"
-    keys = f" with the keys {sorted(map(str, value))[:10]}" if isinstance(value, Mapping) else ""
-    return f"of type {type(value).__name__}{keys}"
+def logical_task(context: "Context") -> str:
+    """The default owner, `dag_id/run_id/task_id/map_index`: never the try, so that a retry finds its own tasks."""
+    ti = context["ti"]
+    index = -1 if ti.map_index is None else ti.map_index
+    return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))

@@ -1,17 +1,13 @@
-"""How tasks of a DAG own tasks of the queue: under which name, and which."""
+"""The queue's owner in an operator whose parameter `owner` is not Airflow's."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.providers.common.compat.sdk import conf
 
-from airflow_provider_taskq.queue.owner_names import TaskInstanceName
+from airflow_provider_taskq.operators.claims import logical_task
 
-if TYPE_CHECKING:
-    import psycopg
-    from airflow.sdk import Context
-
-    from airflow_provider_taskq.queue import Owner
+__all__ = ["AIRFLOWS_OWNER", "given_owner", "logical_task"]
 
 # Who Airflow says maintains a DAG that does not say so itself.
 AIRFLOWS_OWNER: str = conf.get("operators", "default_owner", fallback="airflow")
@@ -27,18 +23,3 @@ def given_owner(owner: str | None, default_args: Mapping[str, Any] | None) -> st
     if not owner or owner == (default_args or {}).get("owner"):
         return None
     return None if owner == AIRFLOWS_OWNER else owner
-
-
-def logical_task(context: "Context") -> str:
-    """The default owner, `dag_id/run_id/task_id/map_index`: never the try, so that a retry finds its own tasks."""
-    ti = context["ti"]
-    index = -1 if ti.map_index is None else ti.map_index
-    return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))
-
-
-def held_sequences(connection: "psycopg.Connection[Any]", owner: "Owner", topic: str) -> list[int]:
-    """What an owner holds in a topic, by sequence only: payloads stay where they are."""
-    rows = connection.execute(
-        "SELECT sequence FROM taskq.held(%s::text, %s::bigint, %s::text)", (owner.name, owner.fence, topic)
-    )
-    return [sequence for (sequence,) in rows]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_taskq.operators.base import TaskQOperator
-from airflow_provider_taskq.operators.holding import logical_task
+from airflow_provider_taskq.operators.claims import logical_task
+from airflow_provider_taskq.operators.rendered import Span, count, optional_span, span
 from airflow_provider_taskq.queue import Condition, Order
-from airflow_provider_taskq.queue.durations import to_timedelta
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.xcom_arg import XComArg
 
     from airflow_provider_taskq.processing import BatchHandler, Worker
-    from airflow_provider_taskq.queue.durations import to_timedelta
-from airflow_provider_taskq.queue import TaskQueue
+    from airflow_provider_taskq.queue import TaskQueue
 
 
 class TaskQProcessOperator(TaskQOperator):
@@ -37,16 +37,18 @@ class TaskQProcessOperator(TaskQOperator):
     :param python_callable: the function, or a handler of batches.
     :param op_args: more arguments for the function, after the task (templated).
     :param op_kwargs: arguments by name (templated).
-    :param size: tasks in a batch, which is one transaction.
-    :param workers: batches at a time, in threads.
+    :param size: tasks in a batch, which is one transaction (templated).
+    :param workers: batches at a time, in threads (templated).
     :param order: which tasks are taken first.
     :param condition: which tasks can be taken.
-    :param lease: for how long tasks are kept from others when this process dies: a timedelta, seconds or `5m`.
-    :param limit: how long a batch may take before it is FAILED, likewise; None for ever.
+    :param lease: how long tasks are kept from others if this process dies: a timedelta, seconds or `5m` (templated).
+    :param limit: how long a batch may take before it is FAILED, likewise; None for ever (templated).
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
-    template_fields: Sequence[str] = ("topic", "op_args", "op_kwargs", "taskq_conn_id")
+    template_fields: Sequence[str] = (
+        *("topic", "op_args", "op_kwargs", "size", "workers", "lease", "limit", "taskq_conn_id"),
+    )
     template_fields_renderers = {"op_args": "py", "op_kwargs": "py"}  # noqa: RUF012  as Airflow declares it
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
 
@@ -57,12 +59,12 @@ class TaskQProcessOperator(TaskQOperator):
         python_callable: "Callable[..., Any] | BatchHandler",
         op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
-        size: int = 10,
-        workers: int = 1,
+        size: "int | str | XComArg" = 10,
+        workers: "int | str | XComArg" = 1,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
-        lease: timedelta | float | str = timedelta(minutes=1),
-        limit: timedelta | float | str | None = None,
+        lease: "Span | XComArg" = timedelta(minutes=1),
+        limit: "Span | XComArg | None" = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -74,8 +76,8 @@ class TaskQProcessOperator(TaskQOperator):
         self.workers = workers
         self.order = Order(order)
         self.condition = Condition(condition)
-        self.lease = to_timedelta(lease)
-        self.limit = None if limit is None else to_timedelta(limit)
+        self.lease = lease
+        self.limit = limit
         self._worker: Worker | None = None
         self._killed = False
         if not callable(python_callable) and not hasattr(python_callable, "handle"):
@@ -93,12 +95,12 @@ class TaskQProcessOperator(TaskQOperator):
             self.hook.get_conn,
             self.topic,
             self._handler(context),
-            size=self.size,
-            workers=self.workers,
+            size=count("size", self.size) or 1,
+            workers=count("workers", self.workers) or 1,
             order=self.order,
             condition=self.condition,
-            lease=self.lease,
-            limit=self.limit,
+            lease=span(self.lease),
+            limit=optional_span(self.limit),
             listener=DrainListener(self.topic, self.log.info),
             name=name,
         )

@@ -2,33 +2,24 @@
 
 import json
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_taskq.queue.durations import to_timedelta
+from airflow_provider_taskq.parameters import Span, count, number, optional_span, span
 
 if TYPE_CHECKING:
     import psycopg
 
-Span = timedelta | float | str
+__all__ = ["Span", "choice", "count", "name", "now", "number", "numbers", "optional_span", "span"]
+
 Choice = TypeVar("Choice", bound=Enum)
-
-
-def number(value: int | str | None) -> int | None:
-    """A whole number; None for none, as for a template that gave `None` or nothing."""
-    return None if value in (None, "", "None") else int(value)
 
 
 def numbers(value: Sequence[int] | str | None) -> list[int] | None:
     """Whole numbers: a list, or a template's text of one."""
     given: Any = json.loads(value) if isinstance(value, str) else value
     return None if given is None else [int(each) for each in given]
-
-
-def span(value: Span) -> timedelta:
-    """A duration: a timedelta, seconds, or a text such as `90s`, `5m` or `PT5M`."""
-    return to_timedelta(value)
 
 
 def name(value: Enum | str | None) -> str | None:

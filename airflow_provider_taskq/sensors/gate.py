@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.hooks.taskq import TaskQHook
     from airflow_provider_taskq.triggers.gate import GateTrigger
 
+TRIGGER_INTERVAL = 1.0  # seconds between two looks of the triggerer, unless the gate says otherwise
+
 # Airflow fails a task that is resumed before the scheduler has heard of the end of the process that deferred it,
 # which takes as long as the executor's supervisor may sleep, and a moment. See docs/decisions.md.
 SETTLED = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
@@ -33,8 +35,11 @@ class TaskQGate(BaseSensorOperator):
     """A sensor that looks at the queue, and whose modes poke, reschedule and deferrable do the same.
 
     A subclass says what one look finds. Execution begins with a look, so that an open gate never defers. A deferred
-    gate is ended by its trigger where its result is known beforehand; otherwise, and where it will not open, it is
-    resumed in a worker, which looks again and so returns or raises what the other modes do.
+    gate is ended by its trigger, which stores the result. A gate with outlets, or one that will not open, is resumed in
+    a worker, which looks again and so returns or raises what the other modes do.
+
+    `poke_interval` is the time between two looks, in the triggerer too. Its default is 60 seconds in modes poke and
+    reschedule, as in BaseSensorOperator, and 1 second in the triggerer, where the waits share one query.
 
     `exponential_backoff` and `max_wait` are about the modes poke and reschedule: the waits of a triggerer share one
     query however many they are, so there is nothing to be spared by looking less often for one of them.
@@ -47,13 +52,16 @@ class TaskQGate(BaseSensorOperator):
         self,
         *,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        poll_interval: float = 1.0,
+        poke_interval: timedelta | float | None = None,
         taskq_conn_id: str = "taskq_default",
+        multiple_outputs: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        if poke_interval is not None:
+            kwargs["poke_interval"] = poke_interval
+        super().__init__(multiple_outputs=multiple_outputs, **kwargs)
         self.deferrable = deferrable
-        self.poll_interval = poll_interval
+        self.trigger_interval: float = TRIGGER_INTERVAL if poke_interval is None else self.poke_interval
         self.taskq_conn_id = taskq_conn_id
 
     @cached_property
@@ -66,10 +74,6 @@ class TaskQGate(BaseSensorOperator):
     @abstractmethod
     def look(self, context: "Context") -> dict[str, Any] | None:
         """What the gate returns if it is open, else None; AirflowFailException where waiting on would be in vain."""
-
-    @abstractmethod
-    def _known_result(self) -> dict[str, Any] | None:
-        """What the gate will return, where that is known before it opens."""
 
     @abstractmethod
     def _trigger(self, context: "Context", **how: Any) -> "GateTrigger":
@@ -105,19 +109,17 @@ class TaskQGate(BaseSensorOperator):
             raise AirflowException(event["message"])
         return self._defer(context, ends)
 
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: "Context") -> Any:
-        """Resumes; a gate that stays closed takes back the result that it had left for its trigger to end with."""
-        try:
-            return super().resume_execution(next_method, next_kwargs, context)
-        except Exception:
-            if self.do_xcom_push and self._ends_in_trigger:
-                context["ti"].xcom_push("return_value", None)
-            raise
-
     @property
     def _ends_in_trigger(self) -> bool:
-        """Whether the trigger can end the task: nothing is then left for a worker to return or to verify."""
-        return not self.outlets and (not self.do_xcom_push or self._known_result() is not None)
+        """Whether the trigger can end the task: Airflow reports outlets from a worker only."""
+        return not self.outlets
+
+    @property
+    def _stores(self) -> str:
+        """Which XComs the trigger stores: `nothing`, the `result`, or `each` of its values too."""
+        if not self.do_xcom_push:
+            return "nothing"
+        return "each" if self.multiple_outputs else "result"
 
     def _began(self, context: "Context") -> datetime:
         """When this try began to look: in mode reschedule, that may have been another process."""
@@ -135,19 +137,16 @@ class TaskQGate(BaseSensorOperator):
         if remaining <= timedelta(0):
             message = f"The gate was not open within {self.timeout} seconds."
             raise AirflowSkipException(message) if self.soft_fail else AirflowSensorTimeout(message)
-        ends_task = self._ends_in_trigger
-        if ends_task and self.do_xcom_push:
-            # Given to the trigger to return, Airflow 3.3 would store it as text instead of JSON.
-            context["ti"].xcom_push("return_value", self._known_result())
         since = (deadline - timedelta(seconds=self.timeout)).isoformat()
         return self.defer(
             trigger=self._trigger(
                 context,
                 taskq_conn_id=self.taskq_conn_id,
-                poll_interval=self.poll_interval,
-                ends_task=ends_task,
+                poke_interval=self.trigger_interval,
+                ends_task=self._ends_in_trigger,
+                stores=self._stores,
                 resume_after=SETTLED,
-                since=since if ends_task and metrics.enabled() else None,
+                since=since if self._ends_in_trigger and metrics.enabled() else None,
             ),
             method_name=self.execute_complete.__name__,
             kwargs={"deadline": deadline.isoformat()},

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import XComArg
 
-from airflow_provider_taskq.operators.holding import logical_task
+from airflow_provider_taskq.operators.claims import logical_task
 from airflow_provider_taskq.queue import Junction
 from airflow_provider_taskq.sensors.gate import TaskQGate
 from airflow_provider_taskq.sensors.identifiers import groups_of
@@ -31,7 +31,7 @@ class TaskQJunctureSensor(TaskQGate):
         is read as one).
     :param junction: what each identifier of a group needs: SINGULAR a suspended task, ETERNAL any but a redundant.
     :param deferrable: whether to wait in the triggerer.
-    :param poll_interval: seconds between two looks of the triggerer.
+    :param poke_interval: seconds between two looks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -57,10 +57,7 @@ class TaskQJunctureSensor(TaskQGate):
         with self.hook.transaction() as queue:
             missing = queue.juncture(logical_task(context), self.topic, groups, self.junction)
         self.log.info("%d of %d groups of topic %s are released.", len(groups) - len(missing), len(groups), self.topic)
-        return None if missing else self._known_result()
-
-    def _known_result(self) -> dict[str, Any]:
-        return {"topic": self.topic, "groups": len(groups_of(self.groups))}
+        return None if missing else {"topic": self.topic, "groups": len(groups)}
 
     def _trigger(self, context: "Context", **how: Any) -> "TaskQJunctureTrigger":
         from airflow_provider_taskq.triggers.juncture import TaskQJunctureTrigger

@@ -24,9 +24,8 @@ class TaskQStateSensor(TaskQGate):
 
     Returns `{"topic", "states"}`: how many tasks are in which state.
 
-    Modes poke, reschedule and deferrable do the same. A deferred gate that waits for one state, or returns nothing, is
-    ended by its trigger. Otherwise it is resumed in a worker, as is one that fails: some seconds after it deferred at
-    the earliest.
+    Modes poke, reschedule and deferrable do the same. A deferred gate is ended by its trigger. One that fails is
+    resumed in a worker, some seconds after it deferred at the earliest.
 
     :param topic: the topic's name (templated).
     :param identifiers: a list of identifiers, or what another task returned (templated; text that is rendered to a
@@ -34,7 +33,7 @@ class TaskQStateSensor(TaskQGate):
     :param states: the states that open the gate, by name or as members of `State`.
     :param failed_states: the states that fail it; one that also stands in `states` opens it.
     :param deferrable: whether to wait in the triggerer.
-    :param poll_interval: seconds between two looks of the triggerer.
+    :param poke_interval: seconds between two looks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -75,13 +74,6 @@ class TaskQStateSensor(TaskQGate):
         if message := stays_closed(self.topic, found, self.failed_states):
             raise AirflowFailException(message)
         return seen(self.topic, found.values())
-
-    def _known_result(self) -> dict[str, Any] | None:
-        from airflow_provider_taskq.triggers.state import seen
-
-        if len(self.states) > 1:
-            return None
-        return seen(self.topic, list(self.states) * len(identifiers_of(self.identifiers)))
 
     def _trigger(self, context: "Context", **how: Any) -> "TaskQStateTrigger":  # noqa: ARG002  the same for all tasks
         from airflow_provider_taskq.triggers.state import TaskQStateTrigger

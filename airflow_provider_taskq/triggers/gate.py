@@ -19,8 +19,9 @@ class GateTrigger(BaseTrigger):
     """Fires once: a success, or an event with a `status`.
 
     :param taskq_conn_id: the Airflow connection.
-    :param poll_interval: seconds between two looks.
+    :param poke_interval: seconds between two looks.
     :param ends_task: whether to end the deferred task with success rather than resume it in a worker.
+    :param stores: which XComs of a task that ends here are stored: `nothing`, `result`, or `each` of its values too.
     :param resume_after: seconds that pass, at least, before the task is resumed.
     :param since: when the gate began to look, for the metric of a gate that ends here; None where nobody receives it.
     """
@@ -31,15 +32,17 @@ class GateTrigger(BaseTrigger):
         self,
         *,
         taskq_conn_id: str = "taskq_default",
-        poll_interval: float = 1.0,
+        poke_interval: float = 1.0,
         ends_task: bool = False,
+        stores: str = "each",
         resume_after: float = 0.0,
         since: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.taskq_conn_id = taskq_conn_id
-        self.poll_interval = poll_interval
+        self.poke_interval = poke_interval
         self.ends_task = ends_task
+        self.stores = stores
         self.resume_after = resume_after
         self.since = since
 
@@ -55,18 +58,29 @@ class GateTrigger(BaseTrigger):
 
     @abstractmethod
     def facts(self, outcome: Any) -> dict[str, Any]:
-        """What an event tells of the outcome; its `status` is ready where the gate is open."""
+        """What an event tells of the outcome: a `status`; if it is ready, the rest is what the gate returns."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {
             **self.subject,
             "taskq_conn_id": self.taskq_conn_id,
-            "poll_interval": self.poll_interval,
+            "poke_interval": self.poke_interval,
             "ends_task": self.ends_task,
+            "stores": self.stores,
             "resume_after": self.resume_after,
             **({} if self.since is None else {"since": self.since}),
         }
+
+    async def _store(self, result: dict[str, Any]) -> None:
+        """Stores what the gate returns as a worker would.
+
+        Not by TaskSuccessEvent: Airflow 3.3 stores what that carries as text of JSON, which a later task reads as text.
+        """
+        if self.stores == "nothing" or self.task_instance is None:
+            return
+        values = {**(result if self.stores == "each" else {}), "return_value": result}
+        await asyncio.to_thread(_set_xcoms, self.task_instance, values)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Waits, then fires once: the gate is open, or why it will not be."""
@@ -79,7 +93,16 @@ class GateTrigger(BaseTrigger):
         if self.ends_task and facts["status"] == "ready":
             if self.since is not None:
                 metrics.gate_opened(self.topic, datetime.fromisoformat(self.since), in_triggerer=True)
+            await self._store({name: value for name, value in facts.items() if name != "status"})
             yield TaskSuccessEvent()
             return
         await asyncio.sleep(began + self.resume_after - loop.time())
         yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
+
+
+def _set_xcoms(ti: Any, values: dict[str, Any]) -> None:
+    """Stores XComs of a task instance, through the process that supervises this one."""
+    from airflow.sdk.execution_time.xcom import XCom
+
+    for key, value in values.items():
+        XCom.set(key=key, value=value, dag_id=ti.dag_id, task_id=ti.task_id, run_id=ti.run_id, map_index=ti.map_index)

@@ -37,7 +37,7 @@ class TaskQJunctureTrigger(GateTrigger):
     def wait(self) -> JunctureWait:
         """The same for the watcher."""
         groups = tuple(tuple(group) for group in self.groups)
-        return JunctureWait(self.name, self.topic, groups, self.junction, self.poll_interval)
+        return JunctureWait(self.name, self.topic, groups, self.junction, self.poke_interval)
 
     def facts(self, outcome: int) -> dict[str, Any]:
         """The number of groups."""

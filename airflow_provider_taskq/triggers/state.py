@@ -55,7 +55,7 @@ class TaskQStateTrigger(GateTrigger):
             tuple(self.identifiers),
             frozenset(self.states),
             frozenset(self.failed_states),
-            self.poll_interval,
+            self.poke_interval,
         )
 
     def facts(self, outcome: Mapping[str, str | None]) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class TaskQTrigger(GateTrigger):
     @property
     def wait(self) -> ReadyWait:
         """The same for the watcher."""
-        return ReadyWait(self.topic, self.min_tasks, self.condition, self.max_wait, self.poll_interval)
+        return ReadyWait(self.topic, self.min_tasks, self.condition, self.max_wait, self.poke_interval)
 
     def facts(self, outcome: int) -> dict[str, Any]:
-        """How many tasks are ready."""
-        return {"status": "ready", "topic": self.topic, "ready": outcome}
+        """How many tasks are ready, counted to as many as open the gate: others may have asked for more."""
+        return {"status": "ready", "topic": self.topic, "ready": min(outcome, self.min_tasks)}

@@ -8,11 +8,12 @@ import sys
 import time
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Result, TaskQueue, connect
+from airflow_provider_taskq.queue.claims import Claim
 
 
-def drive(queue: TaskQueue, job: str, name: str, topic: str, completes: bool) -> None:
+def drive(queue: TaskQueue, job: str, claim: Claim, completes: bool) -> None:
     """One job, from registration to its last state."""
-    owner = queue.register(name)
+    owner, topic = queue.take_over(claim.owner, claim.fence), claim.topic
     tasks = queue.held(owner, topic)
     queue.conn.execute(
         "UPDATE jobs SET state = 'RUNNING', tasks = %s, driver = %s WHERE job = %s",
@@ -31,5 +32,5 @@ def drive(queue: TaskQueue, job: str, name: str, topic: str, completes: bool) ->
 
 if __name__ == "__main__":
     with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
-        job, name, topic, what = sys.argv[1:]
-        drive(TaskQueue(connection), job, name, topic, what == "completes")
+        job, claim, what = sys.argv[1:]
+        drive(TaskQueue(connection), job, Claim.parse(claim), what == "completes")

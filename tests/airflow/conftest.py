@@ -75,6 +75,14 @@ def own_server() -> Iterator[EmbeddedPostgres]:
         yield server
 
 
+def claim_of(queue: TaskQueue, *identifiers: str, owner: str = "gate") -> dict[str, Any]:
+    """The claim of tasks that are pushed to `work`, as a gate returns it."""
+    queue.push("work", identifiers)
+    registered = queue.register(owner)
+    claimed = queue.claim("work", registered, len(identifiers))
+    return {"topic": "work", "owner": owner, "fence": registered.fence, "claimed": claimed}
+
+
 def context_of(task_id: str = "gate", run_id: str = "run", map_index: int = -1) -> Any:
     """What a task of DAG `dag` is called with."""
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id=task_id, map_index=map_index)

@@ -103,3 +103,9 @@ def returned(site: AirflowSite, dag_id: str, run_id: str, task_id: str) -> Any:
     """What a task returned."""
     path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
     return site.get(path, stringify="false")["value"]
+
+
+def xcoms(site: AirflowSite, dag_id: str, run_id: str, task_id: str) -> set[str]:
+    """The keys of all values that are stored of a task."""
+    found = site.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries")["xcom_entries"]
+    return {entry["key"] for entry in found}

@@ -6,8 +6,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_provider_taskq.operators.claims import Claim
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, TaskQueue
+from airflow_provider_taskq.queue.claims import Claim
 
 GIVEN: dict[str, Any] = {"topic": "work", "owner": "dag/run/gate/-1", "fence": 7, "claimed": 2}
 

@@ -51,9 +51,9 @@ def test_a_gate_that_is_cleared_finds_the_same_tasks_and_takes_no_more(airflow: 
     run.succeeds()
     after = queue.owner(run.owner)
     assert second.tasks == ["a", "b"]
-    assert run.returned("gate") == {"topic": "cleared", "owner": run.owner, "claimed": 2}
     assert before is not None
     assert after is not None
+    assert run.returned("gate") == {"topic": "cleared", "owner": run.owner, "fence": after.fence, "claimed": 2}
     assert after.fence > before.fence  # whoever worked under the first one, and lives on, is locked out
     run.completed_once()
 

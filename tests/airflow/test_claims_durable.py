@@ -76,12 +76,6 @@ class Durable(Run):
         self.queue.conn.execute("INSERT INTO told VALUES (%s)", (self.id,))
 
 
-class Fenced(Durable):
-    """The same, where the completion asks whether anybody has worked."""
-
-    dag_id = "fenced"
-
-
 class NotDurable(Durable):
     """The same, where every try submits a driver of its own."""
 
@@ -99,7 +93,7 @@ def airflow(
                 "CREATE TABLE jobs (job text, topic text, state text, tasks text[], submitter integer, driver integer,"
                 " at timestamptz DEFAULT clock_timestamp())"
             )
-        installation.site.wait_dags("durable", "fenced", "not_durable")
+        installation.site.wait_dags("durable", "not_durable")
         yield installation
         with installation.queue() as queue:
             drivers = queue.conn.execute("SELECT driver FROM jobs WHERE state = 'RUNNING'").fetchall()
@@ -140,22 +134,7 @@ def test_a_gate_that_is_cleared_locks_out_the_driver_and_the_next_one_has_the_sa
     run.completed_once()
 
 
-def test_a_durable_run_cleared_after_its_end_completes_nothing_that_no_driver_has_worked_on(
-    airflow: Installation, queue: TaskQueue
-) -> None:
-    run = Fenced(airflow, queue, "fenced", driver="leaves")
-    run.tell()
-    run.succeeds()
-    run.completed_once()
-    queue.push(run.id, ["d"])
-    run.clear("gate")
-    run.fails()
-    assert run.airflow.states(run.dag_id, run.id, "complete")["failed"]
-    assert run.tasks()[2:] == [("c", "ACTIVE", 1, 0), ("d", "ACTIVE", 1, 0)]
-    assert run.worked_on() == ["a", "b"]
-
-
-def test_without_the_gates_fence_such_a_run_completes_what_it_has_claimed_anew(
+def test_a_durable_run_cleared_after_its_end_completes_what_its_gate_claimed_again(
     airflow: Installation, queue: TaskQueue
 ) -> None:
     run = Durable(airflow, queue, "cleared", driver="leaves")

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import State, TaskQueue, connect
-from tests.airflow.site import MARK, PASSWORD, Arguments, instance, returned
+from tests.airflow.site import MARK, PASSWORD, Arguments, instance, returned, xcoms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -30,10 +30,12 @@ def test_a_deferred_gate_is_opened_by_a_push(site: AirflowSite, queue: TaskQueue
     queue.create_topic("work")
     gate = site.trigger("gate_only", conf={"topic": "work"})
     site.wait_task("gate_only", gate, "gate", {"deferred"}, 60)
+    assert xcoms(site, "gate_only", gate, "gate") <= {"_link_TaskQTopicLink"}, "the gate is closed"
     push = site.trigger("push", conf={"topic": "work", "count": 3})
     assert site.wait_run("push", push, {"success"}, 60) == "success"
     site.wait_run("gate_only", gate, {"success"}, 60)
     assert returned(site, "gate_only", gate, "gate") == {"topic": "work", "ready": 1}
+    assert xcoms(site, "gate_only", gate, "gate") >= {"return_value", "topic", "ready"}
     pushed = queue.page("work")
     assert returned(site, "push", push, "function") == {
         "topic": "work",
@@ -52,7 +54,8 @@ def test_a_retry_after_the_claim_goes_on_with_the_same_tasks(site: AirflowSite, 
     owner = f"claim/{run}/gate/-1"
     site.wait_run("claim", run, {"success"}, 180)
     assert f"Before try 2 the tasks are held by {[owner, owner, None]}" in site.log_text()
-    assert returned(site, "claim", run, "gate") == {"topic": "claimed", "owner": owner, "claimed": 2}
+    claim = returned(site, "claim", run, "gate")
+    assert {**claim, "fence": 0} == {"topic": "claimed", "owner": owner, "fence": 0, "claimed": 2}
     assert returned(site, "claim", run, "complete")["completed"] == 2
     page = queue.page("claimed")
     assert [task.state for task in page] == [State.SUCCEEDED, State.SUCCEEDED, State.READY]

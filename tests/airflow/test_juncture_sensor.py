@@ -124,10 +124,10 @@ def test_other_groups_are_refused_rather_than_open(given: Any) -> None:
 
 
 class TestDeferred:
-    def test_a_gate_is_ended_by_its_trigger(self) -> None:
+    def test_a_gate_is_ended_by_its_trigger_and_has_no_result_before(self) -> None:
         context = context_of()
         trigger = closed(gate(deferrable=True, junction="ETERNAL"), context).trigger
-        assert context["ti"].pushed == {"return_value": OPEN}
+        assert context["ti"].pushed == {}
         assert isinstance(trigger, TaskQJunctureTrigger)
         assert trigger.serialize()[1] == {
             "name": NAME,
@@ -135,8 +135,9 @@ class TestDeferred:
             "groups": [["a", "b"], ["c"]],
             "junction": "ETERNAL",
             "taskq_conn_id": "taskq_default",
-            "poll_interval": 1.0,
+            "poke_interval": 0.05,
             "ends_task": True,
+            "stores": "each",
             "resume_after": 10.0,
         }
 

@@ -20,7 +20,7 @@ async def fired(trigger: TaskQJunctureTrigger) -> TriggerEvent:
 
 
 def waiting(**arguments: Any) -> TaskQJunctureTrigger:
-    given = {"name": "gate", "topic": "work", "groups": [["a", "b"], ["c"]], "poll_interval": 0.05}
+    given = {"name": "gate", "topic": "work", "groups": [["a", "b"], ["c"]], "poke_interval": 0.05}
     return TaskQJunctureTrigger(**{**given, **arguments})
 
 

@@ -9,7 +9,7 @@ from airflow_provider_taskq.hooks import TaskQHook, taskq
 from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQPushOperator
 from airflow_provider_taskq.queue import Result, TaskQueue
 from airflow_provider_taskq.sensors import TaskQSensor
-from tests.airflow.conftest import Connect, context_of
+from tests.airflow.conftest import Connect, claim_of, context_of
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -41,9 +41,7 @@ def test_a_push_is_an_output(collector: Any, server: str) -> None:
 
 
 def test_a_completion_is_an_input(collector: Any, server: str, queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    queue.claim("work", queue.register("gate"), 1)
-    TaskQCompleteOperator(task_id="complete", topic="work", owner="gate").execute(context_of())
+    TaskQCompleteOperator(task_id="complete", claim=claim_of(queue, "a")).execute(context_of())
     assert seen(collector) == ([f"{server}/work"], [])
 
 

@@ -25,6 +25,7 @@ from airflow_provider_taskq.operators import (
 from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, RetryPolicy, State, TaskQueue, TopicPolicy
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
+from airflow_provider_taskq.triggers.claim_request import ClaimRequest
 from tests.airflow.conftest import context_of
 
 
@@ -85,8 +86,9 @@ def run(operator: Any) -> Any:
 class TestOperators:
     def test_count_what_they_did(self, receiver: Receiver, queue: TaskQueue) -> None:
         run(TaskQPushOperator(task_id="push", topic="work", tasks=["a", "b"]))
-        queue.claim("work", queue.register("gate"), 2)
-        run(TaskQCompleteOperator(task_id="complete", topic="work", owner="gate", result="FAILURE"))
+        claim = {"topic": "work", "owner": "gate", "fence": (owner := queue.register("gate")).fence}
+        queue.claim("work", owner, 2)
+        run(TaskQCompleteOperator(task_id="complete", claim=claim, result="FAILURE"))
         run(TaskQReviveOperator(task_id="revive", topic="work", state="FAILED"))
         run(TaskQPurgeOperator(task_id="purge", topic="work", state="READY"))
         assert receiver.told == [
@@ -100,7 +102,7 @@ class TestOperators:
         self, receiver: Receiver, queue: TaskQueue, conn: psycopg.Connection
     ) -> None:
         with pytest.raises(LeaseLost):
-            run(TaskQCompleteOperator(task_id="complete", topic="work", owner="nobody"))
+            run(TaskQCompleteOperator(task_id="complete", claim={"topic": "work", "owner": "gate", "fence": 0}))
         queue.push("work", ["a"])
         queue.claim("work", queue.register("gate"), 1)
         conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
@@ -300,22 +302,22 @@ class TestGates:
     def test_count_what_they_take_once(self, receiver: Receiver, queue: TaskQueue) -> None:
         queue.push("work", ["a", "b", "c"])
         for _ in range(2):
-            gate = TaskQSensor(task_id="gate", topic="work", claim=2, owner="gate")
-            assert run(gate) == {"topic": "work", "owner": "gate", "claimed": 2}
+            gate = TaskQSensor(task_id="gate", topic="work", claim=2, claim_as="gate")
+            assert run(gate)["claimed"] == 2
         assert receiver.counted() == [("taskq.polled", 2, {"topic": "work"})]
 
     def test_do_not_count_what_they_put_back(
         self, receiver: Receiver, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         queue.push("work", ["a", "b"])
-        ready = TaskQSensor._ready
+        ready = ClaimRequest._ready
 
-        def others_are_quicker(self: TaskQSensor, *arguments: Any) -> int | None:
+        def others_are_quicker(self: ClaimRequest, *arguments: Any) -> int | None:
             found = ready(self, *arguments)
             queue.poll("work", queue.register("other"), 1)
             return found
 
-        monkeypatch.setattr(TaskQSensor, "_ready", others_are_quicker)
+        monkeypatch.setattr(ClaimRequest, "_ready", others_are_quicker)
         with pytest.raises(TaskDeferred):
             run(TaskQSensor(task_id="gate", topic="work", claim=2, min_tasks=2, deferrable=True))
         assert {task.state for task in queue.page("work")} == {State.READY, State.ACTIVE}

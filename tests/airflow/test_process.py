@@ -14,6 +14,7 @@ from airflow_provider_taskq.processing import Composite, Work, batch
 from airflow_provider_taskq.queue import (
     Condition,
     Decision,
+    InvalidArgument,
     NewTask,
     Result,
     RetryPolicy,
@@ -249,3 +250,35 @@ def test_its_tasks_are_held_under_names_that_lead_back_to_the_task_instance(queu
 
     process(look, size=10)
     assert seen == [(10, instance)] * 10
+
+
+def test_sizes_and_lengths_are_templates(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    sizes: list[int] = []
+
+    def handle(_: Task, work: Any) -> None:
+        sizes.append(len(work.tasks))
+
+    operator = TaskQProcessOperator(
+        task_id="process",
+        topic="work",
+        python_callable=handle,
+        size="{{ params.size }}",
+        workers="{{ params.workers }}",
+        lease="{{ params.seconds }}",
+        limit="{{ params.seconds }}",
+    )
+    context: Any = {**context_of(), "params": {"size": 1, "workers": 2, "seconds": 30}}
+    operator.render_template_fields(context)
+    assert operator.execute(context)["handled"] == 2
+    assert sizes == [1, 1]
+
+
+@pytest.mark.parametrize(("name", "value"), [("size", "0"), ("workers", "many"), ("lease", "soon")])
+def test_a_size_or_length_that_is_none_is_refused(queue: TaskQueue, name: str, value: str) -> None:
+    queue.push("work", ["a"])
+    given: Any = {name: value}
+    operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=print, **given)
+    with pytest.raises(InvalidArgument):
+        operator.execute(context_of())
+    assert queue.page("work")[0].state is State.READY

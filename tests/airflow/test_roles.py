@@ -12,6 +12,7 @@ from airflow_provider_taskq.operators import (
     TaskQExpireOperator,
     TaskQProcessOperator,
     TaskQPushOperator,
+    TaskQReleaseOperator,
 )
 from airflow_provider_taskq.queue import NewTask, NotHeld, Result, State, TaskQueue
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
@@ -50,13 +51,11 @@ def test_operators_that_complete_are_consumers(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     claim = executed(TaskQSensor(task_id="claiming", topic="work", claim=1))
     first, second = (task.sequence for task in queue.page("work"))
-    queue.register(claim["owner"])  # as the task between gate and completion does
+    queue.take_over(claim["owner"], claim["fence"])  # as a drain between gate and completion does
     with pytest.raises(NotHeld, match=f"sequence {second}"):
-        executed(
-            TaskQCompleteOperator(task_id="complete", owner=claim["owner"], topic="work", sequences=[first, second])
-        )
-    complete = TaskQCompleteOperator(task_id="complete", owner=claim["owner"], topic="work", sequences=[first])
-    assert executed(complete)["completed"] == 1
+        executed(TaskQCompleteOperator(task_id="complete", claim=claim, sequences=[first, second]))
+    assert executed(TaskQCompleteOperator(task_id="complete", claim=claim, sequences=[first]))["completed"] == 1
+    assert executed(TaskQReleaseOperator(task_id="release", claim=claim))["released"] == 0
     process = TaskQProcessOperator(task_id="process", topic="work", python_callable=lambda _: Result.SUCCESS)
     assert executed(process)["succeeded"] == 1
     executed(TaskQExpireOperator(task_id="expire"))

@@ -13,9 +13,11 @@ from airflow.providers.common.compat.sdk import (
 from airflow.sdk import DAG, Asset
 
 from airflow_provider_taskq.hooks import TaskQHook
-from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.operators import TaskQCompleteOperator
+from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
+from airflow_provider_taskq.triggers.claim_request import ClaimRequest
 from tests.airflow.conftest import Connect, context_of
 from tests.airflow.storing import restored
 
@@ -53,14 +55,19 @@ class TestEveryMode:
 
     def test_a_claim_takes_tasks_under_the_logical_task(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
         queue.push("work", ["a", "b", "c"])
-        assert gate(claim=2, **arguments).execute(context_of()) == {"topic": "work", "owner": NAME, "claimed": 2}
+        claim = gate(claim=2, **arguments).execute(context_of())
+        owner = queue.owner(NAME)
+        assert owner is not None
+        assert claim == {"topic": "work", "owner": NAME, "fence": owner.fence, "claimed": 2}
         assert [task.owner for task in queue.page("work")] == [NAME, NAME, None]
 
     def test_a_retry_finds_the_same_tasks_and_takes_no_more(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
         queue.push("work", ["a", "b", "c"])
         first = gate(claim=2, **arguments).execute(context_of())
         owner = queue.owner(NAME)
-        assert gate(claim=2, **arguments).execute(context_of()) == first
+        again = gate(claim=2, **arguments).execute(context_of())
+        assert again["fence"] > first["fence"]
+        assert again == {**first, "fence": again["fence"]}
         assert [task.owner for task in queue.page("work")] == [NAME, NAME, None]
         assert owner is not None
         with pytest.raises(LeaseLost):
@@ -72,7 +79,7 @@ class TestEveryMode:
         queue.push("work", ["a"])
         first = gate(claim=1, **arguments).execute(context_of())
         conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp()")
-        assert gate(claim=1, **arguments).execute(context_of()) == first
+        assert gate(claim=1, **arguments).execute(context_of())["claimed"] == first["claimed"] == 1
 
     def test_an_unknown_topic_is_an_error_at_once(self, arguments: dict[str, Any]) -> None:
         with pytest.raises(UnknownTopic, match="nowhere"):
@@ -102,7 +109,7 @@ def test_the_oldest_task_waits_for_others_so_long(
         sensor.execute(context_of())
     grow_old(conn)
     found = sensor.execute(context_of())
-    assert found == ({"topic": "work", "ready": 2} if claim is None else {"topic": "work", "owner": NAME, "claimed": 2})
+    assert found["ready" if claim is None else "claimed"] == 2
 
 
 @MODES
@@ -122,14 +129,14 @@ def test_an_aged_gate_takes_what_others_left(
 ) -> None:
     queue.push("work", ["a", "b"])
     grow_old(conn)
-    ready = TaskQSensor._ready
+    ready = ClaimRequest._ready
 
-    def others_are_quicker(self: TaskQSensor, *arguments: Any) -> int | None:
+    def others_are_quicker(self: ClaimRequest, *arguments: Any) -> int | None:
         found = ready(self, *arguments)
         queue.poll("work", queue.register("other"), 1)
         return found
 
-    monkeypatch.setattr(TaskQSensor, "_ready", others_are_quicker)
+    monkeypatch.setattr(ClaimRequest, "_ready", others_are_quicker)
     assert gate(min_tasks=3, claim=3, max_wait=10).execute(context_of())["claimed"] == 1
 
 
@@ -189,9 +196,9 @@ def test_each_mapped_task_owns_its_own(queue: TaskQueue) -> None:
     assert owners == ["dag/run/gate/0", "dag/run/gate/1"]
 
 
-def test_a_named_owner_is_used(queue: TaskQueue) -> None:
+def test_claims_under_another_name_if_told_so(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    sensor = gate(claim=1, owner="loader-{{ ds }}", lease=timedelta(minutes=2))
+    sensor = gate(claim=1, claim_as="loader-{{ ds }}", lease=timedelta(minutes=2))
     sensor.render_template_fields(context_of())
     assert sensor.execute(context_of())["owner"] == "loader-2013-01-01"
     (owner,) = queue.owners()
@@ -208,15 +215,15 @@ def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
 def test_a_claim_that_finds_too_few_takes_none(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another poller takes tasks between the look and the claim."""
     queue.push("work", ["a", "b"])
-    ready = TaskQSensor._ready
+    ready = ClaimRequest._ready
 
-    def others_are_quicker(self: TaskQSensor, *arguments: Any) -> int | None:
+    def others_are_quicker(self: ClaimRequest, *arguments: Any) -> int | None:
         found = ready(self, *arguments)
         with TaskQHook().transaction() as other:
             other.poll("work", other.register("other"), 1)
         return found
 
-    monkeypatch.setattr(TaskQSensor, "_ready", others_are_quicker)
+    monkeypatch.setattr(ClaimRequest, "_ready", others_are_quicker)
     deferred(gate(claim=2, min_tasks=2, deferrable=True))
     assert sorted(str(task.owner) for task in queue.page("work")) == ["None", "other"]
 
@@ -225,7 +232,7 @@ class TestDeferred:
     def test_a_gate_that_looks_is_ended_by_its_trigger(self) -> None:
         context = context_of()
         trigger = deferred(gate(deferrable=True, min_tasks=3), context).trigger
-        assert context["ti"].pushed == {"return_value": {"topic": "work", "ready": 3}}
+        assert context["ti"].pushed == {}, "the gate is closed"
         assert isinstance(trigger, TaskQTrigger)
         assert trigger.serialize()[1] == {
             "topic": "work",
@@ -233,15 +240,18 @@ class TestDeferred:
             "condition": "NONE",
             "max_wait": None,
             "taskq_conn_id": "taskq_default",
-            "poll_interval": 1.0,
+            "poke_interval": 0.05,
             "ends_task": True,
+            "stores": "each",
             "resume_after": 10.0,
         }
 
-    def test_pushes_no_result_if_told_so(self) -> None:
-        context = context_of()
-        deferred(gate(deferrable=True, do_xcom_push=False), context)
-        assert context["ti"].pushed == {}
+    @pytest.mark.parametrize(
+        ("arguments", "stores"),
+        [({}, "each"), ({"multiple_outputs": False}, "result"), ({"do_xcom_push": False}, "nothing")],
+    )
+    def test_its_trigger_stores_what_it_is_told_to(self, arguments: dict[str, Any], stores: str) -> None:
+        assert deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]["stores"] == stores
 
     @pytest.mark.parametrize(
         "arguments",
@@ -249,9 +259,8 @@ class TestDeferred:
             {"claim": 1},
             {"claim": 1, "do_xcom_push": False},
             {"outlets": [Asset("flights")]},
-            {"min_tasks": 2, "max_wait": 60},
         ],
-        ids=["claim", "claim unseen", "outlets", "max_wait"],
+        ids=["claim", "claim unseen", "outlets"],
     )
     def test_a_gate_with_more_to_do_is_resumed_after_a_while(self, arguments: dict[str, Any]) -> None:
         kwargs = deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]
@@ -266,7 +275,7 @@ class TestDeferred:
 
     def test_resumes_and_claims(self, queue: TaskQueue) -> None:
         queue.push("work", ["a"])
-        assert resume(gate(deferrable=True, claim=5), READY) == {"topic": "work", "owner": NAME, "claimed": 1}
+        assert resume(gate(deferrable=True, claim=5), READY)["claimed"] == 1
 
     def test_defers_again_within_its_first_deadline_when_others_were_quicker(self) -> None:
         first = deferred(gate(deferrable=True, claim=1, timeout=100))
@@ -297,29 +306,107 @@ class TestDeferred:
             gate(deferrable=True, never_fail=True).execute(context_of())
 
 
-def test_airflows_own_owner_is_not_taken_for_the_queues() -> None:
-    """Else all gates of a DAG, or of an installation, would register one name and take each other's tasks over."""
+def test_owner_is_airflows_own() -> None:
+    """Two unrelated DAGs of one team do not claim under one name."""
     with DAG("dag", schedule=None, default_args={"owner": "data-team"}):
         plain = TaskQSensor(task_id="plain", topic="work", claim=1)
-        named = TaskQSensor(task_id="named", topic="work", claim=1, owner="loader")
+        named = TaskQSensor(task_id="named", topic="work", claim=1, owner="loaders", claim_as="loader")
         mapped = TaskQSensor.partial(task_id="mapped", claim=1).expand(topic=["work"])
-    assert [(sensor.task_owner, sensor.owner) for sensor in (plain, named)] == [
-        (None, "data-team"),
-        ("loader", "data-team"),
-    ]
-    with DAG("other", schedule=None):
-        bare = TaskQSensor.partial(task_id="bare", claim=1).expand(topic=["work"])
-    for sensor in (mapped.unmap({"topic": "work"}), bare.unmap({"topic": "work"})):
-        assert isinstance(sensor, TaskQSensor)
-        assert sensor.task_owner is None
+    assert (plain.owner, plain.claim_as) == ("data-team", None)
+    assert (named.owner, named.claim_as) == ("loaders", "loader")
+    one = mapped.unmap({"topic": "work"})
+    assert isinstance(one, TaskQSensor)
+    assert (one.owner, one.claim_as) == ("data-team", None)
+
+
+def test_gates_with_the_same_airflow_owner_claim_tasks_of_their_own(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b", "c"])
+    claims = [gate(claim=2, owner="data-team").execute(context_of(run_id=run)) for run in ("one", "two")]
+    assert [(claim["owner"], claim["claimed"]) for claim in claims] == [("dag/one/gate/-1", 2), ("dag/two/gate/-1", 1)]
+
+
+@pytest.mark.parametrize("other", ["work", "other"])
+def test_a_second_gate_with_the_same_claim_as_says_what_it_took_over(
+    queue: TaskQueue, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    queue.create_topic("other")
+    queue.push("work", ["a", "b"])
+    queue.push("other", ["c"])
+    first = gate(claim=2, claim_as="loader").execute(context_of())
+    second = gate(topic=other, claim=5, claim_as="loader").execute(context_of("second"))
+    assert second["claimed"] == (2 if other == "work" else 1)
+    of_topic = 2 if other == "work" else 0
+    log = capsys.readouterr().out
+    assert (
+        f"Took over 2 tasks ({of_topic} of topic {other}) that owner 'loader' held under fence {first['fence']}" in log
+    )
+    assert "give each gate a claim_as of its own" in log
+    with pytest.raises(LeaseLost, match="a later registration of the same owner"):
+        TaskQCompleteOperator(task_id="complete", claim=first).execute(context_of("complete"))
+
+
+def test_a_retry_of_a_gate_does_not_warn(queue: TaskQueue, capsys: pytest.CaptureFixture[str]) -> None:
+    queue.push("work", ["a"])
+    for _ in range(2):
+        gate(claim=1).execute(context_of())
+    log = capsys.readouterr().out
+    assert "Took over 1 tasks that an earlier run of this task instance claimed" in log
+    assert "claim_as" not in log
 
 
 def test_a_mapped_gate_can_be_stored() -> None:
     with DAG("dag", schedule=None) as dag:
         TaskQSensor.partial(task_id="plain").expand(topic=["a", "b"])
-        TaskQSensor.partial(task_id="named", owner="loader").expand(topic=["a", "b"])
+        TaskQSensor.partial(task_id="named", claim_as="loader").expand(topic=["a", "b"])
     assert isinstance(dag.owner, str)
     assert isinstance(restored(dag).owner, str)
+
+
+class TestTemplates:
+    def test_numbers_and_lengths_are_templates(self, queue: TaskQueue) -> None:
+        queue.push("work", ["a", "b", "c"])
+        sensor = gate(
+            min_tasks="{{ params.least }}",
+            claim="{{ params.size }}",
+            lease="{{ params.minutes }}m",
+            max_wait="{{ params.minutes * 60 }}",
+        )
+        context: Any = {**context_of(), "params": {"least": 2, "size": 2, "minutes": 3}}
+        sensor.render_template_fields(context)
+        assert sensor.execute(context)["claimed"] == 2
+        assert sensor.max_wait == timedelta(minutes=3)
+        assert queue.owners()[0].lease == timedelta(minutes=3)
+
+    def test_a_template_may_give_nothing(self, queue: TaskQueue) -> None:
+        queue.push("work", ["a"])
+        sensor = gate(claim="{{ none }}", max_wait="{{ none }}", claim_as="{{ '' }}")
+        sensor.render_template_fields(context_of())
+        assert sensor.execute(context_of()) == {"topic": "work", "ready": 1}
+
+    def test_outputs_of_other_tasks_make_those_tasks_upstream(self) -> None:
+        with DAG("dag", schedule=None):
+            upstream = gate(task_id="upstream")
+            given: Any = dict.fromkeys(("min_tasks", "claim", "lease", "max_wait"), upstream.output)
+            downstream = gate(task_id="downstream", **given)
+        assert downstream.upstream_task_ids == {"upstream"}
+
+    @pytest.mark.parametrize("name", ["min_tasks", "claim", "lease", "max_wait"])
+    def test_what_is_no_number_is_refused_by_name(self, name: str) -> None:
+        with pytest.raises(InvalidArgument, match="'many'"):
+            gate(**{"claim": 1, name: "many"}).execute(context_of())
+
+
+def test_the_poke_interval_is_the_triggers_too() -> None:
+    def interval(**arguments: Any) -> float:
+        sensor = TaskQSensor(task_id="gate", topic="work", deferrable=True, **arguments)
+        found: float = deferred(sensor).trigger.serialize()[1]["poke_interval"]
+        return found
+
+    assert interval(poke_interval=7) == interval(poke_interval=timedelta(seconds=7)) == 7.0
+    assert interval() == 1.0
+    assert TaskQSensor(task_id="gate", topic="work").poke_interval == 60
+    with DAG("dag", schedule=None, default_args={"poke_interval": 5}):
+        assert interval() == 5.0
 
 
 @pytest.mark.parametrize("arguments", [{"min_tasks": 0}, {"claim": 0}])

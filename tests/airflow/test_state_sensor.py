@@ -222,10 +222,10 @@ class TestIdentifiers:
 
 
 class TestDeferred:
-    def test_a_gate_that_waits_for_one_state_is_ended_by_its_trigger(self) -> None:
+    def test_a_gate_is_ended_by_its_trigger_and_has_no_result_before(self) -> None:
         context = context_of()
-        trigger = deferred(gate(deferrable=True, poll_interval=2), context).trigger
-        assert context["ti"].pushed == {"return_value": OPEN}
+        trigger = deferred(gate(deferrable=True, poke_interval=2), context).trigger
+        assert context["ti"].pushed == {}
         assert isinstance(trigger, TaskQStateTrigger)
         assert trigger.serialize()[1] == {
             "topic": "work",
@@ -233,21 +233,18 @@ class TestDeferred:
             "states": ["SUCCEEDED"],
             "failed_states": ["FAILED"],
             "taskq_conn_id": "taskq_default",
-            "poll_interval": 2,
+            "poke_interval": 2,
             "ends_task": True,
+            "stores": "each",
             "resume_after": 10.0,
         }
 
     @pytest.mark.parametrize(
         ("arguments", "ends_task"),
-        [
-            ({"outlets": [Asset("flights")]}, False),
-            ({"states": ["SUCCEEDED", "FILTERED"]}, False),
-            ({"states": ["SUCCEEDED", "FILTERED"], "do_xcom_push": False}, True),
-        ],
-        ids=["outlets", "states", "no result"],
+        [({"outlets": [Asset("flights")]}, False), ({"states": ["SUCCEEDED", "FILTERED"]}, True)],
+        ids=["outlets", "states"],
     )
-    def test_a_gate_is_resumed_where_something_is_left_to_do(self, arguments: dict[str, Any], ends_task: bool) -> None:
+    def test_a_gate_with_outlets_is_resumed(self, arguments: dict[str, Any], ends_task: bool) -> None:
         context = context_of()
         trigger = deferred(gate(deferrable=True, **arguments), context).trigger
         assert trigger.serialize()[1]["ends_task"] is ends_task
@@ -274,13 +271,6 @@ class TestDeferred:
         queue.revive("work", State.FAILED)
         with pytest.raises(TaskDeferred):
             resume(gate(deferrable=True), "failed")
-
-    def test_takes_its_result_back_when_it_stays_closed(self, queue: TaskQueue, owner: Owner) -> None:
-        end(queue, owner, b=Result.FAILURE)
-        context = context_of()
-        with pytest.raises(AirflowFailException):
-            resume(gate(deferrable=True), "failed", context)
-        assert context["ti"].pushed == {"return_value": None}
 
     def test_fails_or_skips_with_the_triggers_sentence_where_it_cannot_wait(self) -> None:
         with pytest.raises(AirflowException, match="the trigger's sentence"):
@@ -318,7 +308,7 @@ class TestTimeouts:
         with pytest.raises(AirflowSensorTimeout) as raised:
             gate(deferrable=True).resume_execution("__fail__", {"error": "Trigger timeout"}, context)
         assert isinstance(raised.value.__cause__, TaskDeferralTimeout)
-        assert context["ti"].pushed == {"return_value": None}
+        assert context["ti"].pushed == {}
 
     def test_pokes_less_and_less_often_if_told_so(self) -> None:
         context = context_of()

@@ -19,7 +19,7 @@ async def fired(trigger: TaskQStateTrigger) -> TriggerEvent:
 
 
 def waiting(**arguments: Any) -> TaskQStateTrigger:
-    given = {"topic": "work", "identifiers": ["a", "b"], "poll_interval": 0.05}
+    given = {"topic": "work", "identifiers": ["a", "b"], "poke_interval": 0.05}
     return TaskQStateTrigger(**{**given, **arguments})
 
 

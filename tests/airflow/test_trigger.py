@@ -30,7 +30,7 @@ async def first_event(trigger: TaskQTrigger) -> TriggerEvent:
 
 def waiting(topic: str = "work", **arguments: Any) -> "asyncio.Task[TriggerEvent]":
     """A trigger that runs beside the test, as many do in one triggerer."""
-    return asyncio.create_task(first_event(TaskQTrigger(**{"topic": topic, "poll_interval": 0.05, **arguments})))
+    return asyncio.create_task(first_event(TaskQTrigger(**{"topic": topic, "poke_interval": 0.05, **arguments})))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -65,7 +65,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_can_be_stored_and_made_again() -> None:
-    trigger = TaskQTrigger(topic="work", min_tasks=3, max_wait=60, poll_interval=2, ends_task=True, resume_after=10)
+    trigger = TaskQTrigger(topic="work", min_tasks=3, max_wait=60, poke_interval=2, ends_task=True, resume_after=10)
     path, arguments = trigger.serialize()
     assert path == "airflow_provider_taskq.triggers.topic.TaskQTrigger"
     assert TaskQTrigger(**arguments).serialize() == (path, arguments)

@@ -1,5 +1,6 @@
 """A gate that claims, work on what it has claimed, and its completion; the conf says what becomes of the work."""
 
+import json
 import os
 import subprocess
 import sys
@@ -39,9 +40,7 @@ with DAG("claims", schedule=None, params={"topic": "work", "first_try": "succeed
         if ti.try_number == 1 and params["first_try"] == "goes on":
             time.sleep(600)  # work that takes long; who ends it is what the tests are about
 
-    work(gate.output) >> TaskQCompleteOperator(
-        task_id="complete", topic="{{ params.topic }}", owner="{{ ti.xcom_pull('gate')['owner'] }}", **AGAIN
-    )
+    work(gate.output) >> TaskQCompleteOperator(task_id="complete", claim=gate.output, **AGAIN)
 
 if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no task reconnects to what it has submitted
     from airflow.sdk import ResumableJobMixin
@@ -49,12 +48,12 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no ta
     class Submit(ResumableJobMixin, BaseOperator):
         """Submits tests/airflow/chaos_driver.py, durable as SparkSubmitOperator is, whose base class this is too."""
 
-        template_fields = ("gate_owner", "topic", "driver")
+        template_fields = ("claim", "topic", "driver")
         external_id_key = "job"
 
-        def __init__(self, *, gate_owner: str, topic: str, driver: str, **kwargs: Any) -> None:
+        def __init__(self, *, claim: Any, topic: str, driver: str, **kwargs: Any) -> None:
             super().__init__(**kwargs)
-            self.gate_owner, self.topic, self.driver = gate_owner, topic, driver
+            self.claim, self.topic, self.driver = claim, topic, driver
 
         def execute(self, context: Context) -> Any:
             """Submits, or reconnects."""
@@ -72,8 +71,7 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no ta
                 "-m",
                 "tests.airflow.chaos_driver",
                 job,
-                self.gate_owner,
-                self.topic,
+                json.dumps(self.claim),
                 self.driver,
             ]
             subprocess.Popen(command, start_new_session=True)
@@ -103,26 +101,21 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no ta
         def get_job_result(self, external_id: JsonValue, context: Context) -> None:
             """Nothing."""
 
-    def driven(dag_id: str, durable: bool, gate_fence: str | None = None) -> None:
+    def driven(dag_id: str, durable: bool) -> None:
         """A DAG whose driver works on what its gate claims."""
-        given = "{{ ti.xcom_pull('gate')['owner'] }}"
         with DAG(dag_id, schedule=None, params={"topic": "work", "driver": "completes"}) as dag:
-            (
-                TaskQSensor(task_id="gate", topic="{{ params.topic }}", claim=2, deferrable=True, timeout=600, **AGAIN)
-                >> Submit(
-                    task_id="submit",
-                    gate_owner=given,
-                    topic="{{ params.topic }}",
-                    driver="{{ params.driver }}",
-                    durable=durable,
-                    **AGAIN,
-                )
-                >> TaskQCompleteOperator(
-                    task_id="complete", topic="{{ params.topic }}", owner=given, gate_fence=gate_fence
-                )
-            )
+            claim = TaskQSensor(
+                task_id="gate", topic="{{ params.topic }}", claim=2, deferrable=True, timeout=600, **AGAIN
+            ).output
+            Submit(
+                task_id="submit",
+                claim=claim,
+                topic="{{ params.topic }}",
+                driver="{{ params.driver }}",
+                durable=durable,
+                **AGAIN,
+            ) >> TaskQCompleteOperator(task_id="complete", claim=claim)
         globals()[dag_id] = dag
 
     driven("durable", durable=True)
-    driven("fenced", durable=True, gate_fence="{{ ti.xcom_pull('gate', key='fence') }}")
     driven("not_durable", durable=False)

@@ -62,9 +62,7 @@ with DAG("claim", schedule=None, params={"topic": "work"}, default_args={"owner"
     gate = FailsAfterItsFirstClaim(
         task_id="gate", topic="{{ params.topic }}", claim=2, deferrable=True, timeout=300, retries=1, retry_delay=1
     )
-    gate >> TaskQCompleteOperator(
-        task_id="complete", topic="{{ params.topic }}", owner="{{ ti.xcom_pull('gate')['owner'] }}", message="done"
-    )
+    TaskQCompleteOperator(task_id="complete", claim=gate.output, message="done")
 
 with DAG("many", schedule=None):
     TaskQSensor.partial(task_id="gate", deferrable=True, timeout=300).expand(topic=[f"many-{n}" for n in range(8)])

@@ -1,0 +1,104 @@
+"""Claims: the tasks that one program took, as it passes them on to the next: from a gate to the tasks of its DAG."""
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_provider_taskq.queue.errors import InvalidArgument, LeaseLost
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from airflow_provider_taskq.queue.model import Owner
+    from airflow_provider_taskq.queue.task_queue import TaskQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a gate with `claim=n` returns: the topic, the owner, the fence of its registration, the number of tasks.
+
+    The fence is the key to the tasks. The next task of the DAG uses them under this fence, or takes them over by it
+    (`TaskQueue.take_over`); a later claim under the same owner name ends this one.
+    """
+
+    topic: str
+    owner: str
+    fence: int
+    claimed: int
+
+    @classmethod
+    def parse(cls, given: Any) -> Self:
+        """The claim in a dict (`gate.output`), or in the text that a template makes of one.
+
+        InvalidArgument if it is no claim: None, a text of something else, or a dict that lacks a field.
+        """
+        read = _read(given) if isinstance(given, str) else given
+        if isinstance(read, cls):
+            return read
+        if not isinstance(read, Mapping) or "fence" not in read:
+            raise InvalidArgument(
+                f"invalid claim {_shown(given)}: pass the output of a TaskQSensor with claim=n, as claim=gate.output"
+            )
+        try:
+            return cls(str(read["topic"]), str(read["owner"]), int(read["fence"]), int(read.get("claimed", 0)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"invalid claim {_shown(given)}: {type(error).__name__} {error}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The claim as an XCom value."""
+        return asdict(self)
+
+    def holder(self, queue: "TaskQueue") -> "Owner":
+        """The registration that holds the claim now: the gate's, or that of a task which took the claim over.
+
+        LeaseLost, saying why and what to do, if there is none.
+        """
+        owner = queue.owner(self.owner, self.fence)
+        if owner is None:
+            raise LeaseLost(f"the claim of {self.claimed} tasks in topic {self.topic!r} {self._end(queue)}")
+        return owner
+
+    def _end(self, queue: "TaskQueue") -> str:
+        """How the claim ended, and what to do about it."""
+        name = f"under owner {self.owner!r} and fence {self.fence}"
+        current = queue.owner(self.owner)
+        if current is None:
+            return (
+                f"{name} is gone: its lease was released, or it lapsed and expired, and the tasks that were not "
+                "completed went back to the topic. Clear the gate to claim again; if the lease lapsed, give the gate a "
+                "longer lease"
+            )
+        return (
+            f"{name} is gone: a later registration of the same owner, fence {current.fence}, took the tasks over. "
+            "Clear the gate to claim again, or give each gate a claim_as of its own"
+        )
+
+
+def held_sequences(connection: "psycopg.Connection[Any]", owner: "Owner", topic: str | None = None) -> list[int]:
+    """The sequences that an owner holds, in a topic or in all, without payloads."""
+    rows = connection.execute(
+        "SELECT sequence FROM taskq.held(%s::text, %s::bigint, %s::text)", (owner.name, owner.fence, topic)
+    )
+    return [sequence for (sequence,) in rows]
+
+
+def _read(text: str) -> Any:
+    """The value of a template's text: JSON or, as Jinja renders a dict, Python; None if it is neither."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _shown(value: Any) -> str:
+    """What a value is, without what it holds: it may be the output of any task."""
+    if value is None or value in ("", "None"):
+        return "None"
+    keys = f" with the keys {sorted(map(str, value))[:10]}" if isinstance(value, Mapping) else ""
+    return f"of type {type(value).__name__}{keys}"

@@ -1,0 +1,44 @@
+"""Each value that a task returns is an XCom of its own, so that `task.output["owner"]` resolves."""
+
+from typing import Any
+
+from airflow.sdk import DAG, task
+
+from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQPushOperator, TaskQReleaseOperator
+from airflow_provider_taskq.queue import Task
+from airflow_provider_taskq.sensors import TaskQSensor
+
+with DAG("outputs", schedule=None, default_args={"owner": "data-team"}):
+
+    @task
+    def told(values: Any) -> Any:
+        """What a downstream task gets."""
+        return values
+
+    @task.taskq(topic="work")
+    def handle(_: Task) -> None:
+        """Handles what is left."""
+
+    def value(of: Any, name: str) -> Any:
+        """One value of what a task returns."""
+        return of.output[name]
+
+    push = TaskQPushOperator(task_id="push", topic="work", tasks=["a", "b"])
+    gate = TaskQSensor(task_id="gate", topic=value(push, "topic"), min_tasks=value(push, "pushed"), claim=2)
+    deferred = TaskQSensor(task_id="deferred", topic="later", deferrable=True, timeout=120)
+    complete = TaskQCompleteOperator(task_id="complete", claim=gate.output)
+    release = TaskQReleaseOperator(task_id="release", claim=gate.output).as_teardown(setups=gate)
+    handled: Any = handle()  # type: ignore[call-arg,misc]  # the queue gives the task
+    complete >> handled
+    (
+        told(
+            {
+                "owner": value(gate, "owner"),
+                "fence": value(gate, "fence"),
+                "completed": value(complete, "completed"),
+                "handled": handled["handled"],
+                "ready": value(deferred, "ready"),
+            }
+        )
+        >> release
+    )
