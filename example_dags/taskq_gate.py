@@ -13,9 +13,7 @@ with DAG("taskq_gate", schedule=None, tags=["taskq"]):
     gate = TaskQSensor(task_id="gate", topic="planes", min_tasks=3, claim=100, deferrable=True, timeout=3600)
     drain = TaskQSparkSubmitOperator(
         task_id="drain",
-        topic="planes",
-        owner="{{ ti.xcom_pull('gate')['owner'] }}",  # what the gate has claimed ...
-        budget="{{ ti.xcom_pull('gate')['claimed'] }}",  # ... and no more
+        claim=gate.output,  # the tasks that the gate has claimed, and no others
         transform="plane_decisions:decide",
         py_files=str(Path(__file__).with_name("plane_decisions.py")),
         retries=2,

@@ -8,6 +8,14 @@ Every verb runs in the caller's transaction and never commits.
 """
 
 from airflow_provider_taskq.queue.connection import connect
+from airflow_provider_taskq.queue.drains import (
+    DrainCounts,
+    DrainReport,
+    FailedTask,
+    FailureLimit,
+    MaxFailed,
+    TooManyFailures,
+)
 from airflow_provider_taskq.queue.errors import (
     InvalidArgument,
     InvalidState,
@@ -55,11 +63,15 @@ __all__ = [
     "Count",
     "Cursor",
     "Decision",
+    "DrainCounts",
+    "DrainReport",
     "Ended",
     "Ends",
     "ErrorGroup",
     "Errors",
     "Events",
+    "FailedTask",
+    "FailureLimit",
     "Finding",
     "Handed",
     "HandlingTimes",
@@ -72,6 +84,7 @@ __all__ = [
     "Junction",
     "LeaseLost",
     "Led",
+    "MaxFailed",
     "NewTask",
     "NotHeld",
     "Offered",
@@ -94,6 +107,7 @@ __all__ = [
     "TaskInput",
     "TaskQueue",
     "TaskQueueError",
+    "TooManyFailures",
     "TopicPolicy",
     "TopicStatus",
     "UnknownTopic",

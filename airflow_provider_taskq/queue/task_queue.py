@@ -3,6 +3,7 @@
 from airflow_provider_taskq.queue.verbs.audit import AuditVerbs
 from airflow_provider_taskq.queue.verbs.browse import BrowseVerbs
 from airflow_provider_taskq.queue.verbs.complete import CompleteVerbs
+from airflow_provider_taskq.queue.verbs.drain import DrainVerbs
 from airflow_provider_taskq.queue.verbs.exchange import ExchangeVerbs
 from airflow_provider_taskq.queue.verbs.health import HealthVerbs
 from airflow_provider_taskq.queue.verbs.junction import JunctionVerbs
@@ -33,6 +34,7 @@ class TaskQueue(
     PollVerbs,
     CompleteVerbs,
     ExchangeVerbs,
+    DrainVerbs,
     ReadVerbs,
     ReviveVerbs,
     JunctionVerbs,

@@ -362,7 +362,7 @@ def test_what_a_task_drains_in_its_own_session_is_counted(receiver: Receiver) ->
     from airflow_provider_taskq.spark import DrainResult, Ended
 
     completed = {Result.FAILURE: 2, Result.SUCCESS: 5}
-    metrics.drained(DrainResult("work", "me", 8, 1, 7, completed, 2, 1.5, 1, 4, Ended.EMPTY))
+    metrics.drained(DrainResult("work", "me", 8, 1, 7, completed, 2, 1.5, 1, 4, Ended.EMPTY, 1))
     assert receiver.told == [
         ("taskq.polled", 8, {"topic": "work"}),
         ("taskq.completed", 2, {"topic": "work", "result": "FAILURE"}),

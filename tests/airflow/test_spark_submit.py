@@ -17,13 +17,14 @@ from typing import Any, Self
 
 import psycopg
 import pytest
-from airflow.providers.common.compat.sdk import AirflowException, Stats
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, Stats
 from airflow.sdk import DAG
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.operators.drain_report import DrainReport
+from airflow_provider_taskq.operators.claims import Claim
 from airflow_provider_taskq.operators.spark_submit import WORK, TaskQSparkSubmitOperator
-from airflow_provider_taskq.queue import Condition, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue import Condition, FailureLimit, LeaseLost, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.spark import application_path
 from tests.airflow.conftest import context_of
 from tests.airflow.storing import restored
@@ -51,7 +52,6 @@ def test_the_drain_understands_what_it_is_given() -> None:
     operator = drain(
         each="rules:decide",
         options={"day": "{{ ds }}", "note": "a=b c"},
-        owner="-me",
         size="{{ 10 }}",
         rounds="all",
         budget="{{ none }}",
@@ -59,11 +59,15 @@ def test_the_drain_understands_what_it_is_given() -> None:
         lease="90.5",
         condition="SINGULAR_BY_IDENTIFIER",
         partitions=3,
+        max_failed=0.05,
     )
-    asked = _parser().parse_args(operator._arguments(str(operator.task_owner)))
+    asked = _parser().parse_args(operator._arguments("-me"))
     assert (asked.topic, asked.owner, asked.each, asked.transform) == ("work", "-me", "rules:decide", None)
     assert asked.option == ["day=2013-01-01", "note=a=b c"]
     assert (asked.size, asked.rounds, asked.budget, asked.partitions) == (10, 0, None, 3)
+    assert FailureLimit.of(asked.max_failed) == FailureLimit(share=0.05)
+    assert _parser().parse_args(drain(max_failed=0)._arguments("me")).max_failed == "0"
+    assert _parser().parse_args(drain(max_failed="{{ none }}")._arguments("me")).max_failed is None
     assert (asked.deadline, asked.lease) == (timedelta(minutes=1), timedelta(seconds=91))
     assert asked.condition is Condition.SINGULAR_BY_IDENTIFIER
     moment = datetime(2013, 1, 1, tzinfo=UTC)
@@ -91,17 +95,79 @@ def test_what_makes_no_sense_is_refused_where_the_dag_is_made(given: dict[str, A
     assert "sesame" not in str(refused.value)
 
 
-def test_airflows_own_owner_is_not_taken_for_the_queues_and_the_dag_can_be_stored() -> None:
+def test_the_owner_of_an_airflow_task_stays_airflows_and_the_dag_can_be_stored() -> None:
     with DAG("dag", schedule=None, default_args={"owner": "data-team"}) as dag:
+        gate = TaskQSensor(task_id="gate", topic="work", claim=5)
         plain = TaskQSparkSubmitOperator(task_id="plain", topic="work", each="a:b", lease=timedelta(minutes=1))
-        named = TaskQSparkSubmitOperator(task_id="named", topic="work", each="a:b", owner="gate")
+        count: Any = gate.output["claimed"]  # type: ignore[index]  # of the output of a single task it is
+        claimed = TaskQSparkSubmitOperator(task_id="claimed", claim=gate.output, each="a:b", budget=count, size=count)
         TaskQSparkSubmitOperator.partial(task_id="mapped", topic="work").expand(each=["a:b", "a:c"])
     with DAG("other", schedule=None):
         bare = TaskQSparkSubmitOperator.partial(task_id="bare", each="a:b").expand(topic=["work"])
     one = bare.unmap({"topic": "work"})
     assert isinstance(one, TaskQSparkSubmitOperator)
-    assert (plain.task_owner, named.task_owner, named.owner, one.task_owner) == (None, "gate", "data-team", None)
-    assert sorted(restored(dag).task_ids) == ["mapped", "named", "plain"]
+    assert (plain.owner, one.owner, one.topic) == ("data-team", "airflow", "work")
+    assert claimed.upstream_task_ids == {"gate"}
+    assert sorted(restored(dag).task_ids) == ["claimed", "gate", "mapped", "plain"]
+
+
+@pytest.mark.parametrize("given", [{}, {"topic": "work", "claim": {"fence": 1}}])
+def test_a_drain_is_of_either_a_topic_or_a_claim(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="either a topic or a claim"):
+        TaskQSparkSubmitOperator(task_id="drain", each="a:b", **given)
+
+
+def test_the_drain_of_a_claim_names_its_owner_fence_and_topic() -> None:
+    pytest.importorskip("pyspark")
+    from airflow_provider_taskq.spark.draining.application import _parser
+
+    operator = drain(topic=None, claim={"topic": "work", "owner": "me", "fence": 7, "claimed": 2}, lease=None)
+    claim = Claim.parse(operator.claim)
+    operator.topic = claim.topic
+    asked = _parser().parse_args(operator._arguments(claim.owner, claim))
+    assert (asked.topic, asked.owner, asked.claim, asked.budget, asked.lease) == ("work", "me", 7, None, None)
+
+
+@pytest.fixture
+def claim(queue: TaskQueue) -> dict[str, Any]:
+    """What a gate returns that has claimed three of four tasks, the first of which nothing can deliver."""
+    queue.push("work", ["bad", "b", "c", "d"])
+    owner = queue.register("dag/run/gate/-1", timedelta(minutes=20))
+    claimed = queue.claim("work", owner, 3)
+    return {"topic": "work", "owner": owner.name, "fence": owner.fence, "claimed": claimed}
+
+
+@pytest.mark.usefixtures("airflow_connection")
+def test_a_claim_that_a_later_one_replaced_is_refused_before_spark_is_started(
+    queue: TaskQueue, claim: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    later = queue.register(claim["owner"])
+    with pytest.raises(LeaseLost, match=f"a later registration of the same owner, fence {later.fence}"):
+        drain(topic=None, claim=claim).execute(context_of("drain"))
+    assert queue.heartbeat(later).fence == later.fence
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark_submit")
+def test_a_claim_is_drained_by_its_fence_and_no_other_task_is_taken(queue: TaskQueue, claim: dict[str, Any]) -> None:
+    first = drain(topic=None, claim=str(claim), transform="transforms:stumble")
+    with pytest.raises(AirflowException, match="stumbled over"):
+        executed(first)
+    holder = queue.owner(claim["owner"], claim["fence"])
+    assert holder is not None
+    assert holder.lease == timedelta(minutes=20)
+    assert len(queue.held(holder)) == 3  # for the retry, whatever it takes
+    report = executed(drain(topic=None, claim=claim, each="transforms:reject_bad", rounds="all"))
+    assert (report["resumed"], report["claimed"], report["decided"], report["failed"]) == (3, 0, 3, 1)
+    assert states(queue) == {"READY": 1, "FAILED": 1, "SUCCEEDED": 2}
+    after_the_end = drain(topic=None, claim=claim, transform="transforms:stumble")
+    assert executed(after_the_end) == report
+
+
+def states(queue: TaskQueue) -> dict[str, int]:
+    """How many tasks of the topic `work` are in which state."""
+    return {state.name: count.count for state, count in queue.count("work")["work"].items()}
 
 
 @pytest.mark.usefixtures("airflow_connection", "queue")
@@ -191,8 +257,20 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
     second = drain(**waiting, ship_package=True, py_files=str(PROGRAMS / "transforms.py"))
     told = second.execute(context_of("drain"))
     close_output(second)
-    counts = {"decided": 20, "completed": {"SUCCESS": 20}, "pushed": 20, "undecided": 0}
-    assert told == {"topic": "work", "owner": "dag/run/drain/-1", **counts, "rounds": 1, "ended": "ROUNDS"}
+    assert told.pop("seconds") > 0
+    assert told == {
+        "topic": "work",
+        "owner": "dag/run/drain/-1",
+        "claimed": 20,
+        "resumed": 0,
+        "decided": 20,
+        "completed": {"SUCCESS": 20},
+        "failed": 0,
+        "pushed": 20,
+        "undecided": 0,
+        "rounds": 1,
+        "ended": "ROUNDS",
+    }
     assert queue.count("work")["work"][State.SUCCEEDED].count == 20
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
     assert receiver.told == [
@@ -205,6 +283,39 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
     password = str(conninfo_to_dict(dsn)["password"])
     assert password not in log + "".join(str(getattr(second, field)) for field in second.template_fields)
     assert "TASKQ_DSN" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark_submit")
+def test_the_report_arrives_although_the_output_of_the_driver_does_not(
+    queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the cluster modes, where the submitter does not see what the driver prints."""
+    queue.push("work", ["a", "b", "bad"])
+    silent = tmp_path / "spark-submit"
+    silent.write_text(f'#!/bin/sh\nexec {shutil.which("spark-submit")} "$@" >/dev/null 2>&1\n')
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    report = executed(drain(each="transforms:reject_bad"))
+    assert (report["decided"], report["failed"]) == (3, 1)
+    assert report["completed"] == {"FAILURE": 1, "SUCCESS": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark_submit")
+def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allows(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "bad-1", "bad-2", "c"])
+    allowed = drain(each="transforms:reject_bad", size=2, max_failed="{{ 1 }}")
+    assert executed(allowed)["failed"] == 1
+    queue.push("work", ["bad-3"])
+    with pytest.raises(AirflowFailException) as failed:
+        executed(drain(each="transforms:reject_bad", max_failed="50%"))
+    text = str(failed.value)
+    assert "2 of 3 tasks that ended in topic 'work' failed, max_failed allows 0.5 of them" in text
+    assert "bad-2 (sequence 3): ValueError: no mailbox for bad-2" in text
+    assert states(queue) == {"FAILED": 3, "SUCCEEDED": 2}
+    again = executed(drain(each="transforms:reject_bad", max_failed=0))
+    assert (again["decided"], again["failed"]) == (0, 0)
 
 
 @pytest.mark.slow
@@ -223,6 +334,7 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_and_nobody_sees_the_pas
     assert (drained["owner"], drained["decided"], gate["claimed"]) == (gate["owner"], 3, 3)
     assert "/gate/" in drained["owner"]
     assert "claimed 0 tasks of topic planes, 3 more were held already" in log
+    assert (drained["claimed"], drained["resumed"], drained["undecided"]) == (0, 3, 0)
     states = {state: count.count for state, count in queue.count("planes")["planes"].items()}
     assert states == {State.SUCCEEDED: 4, State.FILTERED: 1}
     password = str(conninfo_to_dict(dsn)["password"])
@@ -257,6 +369,14 @@ def run_examples(home: Path, *dag_ids: str) -> tuple[str, str]:
     return log, seen
 
 
+def executed(operator: TaskQSparkSubmitOperator) -> dict[str, Any]:
+    """What the operator returns."""
+    try:
+        return operator.execute(context_of("drain"))
+    finally:
+        close_output(operator)
+
+
 def close_output(operator: TaskQSparkSubmitOperator) -> None:
     """Closes the pipe to spark-submit, which the hook of the Spark provider leaves to the end of its process."""
     started = operator._hook._submit_sp if operator._hook else None
@@ -275,24 +395,3 @@ def wait_until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)  # between two looks
-
-
-def test_the_last_line_of_a_drain_is_read_with_all_its_results() -> None:
-    report = DrainReport("flights")
-    said = [
-        "11:10:58 claimed 20,000 tasks of topic flights, 0 more were held already",
-        (
-            "11:11:52 decided 20,000 tasks in 54.3 s, 368 a second, in 1 rounds (ROUNDS): 3,261 FAILURE, 42 SUSPENSION,"
-            " 16,697 SUCCESS; pushed 0; gave back 0 undecided"
-        ),
-    ]
-    assert list(report.read(said)) == said
-    assert report.claimed == 20_000
-    assert report.summary() == {
-        "decided": 20_000,
-        "pushed": 0,
-        "undecided": 0,
-        "rounds": 1,
-        "ended": "ROUNDS",
-        "completed": {"FAILURE": 3261, "SUSPENSION": 42, "SUCCESS": 16697},
-    }

@@ -45,6 +45,7 @@ TABLES = (
     "reader",
     "audit",
     "worker",
+    "drain",
 )
 
 T = TypeVar("T")

@@ -88,7 +88,7 @@ def test_rounds_and_progress(dsn: str, queue: TaskQueue, push: Push, python_envi
     assert done.returncode == 0, done.stderr
     assert states(queue) == {"SUCCEEDED": 25}
     assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello"}
-    for line in ("claimed 10 tasks of topic work", "round 3: 25 of 25 tasks done", "in 3 rounds (EMPTY)"):
+    for line in ("claimed 10 tasks of topic work", "round 3: 25 of 25 tasks done", '"rounds": 3, "ended": "EMPTY"'):
         assert line in done.stdout
 
 
@@ -103,7 +103,7 @@ def test_a_function_of_one_task_until_nothing_is_left(
     assert done.returncode == 0, done.stderr
     assert states(queue) == {"READY": 2, "SUCCEEDED": 23}
     assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello", "letters": 6}
-    assert "in 2 rounds (BUDGET)" in done.stdout
+    assert '"rounds": 2, "ended": "BUDGET"' in done.stdout
 
 
 @pytest.mark.slow

@@ -18,7 +18,17 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.processing.composite import Composite
-from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError, connect, verify
+from airflow_provider_taskq.queue import (
+    Condition,
+    FailureLimit,
+    InvalidArgument,
+    Order,
+    TaskQueue,
+    TaskQueueError,
+    TooManyFailures,
+    connect,
+    verify,
+)
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.spark.draining.by_composite import by_composite
 from airflow_provider_taskq.spark.draining.drain import drain
@@ -39,7 +49,7 @@ KINDS: Mapping[str, Callable[[Any], Transform]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Drains a topic and returns the exit code: 0, or 1 after one sentence on the standard error."""
+    """Drains a topic and returns the exit code: 0, or 1 after the reason on the standard error."""
     asked = _parser().parse_args(arguments)
     _log_to_stdout()
     try:
@@ -64,6 +74,7 @@ def _run(asked: argparse.Namespace, transform: Transform) -> None:
             asked.topic,
             asked.owner,
             transform,
+            claim=asked.claim,
             lease=asked.lease,
             size=asked.size,
             order=asked.order,
@@ -72,7 +83,10 @@ def _run(asked: argparse.Namespace, transform: Transform) -> None:
             rounds=asked.rounds or None,
             budget=asked.budget,
             deadline=asked.deadline,
+            max_failed=asked.max_failed,
         )
+    except TooManyFailures:
+        raise
     except Exception as error:
         if stopping.is_set():
             raise TaskQueueError("it was asked to stop, and gave back what it held") from error
@@ -166,7 +180,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=_positive, help="at most so many tasks in all rounds")
     parser.add_argument("--deadline", type=_deadline, metavar="DURATION|MOMENT",
                         help="no round begins after so long, or after a moment with a time zone")  # fmt: skip
-    parser.add_argument("--lease", type=_duration, default="5m", metavar="DURATION", help="the owner's lease (5m)")
+    parser.add_argument("--max-failed", type=_max_failed, metavar="COUNT|SHARE",
+                        help="exit with 1 if more tasks fail for good: a count such as 0 or 10, or a share of the "
+                        "tasks that ended, such as 0.05 or 5%%; all results are committed first")  # fmt: skip
+    parser.add_argument("--claim", type=_positive, metavar="FENCE",
+                        help="the fence of a claim of this owner: drain its tasks, and claim no others")  # fmt: skip
+    parser.add_argument("--lease", type=_duration, metavar="DURATION", help="the owner's lease (5m, or the claim's)")
     parser.add_argument("--order", type=Order, choices=list(Order), default=Order.FIRST_IN_FIRST_OUT)
     parser.add_argument("--condition", type=Condition, choices=list(Condition), default=Condition.NONE)
     parser.add_argument("--partitions", type=_positive, help="slices to read in (by cores and number of tasks)")
@@ -207,6 +226,15 @@ def _duration(text: str) -> timedelta:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _max_failed(text: str) -> str:
+    """The text of a limit that FailureLimit accepts."""
+    try:
+        FailureLimit.of(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _log_to_stdout() -> None:

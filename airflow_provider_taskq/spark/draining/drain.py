@@ -1,9 +1,10 @@
 """Drain: claim on the driver, keep the lease, turn tasks into decisions on the cluster, commit them all at once."""
 
+import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,16 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.processing.composite import Composite
-from airflow_provider_taskq.queue import Condition, Order, Result, TaskQueueError
+from airflow_provider_taskq.queue import (
+    Condition,
+    FailureLimit,
+    MaxFailed,
+    Order,
+    Result,
+    TaskQueue,
+    TaskQueueError,
+    TooManyFailures,
+)
 from airflow_provider_taskq.spark.draining.by_composite import by_composite
 from airflow_provider_taskq.spark.draining.drain_source import registered_name
 from airflow_provider_taskq.spark.draining.holding import Holding, Transform
@@ -25,7 +35,6 @@ __all__ = ["DrainResult", "Ended", "drain", "registered_name"]
 
 logger = logging.getLogger(__name__)
 
-FIVE_MINUTES = timedelta(minutes=5)
 CLAIMED = "claimed %s tasks of topic %s, %s more were held already"
 AGAIN = 0.2  # seconds until a claim looks again at what somebody else was looking at
 LOOKS = 50  # in a row, until what that keeps is left
@@ -36,7 +45,8 @@ class DrainResult:
     """What a drain did. `done` is the number of tasks decided, `undecided` of those given back without a decision.
 
     `completed` counts the decided ones by result, `pushed` the follow-ups, and `ended` says why there was no further
-    round.
+    round. `failed` counts the tasks that are FAILED now: also those that a killed drain of this owner has committed
+    before, and none that the topic's policy retries.
     """
 
     topic: str
@@ -50,11 +60,29 @@ class DrainResult:
     rounds: int
     pushed: int
     ended: Ended
+    failed: int
 
     @property
     def rate(self) -> float:
         """Tasks decided per second, from registration to release."""
         return self.done / self.seconds if self.seconds else 0.0
+
+    def report(self) -> dict[str, Any]:
+        """The result as JSON: what the application logs, and TaskQSparkSubmitOperator returns."""
+        return {
+            "topic": self.topic,
+            "owner": self.owner,
+            "claimed": self.claimed,
+            "resumed": self.resumed,
+            "decided": self.done,
+            "completed": {result.name: count for result, count in self.completed.items()},
+            "failed": self.failed,
+            "pushed": self.pushed,
+            "undecided": self.undecided,
+            "rounds": self.rounds,
+            "ended": self.ended.name,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def drain(
@@ -64,7 +92,8 @@ def drain(
     transform: Transform | Composite,
     *,
     dsn: str | psycopg.Connection[Any] | None = None,
-    lease: timedelta = FIVE_MINUTES,
+    claim: int | None = None,
+    lease: timedelta | None = None,
     size: int | None = None,
     order: Order = Order.FIRST_IN_FIRST_OUT,
     condition: Condition = Condition.NONE,
@@ -72,6 +101,7 @@ def drain(
     rounds: int | None = 1,
     budget: int | None = None,
     deadline: timedelta | datetime | None = None,
+    max_failed: MaxFailed = None,
     on_progress: OnProgress | None = None,
 ) -> DrainResult:
     """Works off up to `size` tasks of a topic (None: all that are ready) through a DataFrame, exactly once.
@@ -97,6 +127,17 @@ def drain(
     more, killed or cut off, keeps them until its successor or `expire()` takes them. What earlier rounds committed
     stays.
 
+    `claim` is the fence of a claim: `claim["fence"]` of what a gate returns, with its owner and topic. The drain then
+    takes over what that claim holds; LeaseLost if the claim is gone, or a later one of the same name has replaced it.
+    Unless `budget` says otherwise it claims no other tasks. What it leaves undecided, and everything after an error,
+    stays held under the claim, for its retry or the next task of the DAG.
+
+    `lease` is five minutes, or that of the claim, unless given. `max_failed` limits how many tasks may fail for good: a
+    count (an int) or a share of the tasks that ended (a float), see `FailureLimit`. It stops no round. At the end, when
+    all decisions are committed, TooManyFailures names the counts and the first errors. Failures that the topic's policy
+    retries do not count. After a drain of this owner that was killed, its failures count, too; those of a drain that
+    came to its end do not.
+
     LeaseLost where the lease is gone, or was not extended for two thirds of its length; the Spark jobs are then
     cancelled. TaskQueueError in a session of Spark Connect, before anything is claimed. `dsn` is a DSN or an open
     connection to take one from; None: TASKQ_DSN and the rest of the environment.
@@ -109,10 +150,14 @@ def drain(
     # Executors of a local master inherit the driver's environment, which therefore is no choice of theirs.
     local = (context.master or "").split("[")[0] == "local"
     route = Route.found(dsn, executors_choose=not local)
-    holding = Holding.registered(spark, route, topic, owner, lease, condition, in_rounds=rounds != 1)
+    limit = FailureLimit.of(max_failed)
+    holding = Holding.registered(spark, route, topic, owner, lease, condition, in_rounds=rounds != 1, claim=claim)
     tally, missed = Tally(), 0
     with holding.kept() as keeper, holding.given_back_on_error(keeper):
+        since = holding.begin()
         holding.free_lapsed()
+        if claim is not None and budget is None:
+            limits = replace(limits, budget=holding.resumed())
         while (ended := limits.reached(tally)) is None:
             before = Progress(topic, owner, tally.rounds, tally.worked, tally.done, time.monotonic() - began)
             if count := _claimed(holding, limits.room(tally), order, tally):
@@ -124,12 +169,10 @@ def drain(
                 _tell_none(holding, tally)
                 ended = Ended.EMPTY
                 break
-        undecided = holding.give_back()
-    result = DrainResult(
-        topic, owner, tally.claimed, tally.resumed, tally.done, tally.completed, undecided,
-        time.monotonic() - began, tally.rounds, tally.pushed, ended,
-    )  # fmt: skip
-    _log(result)
+        result, failure = _end(holding, tally, ended, began, since, limit)
+    logger.info("drain report: %s", json.dumps(result.report()))
+    if failure is not None:
+        raise failure
     return result
 
 
@@ -191,16 +234,20 @@ def _round(
     told(Progress(before.topic, before.owner, tally.rounds, tally.worked, tally.done, seconds), on_progress)
 
 
-def _log(result: DrainResult) -> None:
-    """Says in a line what the drain did."""
-    logger.info(
-        "decided %s tasks in %.1f s, %s a second, in %s rounds (%s): %s; pushed %s; gave back %s undecided",
-        f"{result.done:,}",
-        result.seconds,
-        f"{result.rate:,.0f}",
-        result.rounds,
-        result.ended,
-        ", ".join(f"{count:,} {kind.name}" for kind, count in result.completed.items()) or "none",
-        f"{result.pushed:,}",
-        f"{result.undecided:,}",
-    )
+def _end(
+    holding: Holding, tally: Tally, ended: Ended, began: float, since: datetime, limit: FailureLimit | None
+) -> tuple[DrainResult, TooManyFailures | None]:
+    """Gives back what is undecided and stores the report, in one transaction; returns what `max_failed` forbids."""
+    topic, lease = holding.topic, holding.lease
+    with holding.route.connect() as conn:
+        queue = TaskQueue(conn)
+        counts = queue.drain_counts(topic, lease.name, since)
+        failure = limit.exceeded(topic, counts) if limit else None
+        undecided = holding.give_back(queue)
+        result = DrainResult(
+            topic, lease.name, tally.claimed, tally.resumed, tally.done, tally.completed, undecided,
+            time.monotonic() - began, tally.rounds, tally.pushed, ended, counts.failed,
+        )  # fmt: skip
+        outcome = {"claim": holding.claim_fence, "failure": None if failure is None else str(failure)}
+        queue.end_drain(lease.name, {**result.report(), **outcome}, lease)
+    return result, failure

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import cast
 
 import psycopg
@@ -28,6 +28,7 @@ from airflow_provider_taskq.spark.source.complete_writer import abandon_stage
 logger = logging.getLogger(__name__)
 
 SLICE = 50_000  # tasks a partition at most: what a failed Spark task has to do again
+FIVE_MINUTES = timedelta(minutes=5)
 FEW = 10_000  # the same where a function is called for each: it is called again as well
 
 Transform = Callable[[DataFrame], DataFrame]
@@ -37,6 +38,8 @@ class Holding:
     """The tasks that one drain holds under its lease.
 
     `in_rounds`: there may be more rounds than one. `since`: when the registration began, by the monotonic clock.
+    `claim`: the fence of the claim that this drain continues. It neither gives the tasks of a claim back nor ends its
+    lease: they belong to the DAG, whose next task, or the retry of this one, takes them over by the same fence.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Holding:
         *,
         in_rounds: bool,
         since: float,
+        claim: int | None = None,
     ) -> None:
         self.spark = spark
         self.route = route
@@ -57,6 +61,7 @@ class Holding:
         self.condition = condition
         self.in_rounds = in_rounds
         self.since = since
+        self.claim_fence = claim
         self.tag = f"taskq-drain-{lease.fence}"
         self.options = {"topic": topic, "owner": lease.name, "fence": str(lease.fence)}
 
@@ -67,20 +72,30 @@ class Holding:
         route: Route,
         topic: str,
         owner: str,
-        lease: timedelta,
+        lease: timedelta | None,
         condition: Condition,
         *,
         in_rounds: bool,
+        claim: int | None = None,
     ) -> "Holding":
-        """Registers the owner under a new fence."""
+        """Registers the owner under a new fence; with `claim` only if it holds that claim, whose lease it keeps."""
         with route.connect() as conn:
-            since = time.monotonic()
-            registered = TaskQueue(conn).register(owner, lease)
-        return cls(spark, route, topic, registered, condition, in_rounds=in_rounds, since=since)
+            queue, since = TaskQueue(conn), time.monotonic()
+            if claim is None:
+                registered = queue.register(owner, lease or FIVE_MINUTES)
+            else:
+                current = queue.owner(owner, claim)
+                registered = queue.take_over(owner, claim, lease or (current.lease if current else FIVE_MINUTES))
+        return cls(spark, route, topic, registered, condition, in_rounds=in_rounds, since=since, claim=claim)
 
     def kept(self) -> LeaseKeeper:
         """What keeps the lease, and stops this drain's Spark jobs where it is lost."""
         return LeaseKeeper(self.lease, self.route, self.cancel, self.since)
+
+    def begin(self) -> datetime:
+        """Stores that the drain begins; returns the moment from which its failures count."""
+        with self.route.connect() as conn:
+            return TaskQueue(conn).begin_drain(self.lease.name, self.topic, self.lease)
 
     def free_lapsed(self) -> None:
         """Frees what others let lapse: after the registration, which keeps the owner's own, and under a kept lease."""
@@ -210,10 +225,20 @@ class Holding:
         with self.route.connect() as conn, translated():
             conn.execute("SELECT taskq.lay_aside(%s::text, %s::bigint)", (self.lease.name, self.lease.fence))
 
-    def give_back(self) -> int:
-        """Ends the lease; returns how many tasks were still held under it."""
-        with self.route.connect() as conn:
-            return TaskQueue(conn).release(self.lease)
+    def give_back(self, queue: TaskQueue) -> int:
+        """Ends the lease, unless a claim is continued; returns how many tasks were still held under it."""
+        if self.claim_fence is None:
+            return queue.release(self.lease)
+        with translated():
+            row = queue.conn.execute(
+                "SELECT count(*) FROM taskq.held(%s::text, %s::bigint, %s::text)",
+                (self.lease.name, self.lease.fence, self.topic),
+            ).fetchone()
+        count = row[0] if row else 0
+        if count:
+            logger.warning("claim of %s: %s undecided tasks stay held, for its next task or TaskQReleaseOperator",
+                           self.lease.name, f"{count:,}")  # fmt: skip
+        return count
 
     def cancel(self) -> None:
         """Stops this drain's Spark jobs. From any thread: SparkSession.interruptTag knows only its own."""
@@ -230,8 +255,9 @@ class Holding:
             if keeper.lost is not None:
                 raise LeaseLost(str(keeper.lost)) from error
             with suppress(psycopg.Error, TaskQueueError):  # the error that is being raised says more
-                count = self.give_back()
-                logger.info("gave back %s tasks after an error", f"{count:,}")
+                if self.claim_fence is None:
+                    with self.route.connect() as conn:
+                        logger.info("gave back %s tasks after an error", f"{self.give_back(TaskQueue(conn)):,}")
             own = own_error(error)
             if own is None or own is error:
                 raise

@@ -49,3 +49,10 @@ def stumble(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
 
 
 NOTHING = None
+
+
+def reject_bad(task: Task) -> Result:
+    """Fails for each task whose identifier begins with `bad`."""
+    if task.identifier.startswith("bad"):
+        raise ValueError(f"no mailbox for {task.identifier}")
+    return Result.SUCCESS

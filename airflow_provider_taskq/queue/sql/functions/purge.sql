@@ -91,6 +91,7 @@ END $$;
 
 -- Removes owners that gave no sign of life for so long, whose lease has lapsed or is gone, who hold nothing, and of whom no
 -- task that is stored tells: so that every task keeps its owner's name. Returns how many. Skips who is at work right now.
+-- Removes the reports of drains that are older, too.
 -- What has ended is read once, and only where there is an owner to remove.
 CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint LANGUAGE plpgsql
 SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -100,6 +101,7 @@ DECLARE
     v_count bigint;
 BEGIN
     PERFORM taskq.need_read_committed('owners are purged');
+    DELETE FROM taskq.drain WHERE coalesce(finished, began) <= clock_timestamp() - taskq.clamp_age(p_older_than);
     v_found := ARRAY(SELECT o.owner_id FROM taskq.owner o
                      WHERE (o.fence IS NULL OR o.lease_until < clock_timestamp())
                        AND o.seen <= clock_timestamp() - taskq.clamp_age(p_older_than)

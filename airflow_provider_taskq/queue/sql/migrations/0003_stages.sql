@@ -19,3 +19,14 @@ CREATE TABLE taskq.stage (
     completed bigint NOT NULL,
     committed timestamptz NOT NULL
 );
+
+-- Drains: one row for each name, for its latest drain. A drain without `finished` is running, or its program was killed: the next
+-- drain of the same name continues it, so that the failures that the killed program has committed are counted, too.
+CREATE TABLE taskq.drain (
+    name     text PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
+    topic    text NOT NULL,
+    fence    bigint,                 -- of the owner that drains; NULL for a drain of several owners whose names begin with this one
+    began    timestamptz NOT NULL,
+    finished timestamptz,
+    report   json
+);

@@ -1,0 +1,220 @@
+"""Drains: when one began, what it ended, its report, and the limit of its failed tasks."""
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    DrainCounts,
+    FailedTask,
+    FailureLimit,
+    InvalidArgument,
+    MaxFailed,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TooManyFailures,
+    TopicPolicy,
+    UnknownTopic,
+)
+from tests.queue.conftest import TABLES
+
+NOTHING = DrainCounts(0, 0)
+
+
+def end(queue: TaskQueue, owner: Owner, *results: Result) -> list[int]:
+    """Pushes tasks and ends each with the next result; returns their sequences."""
+    tasks = queue.push("work", [f"task-{number}" for number in range(len(results))])
+    held = queue.poll("work", owner, size=len(tasks))
+    made = dict(zip(held, results, strict=True))
+    queue.complete(owner, {task: Decision(kind, error=_error(task.identifier, kind)) for task, kind in made.items()})
+    return [task.sequence for task in tasks]
+
+
+def _error(identifier: str, kind: Result) -> Exception | None:
+    return ValueError(f"no mailbox for {identifier}") if kind is Result.FAILURE else None
+
+
+@pytest.mark.parametrize(
+    ("max_failed", "limit"),
+    [
+        (None, None),
+        ("", None),
+        ("None", None),
+        (0, FailureLimit(count=0)),
+        (10, FailureLimit(count=10)),
+        ("10", FailureLimit(count=10)),
+        (1, FailureLimit(count=1)),
+        (1.0, FailureLimit(share=1.0)),
+        (0.05, FailureLimit(share=0.05)),
+        ("0.05", FailureLimit(share=0.05)),
+        ("5%", FailureLimit(share=0.05)),
+        ("5 %", FailureLimit(share=0.05)),
+    ],
+)
+def test_an_int_is_a_count_of_failures_and_a_float_is_a_share(max_failed: MaxFailed, limit: FailureLimit) -> None:
+    assert FailureLimit.of(max_failed) == limit
+
+
+@pytest.mark.parametrize("max_failed", [-1, "-1", 1.5, "150%", -0.1, float("nan"), "nan", "inf", "many", True, "%"])
+def test_an_impossible_limit_of_failures_is_refused(max_failed: MaxFailed) -> None:
+    with pytest.raises(InvalidArgument, match="expected a count such as 0 or 10, or a share"):
+        FailureLimit.of(max_failed)
+
+
+@pytest.mark.parametrize(
+    ("max_failed", "failed", "ended", "exceeded"),
+    [
+        (0, 0, 100, False),
+        (0, 1, 100, True),
+        (10, 10, 100, False),
+        (10, 11, 100, True),
+        (0.05, 5, 100, False),
+        (0.05, 6, 100, True),
+        (0.0, 1, 100, True),
+        (1.0, 100, 100, False),
+        (0.0, 0, 0, False),
+    ],
+)
+def test_a_limit_is_exceeded_by_more_failures_than_it_allows(
+    max_failed: MaxFailed, failed: int, ended: int, exceeded: bool
+) -> None:
+    limit = FailureLimit.of(max_failed)
+    assert limit is not None
+    assert limit.is_exceeded(DrainCounts(failed, ended)) == exceeded
+
+
+def test_the_error_names_the_counts_the_limit_and_the_first_errors() -> None:
+    first = [FailedTask(number, f"order-{number}", f"ValueError: no mailbox for order-{number}") for number in (7, 9)]
+    error = FailureLimit(share=0.05).exceeded("orders", DrainCounts(1200, 20_000, first))
+    assert isinstance(error, TooManyFailures)
+    text = str(error)
+    assert "1,200 of 20,000 tasks that ended in topic 'orders' failed, max_failed allows 0.05 of them" in text
+    assert "order-7 (sequence 7): ValueError: no mailbox for order-7\n" in text
+    assert text.endswith("and 1,198 more")
+
+
+def test_a_drain_counts_the_tasks_that_its_owner_has_ended_since_it_began(queue: TaskQueue, owner: Owner) -> None:
+    end(queue, owner, Result.FAILURE, Result.SUCCESS)
+    began = queue.begin_drain("owner", "work", owner)
+    assert queue.drain_counts("work", "owner", began) == NOTHING
+    other = queue.register("other")
+    end(queue, other, Result.FAILURE)
+    named_alike = queue.register("owner-2")
+    end(queue, named_alike, Result.FAILURE)
+    part = queue.register("owner/1")
+    sequences = end(queue, part, Result.FAILURE, Result.SUCCESS, Result.FILTER, Result.SUSPENSION)
+    counts = queue.drain_counts("work", "owner", began)
+    assert (counts.failed, counts.ended) == (1, 4)
+    assert counts.first == (FailedTask(sequences[0], "task-0", "ValueError: no mailbox for task-0"),)
+
+
+def test_a_failure_that_is_retried_counts_only_once_its_last_attempt_failed(queue: TaskQueue) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(0))))
+    owner = queue.register("owner")
+    began = queue.begin_drain("owner", "work", owner)
+    end(queue, owner, Result.FAILURE)
+    assert queue.drain_counts("work", "owner", began) == NOTHING
+    (task,) = queue.poll("work", owner)
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=ValueError("no mailbox"))})
+    counts = queue.drain_counts("work", "owner", began)
+    assert (counts.failed, counts.ended) == (1, 1)
+
+
+def test_only_the_first_failed_tasks_are_named(queue: TaskQueue, owner: Owner) -> None:
+    began = queue.begin_drain("owner", "work", owner)
+    sequences = end(queue, owner, *[Result.FAILURE] * 4)
+    counts = queue.drain_counts("work", "owner", began, first=2)
+    assert (counts.failed, [task.sequence for task in counts.first]) == (4, sequences[:2])
+
+
+def test_a_drain_continues_the_one_of_its_name_that_never_reported(queue: TaskQueue, owner: Owner) -> None:
+    began = queue.begin_drain("owner", "work", owner)
+    end(queue, owner, Result.FAILURE)
+    successor = queue.register("owner")
+    assert queue.begin_drain("owner", "work", successor) == began
+    assert queue.drain_counts("work", "owner", began).failed == 1
+    assert queue.end_drain("owner", {"failed": 1}, successor)
+    later = queue.begin_drain("owner", "work", successor)
+    assert later > began
+    assert queue.drain_counts("work", "owner", later) == NOTHING
+
+
+def test_a_drain_of_the_same_name_on_another_topic_begins_by_itself(queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    began = queue.begin_drain("owner", "work")
+    assert queue.begin_drain("owner", "other") > began
+
+
+def test_the_report_of_a_drain_is_read_by_its_name(queue: TaskQueue, owner: Owner) -> None:
+    assert queue.drain_report("owner") is None
+    began = queue.begin_drain("owner", "work", owner)
+    running = queue.drain_report("owner")
+    assert running is not None
+    assert (running.topic, running.began, running.finished, running.report) == ("work", began, None, None)
+    queue.end_drain("owner", {"decided": 3, "failed": 1}, owner)
+    ended = queue.drain_report("owner")
+    assert ended is not None
+    assert ended.finished is not None
+    assert ended.finished > began
+    assert ended.report == {"decided": 3, "failed": 1}
+
+
+def test_a_drain_that_was_replaced_cannot_report(queue: TaskQueue, owner: Owner) -> None:
+    queue.begin_drain("owner", "work", owner)
+    successor = queue.register("owner")
+    queue.begin_drain("owner", "work", successor)
+    assert not queue.end_drain("owner", {"decided": 3}, owner)
+    report = queue.drain_report("owner")
+    assert report is not None
+    assert report.report is None
+
+
+def test_a_drain_of_an_unknown_topic_and_an_endless_report_are_refused(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic):
+        queue.begin_drain("owner", "nowhere")
+    queue.begin_drain("owner", "work")
+    with pytest.raises(InvalidArgument, match="64 KiB"):
+        queue.end_drain("owner", {"text": "x" * 70_000})
+
+
+def test_old_reports_are_purged_with_the_owners(queue: TaskQueue, conn: psycopg.Connection) -> None:
+    for name in ("old", "new"):
+        queue.begin_drain(name, "work")
+    conn.execute("UPDATE taskq.drain SET began = began - interval '2 days' WHERE name = 'old'")
+    queue.purge_owners(timedelta(days=1))
+    assert queue.drain_report("old") is None
+    assert queue.drain_report("new") is not None
+
+
+def test_the_counts_of_a_drain_do_not_read_the_history_of_its_topic(
+    queue: TaskQueue, conn: psycopg.Connection, owner: Owner
+) -> None:
+    """The plan is the same on a table that was never analyzed."""
+    assert "drain" in TABLES
+    began = queue.begin_drain("owner", "work", owner)
+    end(queue, owner, Result.FAILURE)
+    conn.execute("LOAD 'auto_explain'")
+    conn.execute("SET auto_explain.log_min_duration = 0")
+    conn.execute("SET auto_explain.log_nested_statements = on")
+    conn.execute("SET client_min_messages = log")
+    plans: list[str] = []
+    conn.add_notice_handler(lambda notice: plans.append(notice.message_primary or ""))
+    assert queue.drain_counts("work", "owner", began).failed == 1
+    told = [plan for plan in plans if "ended_default" in plan]
+    assert len(told) == 2
+    for plan in told:
+        assert "Bitmap Index Scan on ended_default_completed_idx" in plan
+        assert "ended_default_pkey" not in plan
+
+
+def test_states_that_a_drain_counts_are_the_completed_ones(queue: TaskQueue, owner: Owner) -> None:
+    began = queue.begin_drain("owner", "work", owner)
+    sequences = end(queue, owner, Result.FAILURE, Result.SUCCESS)
+    queue.revive("work", State.FAILED)
+    assert queue.drain_counts("work", "owner", began) == DrainCounts(0, 1)
+    assert queue.task("work", sequences[0]) is not None
