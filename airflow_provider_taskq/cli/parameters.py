@@ -98,6 +98,23 @@ class Number(ParamType):
         return number
 
 
+class MaxFailed(ParamType):
+    """How many tasks of a drain may fail: a count, or a share of those that ended."""
+
+    name = "count|share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text as a FailureLimit."""
+        if not isinstance(value, str):
+            return value
+        from airflow_provider_taskq.queue import FailureLimit
+
+        try:
+            return FailureLimit.of(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 class Topic(Text):
     """The name of a topic; a shell completes it from the database."""
 
@@ -134,6 +151,7 @@ class Choice(WordChoice):
 
 DURATION, OPTIONAL_DURATION, MOMENT, TOPIC, TEXT = Duration(), OptionalDuration(), Moment(), Topic(), Text()
 AGE = Duration(LONGEST_DURATION)  # of a duration that nothing is stored of
+MAX_FAILED = MaxFailed()
 SEQUENCE, COUNT = click.IntRange(0, 2**63 - 1), click.IntRange(1, 2**31 - 1)  # what the columns hold
 
 

@@ -12,7 +12,7 @@ from airflow_provider_taskq.queue import TopicPolicy
 from airflow_provider_taskq.queue.policy import policy_fields
 
 _OPTIONS = (
-    click.option("--max-attempts", type=COUNT, help="Failures until it is given up."),
+    click.option("--max-attempts", type=COUNT, help="Attempts of a task until it is FAILED; a new topic has 1."),
     click.option("--base", type=DURATION, help="Delay after the first failure."),
     click.option("--factor", type=Number(1e-300, 1e300), help="By which the delay grows with each."),
     click.option("--max-delay", type=DURATION, help="The longest delay."),

@@ -40,7 +40,10 @@ def _list(session: Session, search: str | None) -> None:
     session.answer({"topics": [glance_document(one) for one in found]}, shown)
 
 
-@topics.command(help="Create TOPIC with a policy; one that exists is left as it is.")
+@topics.command(
+    help="Create TOPIC with a policy: one attempt for each task, unless --max-attempts says more. A topic that exists "
+    "is left as it is."
+)
 @topic_argument
 @policy_options
 @click.pass_obj

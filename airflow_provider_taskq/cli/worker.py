@@ -12,10 +12,11 @@ from typing import Any
 import click
 
 from airflow_provider_taskq.cli.output import facts
-from airflow_provider_taskq.cli.parameters import COUNT, DURATION, TOPIC, Choice
+from airflow_provider_taskq.cli.parameters import COUNT, DURATION, MAX_FAILED, TOPIC, Choice
 from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.processing import Worker, WorkerListener
-from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue import Condition, FailureLimit, Order
 
 ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 
@@ -34,25 +35,37 @@ ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 @click.option("--pause", type=DURATION, default="1s", show_default=True, help="Between two looks at an empty topic.")
 @click.option("--lease", type=DURATION, default="1m", show_default=True, help="How long a death goes unnoticed.")
 @click.option("--grace", type=DURATION, default="30s", show_default=True, help="For what is in hand, when told to end.")
-@click.option("--stop-when-empty", is_flag=True, help="End once nothing can be polled and nothing is in hand.")
+@click.option("--drain", is_flag=True, help="End once nothing can be polled and nothing is in hand.")
+@click.option(
+    "--max-failed",
+    type=MAX_FAILED,
+    help="With --drain: exit with 1 if more tasks fail for good. A count such as 0 or 10, or a share of the tasks that "
+    "ended, such as 0.05 or 5%.",
+)
 @click.option("--name", help="Who this is, in owners' names; the topic unless given.")
 @click.pass_obj
-def worker(session: Session, /, handler: str, grace: timedelta, stop_when_empty: bool, **settings: Any) -> None:
+def worker(
+    session: Session, /, handler: str, grace: timedelta, drain: bool, max_failed: FailureLimit | None, **settings: Any
+) -> None:
     """Works, and says what it did."""
+    if max_failed is not None and not drain:
+        raise click.UsageError("--max-failed needs --drain: a worker without it runs until it is stopped")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     ending = _WhenEmpty(grace)
     topic, threads, named = settings.pop("topic"), settings.pop("threads"), _named(handler)
     try:
-        made = Worker(
-            session.connection, topic, named, workers=threads, listener=ending if stop_when_empty else None, **settings
-        )
+        made = Worker(session.connection, topic, named, workers=threads, listener=ending if drain else None, **settings)
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"no worker can be made of that: {error}") from None
     ending.worker = made
     made.run(grace)
-    done = asdict(made.statistics())
+    failure = max_failed.exceeded(topic, made.counts()) if max_failed else None
+    done: dict[str, Any] = asdict(made.statistics())
     lines = [(name.replace("_", " "), done[name]) for name in _TOLD if done[name]]
-    session.answer(done, facts(lines) if lines else "Handled nothing.")
+    session.answer({**done, "error": str(failure)} if failure else done, facts(lines) if lines else "Handled nothing.")
+    if failure:
+        click.echo(f"Error: {plain(str(failure), lines=True)}", err=True)
+        raise click.exceptions.Exit(1)
 
 
 _TOLD = ("handled", "succeeded", "filtered", "suspended", "failed", "given_up", "batches")

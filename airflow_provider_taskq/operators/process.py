@@ -3,14 +3,14 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from airflow.providers.common.compat.sdk import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
 from airflow_provider_taskq.operators.base import TaskQOperator
 from airflow_provider_taskq.operators.claims import logical_task
 from airflow_provider_taskq.operators.rendered import Span, count, optional_span, span
-from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue import Condition, FailureLimit, MaxFailed, Order
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,7 +31,11 @@ class TaskQProcessOperator(TaskQOperator):
     Tasks are held under the logical task's name and a lease that is kept while the function runs. A retry gives back at
     once what an earlier try still holds, so it finds those tasks again.
 
-    Returns `{"topic", "handled", "succeeded", "filtered", "suspended", "failed"}`, numbers of tasks.
+    Returns `{"topic", "handled", "succeeded", "filtered", "suspended", "failed"}`: how many results were committed. A
+    task that the topic's policy retries counts once for each attempt.
+
+    With `max_failed` the Airflow task fails if more tasks fail for good, after the commit of all results. It fails
+    without a retry, which would find these tasks ended and succeed. Once it is cleared, old failures do not count.
 
     :param topic: the topic's name (templated).
     :param python_callable: the function, or a handler of batches.
@@ -43,11 +47,13 @@ class TaskQProcessOperator(TaskQOperator):
     :param condition: which tasks can be taken.
     :param lease: how long tasks are kept from others if this process dies: a timedelta, seconds or `5m` (templated).
     :param limit: how long a batch may take before it is FAILED, likewise; None for ever (templated).
+    :param max_failed: how many tasks may fail for good: a count such as 0 or 10 (int), or a share of the tasks that
+        ended such as 0.05 (float) or "5%"; None, the default, is no limit (templated).
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = (
-        *("topic", "op_args", "op_kwargs", "size", "workers", "lease", "limit", "taskq_conn_id"),
+        *("topic", "op_args", "op_kwargs", "size", "workers", "lease", "limit", "max_failed", "taskq_conn_id"),
     )
     template_fields_renderers = {"op_args": "py", "op_kwargs": "py"}  # noqa: RUF012  as Airflow declares it
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
@@ -65,6 +71,7 @@ class TaskQProcessOperator(TaskQOperator):
         condition: Condition | str = Condition.NONE,
         lease: "Span | XComArg" = timedelta(minutes=1),
         limit: "Span | XComArg | None" = None,
+        max_failed: "MaxFailed | XComArg" = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -78,6 +85,7 @@ class TaskQProcessOperator(TaskQOperator):
         self.condition = Condition(condition)
         self.lease = lease
         self.limit = limit
+        self.max_failed = max_failed
         self._worker: Worker | None = None
         self._killed = False
         if not callable(python_callable) and not hasattr(python_callable, "handle"):
@@ -88,8 +96,10 @@ class TaskQProcessOperator(TaskQOperator):
         from airflow_provider_taskq.operators.drain_listener import DrainListener
         from airflow_provider_taskq.processing import Worker
 
-        name = logical_task(context)
+        name, max_failed = logical_task(context), cast("MaxFailed", self.max_failed)
+        failure_limit = FailureLimit.of(max_failed)
         with self.hook.transaction() as queue:
+            began = queue.begin_drain(name, self.topic)
             _take_back(queue, name)
         self._worker = worker = Worker(
             self.hook.get_conn,
@@ -115,7 +125,13 @@ class TaskQProcessOperator(TaskQOperator):
         if done.handled:
             self.hook.report_lineage(inputs=[self.topic])
         counted = ("handled", "succeeded", "filtered", "suspended", "failed")
-        return {"topic": self.topic, **{what: getattr(done, what) for what in counted}}
+        report: dict[str, Any] = {"topic": self.topic, **{what: getattr(done, what) for what in counted}}
+        with self.hook.transaction() as queue:
+            counts = queue.drain_counts(self.topic, name, began)
+            queue.end_drain(name, report)
+        if failure_limit is not None and (failure := failure_limit.exceeded(self.topic, counts)):
+            raise AirflowFailException(str(failure))
+        return report
 
     def on_kill(self) -> None:
         """Gives back what is not decided; what is, is committed."""

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Protocol
 
 import psycopg
@@ -74,6 +75,8 @@ class Shift:
         self._employed: set[Employed] = set()
         self._changed = threading.Condition()
         place = worker_place()
+        self.owners = f"{settings.name}/{place}"  # what the names of its owners begin with
+        self.started: datetime | None = None  # by the database's clock
         self._names = (worker_owner(settings.name, place, number) for number in itertools.count(1))
 
     def start(self, employed: Sequence[Employed], timeout: float | None) -> None:
@@ -180,6 +183,7 @@ class Shift:
         session = self.session()
         try:
             with session.queue() as queue:
+                self.started = queue.now()
                 queue.ready(self.settings.topic, 1, self.settings.condition)
         finally:
             session.close()

@@ -1,6 +1,7 @@
 """The worker: polls a topic and has its tasks handled, until it is stopped."""
 
 import threading
+from contextlib import closing
 from datetime import timedelta
 
 from airflow_provider_taskq.processing.buffering import employ_buffered
@@ -14,7 +15,7 @@ from airflow_provider_taskq.processing.shift import Shift
 from airflow_provider_taskq.processing.signals import LOOK, Signals
 from airflow_provider_taskq.processing.statistics import Counters, WorkerStatistics
 from airflow_provider_taskq.processing.work import Rewrite
-from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue import Condition, DrainCounts, FailureLimit, MaxFailed, Order, TaskQueue
 from airflow_provider_taskq.queue.deadline import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 
@@ -88,6 +89,7 @@ class Worker:
             handler_statement_timeout=to_timedelta(handler_statement_timeout),
         )
         self._shift: Shift | None = None
+        self._last: Shift | None = None  # also when it has stopped
         self._hurried = False
         self._lock = threading.RLock()  # a signal handler may stop what is being started or stopped
 
@@ -139,7 +141,7 @@ class Worker:
                 employ_buffered(shift) if self._settings.ready else [Lane(shift) for _ in range(self._settings.workers)]
             )
             shift.start(employed, None if timeout is None else timeout.total_seconds())
-            self._shift = shift
+            self._shift = self._last = shift
             return True
 
     def stop(self, timeout: timedelta | None = GRACE) -> bool:
@@ -178,17 +180,31 @@ class Worker:
         shift = self._shift
         return shift is None or shift.stopping.wait(timeout)
 
-    def drain(self) -> WorkerStatistics:
+    def drain(self, max_failed: MaxFailed = None) -> WorkerStatistics:
         """Works until a poll finds nothing while nothing is in flight, and stops; what it has done since it was made.
 
         Tasks that are due later, or wait to be retried, are left. Ends earlier where `stop` is called meanwhile.
+        `max_failed` limits how many tasks may fail for good: a count (an int) or a share of the tasks that ended (a
+        float), see `FailureLimit`. It stops nothing; once all decisions are committed, TooManyFailures names the counts
+        and the first errors. Failures that the topic's policy retries do not count.
         """
+        limit = FailureLimit.of(max_failed)
         self.start()
         shift = self._shift
         while shift is not None and not shift.idle.wait(LOOK) and not shift.stopping.is_set():
             pass
         self.stop(None)
+        if limit is not None and (failure := limit.exceeded(self.topic, self.counts())):
+            raise failure
         return self.statistics()
+
+    def counts(self) -> DrainCounts:
+        """The tasks that this worker has ended since its last start, and the failed ones, as the database has them."""
+        last = self._last
+        if last is None or last.started is None:
+            return DrainCounts(0, 0)
+        with closing(self._connect()) as conn:
+            return TaskQueue(conn).drain_counts(self.topic, last.owners, last.started)
 
     def run(self, grace: timedelta | None = GRACE) -> None:
         """Works until SIGTERM or SIGINT, then stops within `grace`, at once at a second signal. For the main thread."""

@@ -14,7 +14,7 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and after what delays, a failed task is tried again.
+    """How a failed task is tried again. One attempt is the default: the first failure is final.
 
     After n noted failures the next try is due after min(base * factor ** (n - 1), max_delay), and no later
     than `horizon` after the task was created. It is given up after `max_attempts` failures, or once the delays
@@ -91,11 +91,11 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """How a topic treats its tasks.
+    """How a topic treats its tasks. One attempt is the default: the first failure of a task is final.
 
-    `on_expiry`: tasks of a lapsed owner are handed out again ("redeliver") or wait as EXPIRED ("expire"); the
-    `max_crashes`-th crash of a task makes it FAILED. `max_payload_bytes` counts compact JSON in UTF-8. `ttl` is
-    for tasks that set none.
+    `retry=RetryPolicy(max_attempts=5)` allows five attempts. `on_expiry`: tasks of a lapsed owner are handed out again
+    ("redeliver") or wait as EXPIRED ("expire"); the `max_crashes`-th crash of a task makes it FAILED.
+    `max_payload_bytes` counts compact JSON in UTF-8. `ttl` is for tasks that set none.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.providers.common.compat.sdk import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 from airflow.sdk import DAG, task
 
 from airflow_provider_taskq.operators import TaskQProcessOperator
@@ -98,6 +98,46 @@ def test_a_failure_is_the_queues_and_not_airflows(queue: TaskQueue) -> None:
     assert (good.state, good.output) == (State.FILTERED, "not wanted")
     assert (bad.state, bad.attempt) == (State.FAILED, 2)
     assert "nothing known of it" in (bad.error or "")
+
+
+def deliver(each: Task) -> None:
+    if each.identifier.startswith("bad"):
+        raise LookupError(f"no mailbox for {each.identifier}")
+
+
+def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allows(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "bad-1", "b", "bad-2"])
+    assert process(deliver, max_failed="{{ 2 }}")["failed"] == 2
+    tasks = queue.push("work", ["c", "bad-3", "bad-4", "d"])
+    with pytest.raises(AirflowFailException) as failed:
+        process(deliver, max_failed=0.25)
+    text = str(failed.value)
+    assert "2 of 4 tasks that ended in topic 'work' failed, max_failed allows 0.25 of them" in text
+    assert f"bad-3 (sequence {tasks[1].sequence}): LookupError: no mailbox for bad-3" in text
+    assert {name for name, state in states(queue) if state is State.SUCCEEDED} == {"a", "b", "c", "d"}
+    assert process(deliver, max_failed=0)["handled"] == 0  # what failed before is not counted again
+
+
+def test_a_failure_that_is_retried_does_not_exceed_max_failed(queue: TaskQueue) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(hours=1))))
+    queue.push("work", ["bad"])
+    assert process(deliver, max_failed=0)["failed"] == 1
+    assert queue.page("work")[0].status == "retrying"
+
+
+def test_the_failures_of_a_killed_try_count_in_the_next(queue: TaskQueue) -> None:
+    queue.push("work", ["bad", "kill"])
+
+    def deliver_one(each: Task) -> None:
+        if each.identifier == "kill":
+            operator.on_kill()
+        deliver(each)
+
+    operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=deliver_one, size=1, max_failed=0)
+    with pytest.raises(AirflowException, match="killed before topic 'work' was drained"):
+        operator.execute(context_of("process"))
+    with pytest.raises(AirflowFailException, match="1 of 2 tasks that ended in topic 'work' failed"):
+        process(deliver, max_failed=0)
 
 
 def test_arguments_follow_the_task_and_the_context_gives_what_is_named(queue: TaskQueue) -> None:
@@ -217,6 +257,14 @@ class TestDecorator:
         made.render_template_fields(context_of("process"))
         assert made.execute(context_of("process"))["succeeded"] == 2
         assert seen == [("a", 2, 3, "EUR"), ("b", 2, 3, "EUR")]
+
+    def test_fails_the_task_if_more_tasks_fail_than_max_failed_allows(self, queue: TaskQueue) -> None:
+        queue.push("work", ["bad"])
+        with DAG("handles", schedule=None):
+            decorated: Any = task.taskq(topic="work", max_failed=0)
+            made = decorated(deliver)().operator
+        with pytest.raises(AirflowFailException, match="1 of 1 tasks that ended in topic 'work' failed"):
+            made.execute(context_of("process"))
 
     def test_is_refused_a_call_that_does_not_go_with_the_function(self) -> None:
         with DAG("handles", schedule=None):

@@ -188,7 +188,7 @@ def test_a_worker_stops_when_the_topic_is_empty(queue: TaskQueue, environment: d
     queue.push("work", [f"task-{number}" for number in range(50)])
     words = ["worker", "tests.cli.handlers:succeed", "--topic", "work", "--size", "5", "--threads", "2"]
     result = subprocess.run(
-        [*PROGRAM, *words, "--condition", "SINGULAR_BY_IDENTIFIER", "--stop-when-empty", "--pause", "0.1s", "--json"],
+        [*PROGRAM, *words, "--condition", "SINGULAR_BY_IDENTIFIER", "--drain", "--pause", "0.1s", "--json"],
         env=environment,
         capture_output=True,
         text=True,
@@ -197,6 +197,36 @@ def test_a_worker_stops_when_the_topic_is_empty(queue: TaskQueue, environment: d
     assert '"succeeded": 50' in result.stdout
     assert {state for _, state in states(queue)} == {State.SUCCEEDED}
     assert queue.owners() == []  # their leases were given back
+
+
+@pytest.mark.parametrize(("max_failed", "code"), [("2", 0), ("50%", 0), ("1", 1), ("0.4", 1)])
+def test_a_drain_fails_if_more_tasks_fail_than_max_failed_allows(
+    queue: TaskQueue, environment: dict[str, str], max_failed: str, code: int
+) -> None:
+    tasks = queue.push("work", ["a", "bad-1", "b", "bad-2"])
+    words = ["worker", "tests.cli.handlers:deliver", "--topic", "work", "--drain", "--max-failed", max_failed]
+    result = subprocess.run([*PROGRAM, *words], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stderr
+    assert [state for _, state in states(queue)].count(State.FAILED) == 2
+    first = f"bad-1 (sequence {tasks[1].sequence}): ValueError: no mailbox for bad-1"
+    assert ("Error: 2 of 4 tasks that ended in topic 'work' failed" in result.stderr) == bool(code)
+    assert (first in result.stderr) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--max-failed", "3"], "--max-failed needs --drain"),
+        (["--drain", "--max-failed", "many"], "expected a count such as 0 or 10, or a share such as 0.05 or '5%'"),
+    ],
+)
+def test_a_limit_of_failures_without_a_meaning_is_refused(
+    environment: dict[str, str], words: list[str], error: str
+) -> None:
+    command = [*PROGRAM, "worker", "tests.cli.handlers:deliver", "--topic", "work", *words]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert error in " ".join(result.stderr.split())
 
 
 def test_a_worker_that_is_told_to_end_finishes_what_is_in_hand(
@@ -223,3 +253,10 @@ def test_a_worker_that_is_told_to_end_finishes_what_is_in_hand(
     assert "succeeded  1" in told
     assert states(queue) == [("a", State.SUCCEEDED)]
     assert queue.owners() == []
+
+
+def test_the_help_of_topics_create_says_first_that_one_attempt_is_the_default(environment: dict[str, str]) -> None:
+    command = [*PROGRAM, "topics", "create", "--help"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    description = " ".join(told.partition("\n\n")[2].partition("\n\n")[0].split())
+    assert description.startswith("Create TOPIC with a policy: one attempt for each task, unless --max-attempts")

@@ -21,6 +21,7 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
     TaskQueueError,
+    TooManyFailures,
     TopicPolicy,
     UnknownTopic,
     connect,
@@ -312,6 +313,29 @@ def test_a_drain_ends_when_nothing_is_left_not_even_what_was_pushed_meanwhile(
     done = make_worker(handle, workers=2, size=4, ready=ready, pause=pause).drain()
     assert (done.succeeded, done.in_flight) == (60, 0)
     assert queue.owners() == []
+
+
+@pytest.mark.parametrize("ready", [0, 20])
+def test_a_drain_raises_after_the_commit_if_more_tasks_fail_than_max_failed_allows(
+    queue: TaskQueue, make_worker: MakeWorker, ready: int
+) -> None:
+    def deliver(task: Task) -> None:
+        if task.identifier.startswith("bad"):
+            raise ValueError(f"no mailbox for {task.identifier}")
+
+    names = [*(f"good-{number}" for number in range(20)), *(f"bad-{number}" for number in range(10))]
+    tasks = queue.push("work", names)
+    worker = make_worker(deliver, workers=2, size=4, ready=ready, pause=timedelta(milliseconds=50))
+    with pytest.raises(TooManyFailures) as raised:
+        worker.drain(max_failed=0.3)
+    text = str(raised.value)
+    assert "10 of 30 tasks that ended in topic 'work' failed, max_failed allows 0.3 of them" in text
+    assert f"bad-0 (sequence {tasks[20].sequence}): ValueError: no mailbox for bad-0" in text
+    assert text.endswith("and 5 more")
+    assert worker.counts().ended == 30
+    queue.push("work", ["bad-again"])
+    assert worker.drain(max_failed=1).failed == 11  # since it was made; the limit counts since the last start
+    assert worker.drain(max_failed=0).failed == 11
 
 
 def test_a_drain_of_several_workers_ends_no_sooner_than_what_is_in_anybodys_hand(

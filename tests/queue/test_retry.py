@@ -270,3 +270,9 @@ def test_the_policy_in_python_is_the_policy_in_sql(
     assert (in_sql is None) == (in_python is None)
     if in_sql is not None and in_python is not None:
         assert abs(in_sql - in_python) <= timedelta(microseconds=2) + in_python * 1e-12
+
+
+@pytest.mark.parametrize("policy", [RetryPolicy, TopicPolicy])
+def test_the_first_line_about_a_policy_says_that_one_attempt_is_the_default(policy: type) -> None:
+    assert "One attempt is the default" in (policy.__doc__ or "").splitlines()[0]
+    assert RetryPolicy().max_attempts == TopicPolicy().retry.max_attempts == 1
