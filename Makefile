@@ -34,7 +34,7 @@ demo: setup-spark  ## real flights from push to Spark to done; FLIGHTS=20000 tak
 test: setup-test check  ## check, then every test, on a second server the queue's; ARGS='-k lease' goes to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py "$(SYSTEM_POSTGRES)")
 
-test-matrix: setup  ## Airflow's tests up to dag.test() on Airflow 3.1, 3.2 and .venv's own, Spark's on 4.1; ARGS go to pytest
+test-matrix: setup  ## Airflow's tests up to dag.test() on Airflow 3.1, 3.2, .venv's own, and the wheel beside FAB; Spark's on 4.1; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)
 
 check: setup  ## format, lint, types, layers

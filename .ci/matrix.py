@@ -2,7 +2,8 @@
 
 `.ci/airflow-X.Y.txt` names a release, `.ci/constraints-airflow-X.Y.txt` all that is installed with it (made anew by
 `--resolve`). `.ci/spark-X.Y.txt` names a Spark; what else is beside it, and no Airflow is, has the version of .venv.
-The ordinary .venv has the newest Airflow and comes last. Arguments are handed on to pytest.
+`.ci/wheel.txt` names Airflow and the FAB provider: our wheel is installed beside them as pip resolves it, with no other
+pin. The ordinary .venv has the newest Airflow and comes last. Arguments are handed on to pytest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from setup import ROOT, VENV, SetupError, check_spark, ensure_java, fingerprint,
 from setup import constraints as constraints_of_venv
 
 FOLDER = VENV / "matrix"  # goes with .venv: `make clean` and a new .venv remove it
+UV = str(VENV / "bin" / "uv")
 TESTS = "tests/airflow"
+FAB_TESTS = "tests/fab"  # which `make test` leaves out: FAB does not go with the pins of .venv
 # What an older Airflow says of itself, or of the providers, which are younger than it. Told by their words: to name
 # their classes, pytest would import Airflow before conftest.py has given it a home.
 THEIR_WARNINGS = (
@@ -73,8 +76,7 @@ def resolve(release: str) -> None:
     options = ["--quiet", "--universal", "--python-version", "3.11", "--no-annotate", "--no-header"]
     extras = ["--extra", "messaging", "--extra", "demo"]  # no Spark: these tests start none
     sources = ["pyproject.toml", ".ci/airflow-%s.txt" % release]
-    uv = str(VENV / "bin" / "uv")
-    run([uv, "pip", "compile", *options, *extras, "-o", str(target), *sources], "resolving %s" % target.name)
+    run([UV, "pip", "compile", *options, *extras, "-o", str(target), *sources], "resolving %s" % target.name)
 
 
 def environment(name: str, wanted: str, install: Callable[[list[str]], None]) -> Path:
@@ -124,17 +126,55 @@ def with_spark(release: str) -> Path:
     return environment("spark-" + release, fingerprint(named) + fingerprint(pins), install)
 
 
+def with_wheel() -> Path:
+    """The Python of an environment with our wheel, and what the index has beside it: only Airflow is pinned."""
+    named, folder = ROOT / ".ci" / "wheel.txt", FOLDER / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    run([UV, "build", "--quiet", "--wheel", "--out-dir", str(folder)], "building the wheel")
+    [wheel] = folder.glob("*.whl")
+
+    def install(pip: list[str]) -> None:
+        wanted = ["-r", str(named), "%s[messaging,demo]" % wheel]
+        run([*pip, "install", "--quiet", "--no-input", *wanted], "installing the wheel beside FAB (a few minutes)")
+        run([*pip, "check"], "checking that everything beside FAB goes together")
+
+    python = environment("wheel", fingerprint(named), install)
+    newest = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    run([*newest, "--force-reinstall", str(wheel)], "installing the wheel of the checkout")
+    return python
+
+
+def check_resolutions() -> bool:
+    """Whether a plain installation of the extra `spark` has pyspark and pyspark-client in one version."""
+    command = [UV, "pip", "compile", "--quiet", "--no-annotate", "--no-header", "--extra", "spark", "pyproject.toml"]
+    same = True
+    for resolution in ("highest", "lowest-direct"):
+        done = subprocess.run(
+            [*command, "--resolution", resolution], capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        pinned = [line for line in done.stdout.splitlines() if line.startswith(("pyspark==", "pyspark-client=="))]
+        say("extra spark, resolution %s: %s" % (resolution, ", ".join(pinned) or done.stderr[-2000:]))
+        same = same and len(pinned) == 2 and len({line.partition("==")[2] for line in pinned}) == 1
+    return same
+
+
 def version(python: Path, package: str) -> str:
     """The version of a package that a Python imports."""
     program = "from importlib.metadata import version; print(version(%r))" % package
     return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def airflow_leg(python: Path) -> Leg:
+def airflow_leg(python: Path, *, older: bool = False) -> Leg:
     """The tests of tests/airflow that start no processes of Airflow."""
     ignored = ["--ignore=%s" % path for path in sorted((ROOT / TESTS).glob("test_*.py")) if starts_processes(path)]
-    older = [] if python.parent.parent == VENV else [part for text in THEIR_WARNINGS for part in ("-W", text)]
-    return Leg("Airflow " + version(python, "apache-airflow-core"), python, [*older, *ignored, TESTS])
+    theirs = [part for text in THEIR_WARNINGS for part in ("-W", text)] if older else []
+    return Leg("Airflow " + version(python, "apache-airflow-core"), python, [*theirs, *ignored, TESTS])
+
+
+def wheel_leg(python: Path) -> Leg:
+    """The same with what the index has, and the tests of the FAB auth manager on servers that run the wheel."""
+    leg = airflow_leg(python)
+    return Leg(leg.name + " from the index, with FAB", python, [*leg.arguments, FAB_TESTS])
 
 
 def spark_leg(python: Path) -> Leg:
@@ -208,11 +248,13 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     lock = os.open(FOLDER, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits, then finds the stamps
-    older = [airflow_leg(with_airflow(release)) for release in releases()]
+    older = [airflow_leg(with_airflow(release), older=True) for release in releases()]
     sparks = [spark_leg(with_spark(release)) for release in releases("spark")]
+    wheel = wheel_leg(with_wheel())
     fcntl.flock(lock, fcntl.LOCK_UN)
-    legs = [*older, *sparks, airflow_leg(VENV / "bin" / "python")]
-    failed = [leg.name for leg in legs if not test(leg, sys.argv[1:])]
+    legs = [*older, *sparks, wheel, airflow_leg(VENV / "bin" / "python")]
+    failed = [] if check_resolutions() else ["the versions of pyspark and pyspark-client"]
+    failed += [leg.name for leg in legs if not test(leg, sys.argv[1:])]
     if failed:
         sys.exit("test-matrix: failed on " + ", ".join(failed))
 
