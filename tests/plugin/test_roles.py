@@ -32,7 +32,7 @@ def test_every_role_may_view_and_only_op_and_admin_may_act(
     (task,) = acts.push("work", [NewTask("a", {"secret": 1})])
     owner = acts.register("holder")
     acts.poll("work", owner)
-    asked: dict[str, Any] = {"topic": "work", "sequence": task.sequence, "owner": "holder"}
+    asked: dict[str, Any] = {"topic": "work", "sequence": task.sequence, "owner": "holder", "text": "a"}
     views = [path for method, path in routes if method == "GET" and path.startswith("/api/")]
     table = {f"GET {path}": [client(role).get(path, params=asked).status_code for role in ROLES] for path in views}
     reveal = {"topic": "work", "sequence": task.sequence}

@@ -113,6 +113,7 @@ def test_no_view_tells_a_payload(client: Client, routes: list[tuple[str, str]]) 
         "topic": "orders",
         "sequence": 1,
         "owner": "shop/manual__1/claim/-1",
+        "text": "a",
         "first": 1,
         "last": 9,
     }
