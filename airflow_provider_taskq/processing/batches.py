@@ -4,7 +4,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -80,7 +81,13 @@ class Batches(Routine):
     An error is a FAILURE, retried by the topic's policy, or what `rules` say of its kind; `mode` says what becomes of
     the rest of the group. A group with an error that is not due yet, or that has no attempts left, is kept back whole.
     `size`: how many of each group are handled in a run, -1 for all. `groups`: how many are taken at once.
-    `cleanup`: how often errors that outlived their time to live are removed; None for never. `call_timeout` and
+    `pause`: time between two runs. With `size=-1` a run that found as many groups as it takes is followed by the next
+    one at once; with another size never, so that a task waits for the effects of the task before it.
+    `initial_delay`: time from the start to the first run. `cleanup`: how often errors that have expired are removed
+    (see `TaskQueue.purge_outlived`), None for never; the first time is `cleanup_initial_delay` after the start.
+    `cluster_lock`: lets one program at a time handle the topic; the others skip their runs meanwhile. A run that ends
+    gives the lock back. After a crash the lock is free once this time is over: it has to be longer than any run. None:
+    several programs at once handle different groups. `call_timeout` and
     `handler_statement_timeout` as of a Worker; the second is for statements of a handler that takes the queue.
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
     """
@@ -95,10 +102,13 @@ class Batches(Routine):
         size: int = -1,
         groups: int = 100,
         pause: DurationLike = timedelta(seconds=6),
+        initial_delay: DurationLike = timedelta(0),
         lease: DurationLike = timedelta(minutes=5),
         sorter: Sorter = by_sequence,
         rules: Rules = NO_RULES,
         cleanup: DurationLike | None = None,
+        cleanup_initial_delay: DurationLike = timedelta(0),
+        cluster_lock: DurationLike | None = None,
         owner: str | None = None,
         call_timeout: DurationLike | None = None,
         handler_statement_timeout: DurationLike = HANDLER_STATEMENT_TIMEOUT,
@@ -110,7 +120,9 @@ class Batches(Routine):
         self._handler, self._takes_queue = handler, takes_work(handler)
         self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
         self._sorter, self._rules = sorter, rules
-        self._cleanup, self._cleaned = to_timedelta(cleanup), 0.0
+        self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
+        self._cleanup, self._cluster_lock = to_timedelta(cleanup), to_timedelta(cluster_lock)
+        self._run_due = self._cleanup_due = 0.0  # by time.monotonic(); start() sets both
         self._owner: Owner | None = None
         self._connect = connects_to(dsn, self._lease)
         self._seconds: list[float] = []
@@ -119,10 +131,22 @@ class Batches(Routine):
         limit = call_limit(self._lease, to_timedelta(call_timeout), to_timedelta(handler_statement_timeout))
         super().__init__(f"batches {topic}", self._connect, self._poll, self._pause, limit)
 
+    def start(self) -> None:
+        """Begins after the initial delays, in a thread of its own; TaskQueueError if it runs already."""
+        if not self.is_running:
+            now = time.monotonic()
+            self._run_due, self._cleanup_due = (now + delay.total_seconds() for delay in self._initial_delays)
+        super().start()
+
     def run_once(self) -> Tally:
-        """One run: takes groups that may go out, handles them, and says what came of it."""
+        """One run: takes groups that may go out, handles them, and says what came of it.
+
+        Does nothing if another program holds the cluster lock.
+        """
         tally = Tally()
-        with self._queue_for_once() as queue:
+        with self._queue_for_once() as queue, self._locked(queue) as may_run:
+            if not may_run:
+                return tally
             self._owner = queue.register(self.name, self._lease)
             keeper = Keeper(self._connect, self._owner)
             keeper.start()
@@ -136,6 +160,20 @@ class Batches(Routine):
                     queue.release(self._owner)
             self._note(queue)
         return tally
+
+    @contextmanager
+    def _locked(self, queue: TaskQueue) -> Iterator[bool]:
+        """Holds the cluster lock for a run; False if another program holds it."""
+        if self._cluster_lock is None:
+            yield True
+            return
+        name = f"batches {self.topic}"
+        locked = queue.lock(name, self.name, self._cluster_lock)
+        try:
+            yield locked
+        finally:
+            if locked and not queue.conn.closed:
+                queue.unlock(name, self.name)
 
     def _polled(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
         """Groups to handle now, in order; what of a group is beyond the size is given back before anybody sees it."""
@@ -280,13 +318,17 @@ class Batches(Routine):
             queue.note_handling(self.topic, seconds)
 
     def _poll(self) -> float:
-        """One run, and the seconds until the next: none where there was more than one run takes."""
-        tally = self.run_once()
-        if self._cleanup is not None and time.monotonic() - self._cleaned >= self._cleanup.total_seconds():
-            self._cleaned = time.monotonic()
+        """The clean-up and the run that are due, and the seconds until the next of both."""
+        if self._cleanup is not None and self._cleanup_due <= time.monotonic():
+            self._cleanup_due = time.monotonic() + self._cleanup.total_seconds()
             with self._session.queue() as queue:
                 queue.purge_outlived(self.topic)
-        return 0.0 if tally.groups == self._groups and tally.succeeded else self._pause
+        if self._run_due <= time.monotonic():
+            tally = self.run_once()
+            has_more = self.size < 0 and tally.groups == self._groups and tally.succeeded
+            self._run_due = time.monotonic() + (0.0 if has_more else self._pause)
+        due = self._run_due if self._cleanup is None else min(self._run_due, self._cleanup_due)
+        return max(0.0, due - time.monotonic())
 
 
 def readable(task: Task) -> Task:

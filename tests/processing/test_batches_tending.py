@@ -1,7 +1,7 @@
 """What an operator does to single tasks, and a worker to some of its own."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -159,8 +159,22 @@ def test_errors_that_outlived_their_time_to_live_are_removed_and_nothing_else(qu
     queue.set_due("work", tasks[1].sequence, None)
     queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error="bad")})
     assert known(queue, tasks[1]).state is State.FAILED
-    assert queue.purge_outlived("work") == 2
-    assert [info.identifier for info in queue.page("work")] == names[2:]
+    assert queue.purge_outlived("work") == 1
+    assert [info.identifier for info in queue.page("work")] == ["retrying", *names[2:]]
+
+
+def test_what_has_retries_before_its_expiry_is_not_removed(queue: TaskQueue, owner: Owner) -> None:
+    """The worked example of camunda-bpm-correlate with a clean-up every minute: the last retry is due after ten."""
+    minute = timedelta(minutes=1)
+    queue.alter_topic("work", retry=RetryPolicy.correlation(max_backoff=10 * minute), ttl=10)
+    [task] = queue.push("work", ["a"])
+    for minutes in range(1, 11):
+        pass_time(queue, minute)
+        if tasks := queue.poll("work", owner):
+            queue.complete(owner, {tasks[0]: Decision(Result.FAILURE, error="bad")})
+        assert known(queue, task).status == "retrying"
+        assert queue.purge_outlived("work") == (1 if minutes == 10 else 0)
+    assert queue.page("work") == []
 
 
 def test_a_worker_gives_some_of_its_tasks_back_and_no_others(queue: TaskQueue, owner: Owner) -> None:

@@ -46,7 +46,12 @@ class TendingVerbs(Caller):
         return int(self._value("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences))))
 
     def purge_outlived(self, topic: str, size: int = LARGEST) -> int:
-        """Removes READY and FAILED tasks that failed and have outlived their time to live; returns how many."""
+        """Removes tasks with an error that have expired; returns how many.
+
+        These are FAILED tasks that have outlived their time to live, and READY tasks that have also outlived the
+        `horizon` of the retry policy. Until then, and without a horizon, a READY task has retries left and stays. A
+        task without a time to live never expires. `size`: at most so many of each state.
+        """
         return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, int_size(size))))
 
     def give_back(self, owner: Owner, tasks: Iterable[Task | int]) -> int:

@@ -180,8 +180,10 @@ CREATE FUNCTION taskq.note_waiting(p_task taskq.live, p_kind int, p_other bigint
     SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, 1, p_task.attempt, p_other, taskq.actor(), session_user
 $$;
 
--- Removes READY and FAILED tasks that failed and have outlived their time to live, the p_size lowest of each, and returns how
--- many. A task without a time to live never outlives it. Never waits: what another transaction holds stays.
+-- Removes tasks with an error that have expired, the p_size lowest of each state, and returns how many: FAILED tasks that have
+-- outlived their time to live, and READY tasks that have also outlived the horizon of the topic. A READY task has retries left
+-- until then; without a horizon until it is FAILED. A task without a time to live never expires. Never waits: what another
+-- transaction holds stays.
 CREATE FUNCTION taskq.purge_outlived(p_topic text, p_size int) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -192,7 +194,7 @@ BEGIN
     v_found := ARRAY(
         SELECT l.sequence FROM taskq.live l JOIN taskq.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
         WHERE l.topic_id = v_topic.topic_id AND l.attempt > 0 AND l.holder IS NULL AND l.error IS NOT NULL
-          AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
+          AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now AND t.created + v_topic.horizon <= v_now
         ORDER BY l.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF l SKIP LOCKED)
      || ARRAY(
         SELECT e.sequence FROM taskq.ended e JOIN taskq.task t ON t.topic_id = v_topic.topic_id AND t.sequence = e.sequence
