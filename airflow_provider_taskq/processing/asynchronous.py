@@ -5,7 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from airflow_provider_taskq.processing.handling import Outcome, decision_of, decision_on, name_of
+from airflow_provider_taskq.processing.handling import Exceptions, Outcome, decision_of, decision_on, name_of
 from airflow_provider_taskq.processing.work import Work
 from airflow_provider_taskq.queue import Decision, Task
 
@@ -16,12 +16,15 @@ class EachAsync:
     `work.in_commit` and the queue's verbs stay what they are: calls that block, carried out elsewhere.
     """
 
-    def __init__(self, function: Callable[..., Any], takes_work: bool, concurrency: int) -> None:
+    def __init__(
+        self, function: Callable[..., Any], takes_work: bool, concurrency: int, success_on: Exceptions = ()
+    ) -> None:
         if concurrency < 1:
             raise ValueError(f"a handler needs a concurrency of 1 at least, not {concurrency}")
         self._function = cast("Callable[..., Awaitable[Outcome]]", function)
         self._takes_work = takes_work
         self._concurrency = concurrency
+        self._success_on = success_on
         self._loop: _LoopInThread | None = None
         self._lock = threading.Lock()
 
@@ -62,7 +65,7 @@ class EachAsync:
                 running = asyncio.current_task()
                 if running is not None and running.cancelling():
                     raise  # the batch was given up
-                return decision_on(error)  # it is this task's failure and no other's
+                return decision_on(error, self._success_on)  # it is this task's failure and no other's
 
 
 class _LoopInThread:

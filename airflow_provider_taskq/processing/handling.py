@@ -2,21 +2,24 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor, Future
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
+from airflow_provider_taskq.processing.futures import result_of
 from airflow_provider_taskq.processing.work import Work
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
 from airflow_provider_taskq.queue.wire import json_text
 
 Outcome: TypeAlias = Decision | Result | None
 TaskFunction: TypeAlias = (
-    Callable[[Task], Outcome]
-    | Callable[[Task, Work], Outcome]
+    Callable[[Task], Outcome | Future[Any]]
+    | Callable[[Task, Work], Outcome | Future[Any]]
     | Callable[[Task], Awaitable[Outcome]]
     | Callable[[Task, Work], Awaitable[Outcome]]
 )
-BatchFunction: TypeAlias = Callable[[Work], Mapping[Task, Outcome] | Outcome]
+BatchFunction: TypeAlias = Callable[[Work], Mapping[Task, Outcome] | Outcome | Future[Any]]
+Exceptions: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 
 @runtime_checkable
@@ -54,44 +57,68 @@ class ForeignDecision(Exception):
     """A handler decided on a task that is none of its batch."""
 
 
-def each(function: TaskFunction, *, threads: int = 1, processes: int = 0, concurrency: int = 100) -> BatchHandler:
+def each(
+    function: TaskFunction,
+    *,
+    threads: int = 1,
+    processes: int = 0,
+    concurrency: int = 100,
+    executor: Executor | None = None,
+    success_on: Exceptions = (),
+) -> BatchHandler:
     """A handler that calls a function for each task: `task -> decision`, or `(task, work) -> decision`.
 
     A Decision or a Result is returned or raised (TaskResultException); None is SUCCESS, any other exception FAILURE,
     of that task alone. The tasks of a batch are taken one after another, or by so many `threads` or `processes`
     at a time, for all batches of the handler together. A function for processes is found there by its name, and
     what it does to `work` has to pickle. A coroutine function runs on one event loop, `concurrency` tasks at a time.
+
+    A function may return a `concurrent.futures.Future` of its decision, which any thread may complete: the function is
+    called for all tasks of the batch, and then the handler waits for their Futures. `executor`: an executor of threads,
+    such as a ThreadPoolExecutor, that calls the function; the caller shuts it down. `success_on`: exceptions that mean
+    SUCCESS, such as `psycopg.errors.UniqueViolation` of a write that another try has done before.
     """
+    if executor is not None and (threads != 1 or processes or inspect.iscoroutinefunction(function)):
+        raise ValueError("an executor calls functions, not coroutines, and takes the place of threads and processes")
     if inspect.iscoroutinefunction(function):
         from airflow_provider_taskq.processing.asynchronous import EachAsync
 
-        return EachAsync(function, takes_work(function), concurrency)
+        return EachAsync(function, takes_work(function), concurrency, success_on)
     if processes:
         from airflow_provider_taskq.processing.processes import EachInProcess
 
-        return EachInProcess(function, takes_work(function), processes)
-    from airflow_provider_taskq.processing.threads import Each
+        return EachInProcess(function, takes_work(function), processes, success_on)
+    from airflow_provider_taskq.processing.threads import Each, EachByExecutor
 
-    return Each(cast("Callable[..., Outcome]", function), takes_work(function), threads)
+    called = cast("Callable[..., Outcome | Future[Outcome]]", function)
+    if executor is not None:
+        return EachByExecutor(called, takes_work(function), executor, success_on)
+    return Each(called, takes_work(function), threads, success_on)
 
 
-def batch(function: BatchFunction) -> BatchHandler:
+def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
     """A handler that calls a function once for each batch: `work -> {task: decision}`.
 
-    One Decision or Result instead of a mapping is that of all tasks, None is SUCCESS, an exception FAILURE of all.
+    One Decision or Result instead of a mapping is that of all tasks, None is SUCCESS, an exception FAILURE of all, or
+    SUCCESS of all if it is one of `success_on`. The function may return a `concurrent.futures.Future` of these, which
+    any thread may complete.
     """
-    return _Batch(function)
+    return _Batch(function, success_on)
 
 
 class _Batch:
     """A handler made of a function of a whole batch."""
 
-    def __init__(self, function: BatchFunction) -> None:
+    def __init__(self, function: BatchFunction, success_on: Exceptions) -> None:
         self._function = function
+        self._success_on = success_on
 
     def handle(self, work: Work) -> Mapping[Task, Decision]:
         """Calls the function, and takes its word."""
-        decided = self._function(work)
+        try:
+            decided = result_of(self._function(work), work, name_of(self._function))
+        except self._success_on as error:
+            decided = decision_on(error, self._success_on)
         if not isinstance(decided, Mapping):
             return dict.fromkeys(work.tasks, decision_of(decided))
         return {task: decision_of(outcome) for task, outcome in decided.items()}
@@ -115,10 +142,10 @@ def decision_of(outcome: object) -> Decision:
     raise TypeError(f"a handler returns a Decision, a Result or None, not a {type(outcome).__name__}")
 
 
-def decision_on(error: BaseException) -> Decision:
-    """What an exception decides: its own result, else FAILURE with its trace."""
+def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
+    """What an exception decides: its own result, SUCCESS if it is one of `success_on`, else FAILURE with its trace."""
     if not isinstance(error, TaskResultException):
-        return Decision(Result.FAILURE, error=error)
+        return _SUCCESS if isinstance(error, success_on) else Decision(Result.FAILURE, error=error)
     made = error.decision
     if made.result is not Result.FAILURE:
         return made

@@ -20,11 +20,16 @@ class Part(Work):
         self.afterwards = whole.afterwards
         self._supplement = whole._supplement  # noqa: SLF001 -- of the same class
 
-    def in_commit(self, participant: Participant, task: Task | None = None) -> None:
+    def in_commit(
+        self,
+        participant: Participant,
+        task: Task | None = None,
+        success_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    ) -> None:
         """Lets a function take part that sees, and decides on, the tasks of this part only, or one of them."""
         if task is not None:
             self._check(task)
-            self._whole.in_commit(participant, task)
+            self._whole.in_commit(participant, task, success_on)
             return
 
         def of_part(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision] | None:
@@ -34,7 +39,7 @@ class Part(Work):
             )
 
         of_part.__qualname__ = name_of(participant)
-        self._whole.in_commit(of_part)
+        self._whole.in_commit(of_part, None, success_on)
 
     @contextmanager
     def running(

@@ -16,7 +16,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from airflow_provider_taskq.processing.handling import decision_of, decision_on, name_of
+from airflow_provider_taskq.processing.futures import result_of
+from airflow_provider_taskq.processing.handling import Exceptions, decision_of, decision_on, name_of
 from airflow_provider_taskq.processing.pool import Pool
 from airflow_provider_taskq.processing.work import Work
 from airflow_provider_taskq.queue import Decision, Result, Task
@@ -29,10 +30,13 @@ _SPAWN = multiprocessing.get_context("spawn")
 class EachInProcess:
     """A handler that calls a function for each task in one of so many processes."""
 
-    def __init__(self, function: Callable[..., Any], takes_work: bool, processes: int) -> None:
+    def __init__(
+        self, function: Callable[..., Any], takes_work: bool, processes: int, success_on: Exceptions = ()
+    ) -> None:
         self._function = function
         self._takes_work = takes_work
         self._processes = processes
+        self._success_on = success_on
         self._idle: queue.LifoQueue[_Process | None] | None = None
         self._threads: Pool | None = None
         self._lock = threading.Lock()
@@ -73,7 +77,7 @@ class EachInProcess:
         process = idle.get()
         try:
             if process is None:
-                process = _Process(self._function, self._takes_work)
+                process = _Process(self._function, self._takes_work, self._success_on)
             return self._called(process, task, work)
         except BaseException as error:  # noqa: BLE001 -- also what does not pickle
             return decision_on(error)
@@ -119,10 +123,11 @@ class _Turn:
 class _Process:
     """A process, and the ends of its two pipes: one for tasks, one to ask where it stands."""
 
-    def __init__(self, function: Callable[..., Any], takes_work: bool) -> None:
+    def __init__(self, function: Callable[..., Any], takes_work: bool, success_on: Exceptions) -> None:
         self._tasks, theirs = _SPAWN.Pipe()
         self._questions, asked = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, asked, function, takes_work), daemon=True)
+        arguments = (theirs, asked, function, takes_work, success_on)
+        self._process = _SPAWN.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         atexit.register(self._process.kill)  # before multiprocessing waits for it
         theirs.close()
@@ -181,7 +186,9 @@ def _died(code: int | None) -> str:
     return f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
 
 
-def _serve(tasks: Connection, questions: Connection, function: Callable[..., Any], takes_work: bool) -> None:
+def _serve(
+    tasks: Connection, questions: Connection, function: Callable[..., Any], takes_work: bool, success_on: Exceptions
+) -> None:
     """The main function of a process: handles tasks until its parent hangs up."""
     for each in (signal.SIGINT, signal.SIGTERM):  # of the terminal, or of all in a control group
         signal.signal(each, signal.SIG_IGN)  # the parent decides when this ends
@@ -193,9 +200,10 @@ def _serve(tasks: Connection, questions: Connection, function: Callable[..., Any
             return
         work = Work([task])
         try:
-            decision = decision_of(function(task, work) if takes_work else function(task))
+            outcome = function(task, work) if takes_work else function(task)
+            decision = decision_of(result_of(outcome, work, name_of(function)))
         except BaseException as error:  # noqa: BLE001 -- it is this task's failure
-            decision = decision_on(error)
+            decision = decision_on(error, success_on)
         _answer(tasks, decision, work)
 
 

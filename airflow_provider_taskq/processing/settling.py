@@ -129,6 +129,8 @@ def _called(queue: TaskQueue, part: Participation, seen: dict[Task, Decision]) -
             said = part.call(queue, dict(seen))
             _check(part, said, seen)
     except Exception as error:
+        if isinstance(error, part.success_on) and not queue.conn.closed:
+            return None
         if is_transient(error) or is_cut_off(error):
             raise ParticipantInterrupted(part, error) from error
         if queue.conn.closed:

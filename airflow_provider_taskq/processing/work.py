@@ -46,6 +46,7 @@ class Participation:
 
     call: Participant
     task: Task | None = None
+    success_on: type[BaseException] | tuple[type[BaseException], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +99,23 @@ class Work:
             raise InvalidTask("a group is a list of identifiers, not a text")
         self.releases.append(Release(task, topic, tuple(tuple(group) for group in given), Junction(junction)))
 
-    def in_commit(self, participant: Participant, task: Task | None = None) -> None:
+    def in_commit(
+        self,
+        participant: Participant,
+        task: Task | None = None,
+        success_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    ) -> None:
         """Lets a function take part in the transaction that completes the batch: `participant(queue, decisions)`.
 
         What it writes through `queue.conn` is committed with the decisions, or not at all. It sees what was decided
         so far: on all tasks of the batch, or on the one task that it is for. A mapping that it returns has to name
         each of these, and is merged by priority; None leaves all as it is. Where it raises, what it wrote is undone
-        and its tasks are FAILED. Effects that belong together belong into one function.
+        and its tasks are FAILED. Effects that belong together belong into one function. An exception of `success_on`,
+        such as `psycopg.errors.UniqueViolation`, leaves the decisions as they are: what it wrote is undone, too.
         """
         if task is not None:
             self._check(task)
-        self.participants.append(Participation(participant, task))
+        self.participants.append(Participation(participant, task, success_on))
 
     def after_commit(self, call: Callable[[], None]) -> None:
         """Calls a function once the batch is committed, and only then."""
@@ -165,7 +172,7 @@ class Work:
         for follow_up in done.follow_ups:
             self._follow(follow_up)
         self.releases += done.releases
-        self.participants += [Participation(each.call, task) for each in done.participants]
+        self.participants += [replace(each, task=task) for each in done.participants]
         self.afterwards += done.afterwards
 
     def _follow(self, follow_up: FollowUp) -> None:

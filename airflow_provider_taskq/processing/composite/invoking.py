@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_provider_taskq.processing.composite.definition import Around, Context, Decisions, Mode, Step
 from airflow_provider_taskq.processing.composite.threads import Threads
+from airflow_provider_taskq.processing.futures import result_of
 from airflow_provider_taskq.processing.handling import ForeignDecision, decision_of, decision_on, name_of
 from airflow_provider_taskq.processing.work import Rewrite, Work
 from airflow_provider_taskq.queue import Decision, Result, Task
@@ -147,5 +148,5 @@ def _storable(outcome: object) -> Decision:
 def _waited_for(value: Any, work: Work, threads: Threads) -> Any:
     """What a function will have returned: the result of a future, or of something that is awaited."""
     if isinstance(value, Future):
-        return value.result()
+        return result_of(value, work, "a step")
     return threads.awaited(value, work) if inspect.isawaitable(value) else value

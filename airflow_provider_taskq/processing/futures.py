@@ -1,0 +1,31 @@
+"""Waits for a Future that a handler returned, which any thread may complete."""
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from airflow_provider_taskq.processing.work import Work
+
+
+def result_of(outcome: Any, work: Work, name: str) -> Any:
+    """Returns the result of a Future once it is completed, and any other outcome as it is.
+
+    Raises what the Future was completed with, and CancelledError if it was cancelled. If the worker gives up the batch
+    meanwhile, the Future is cancelled and the wait ends with RuntimeError.
+    """
+    if not isinstance(outcome, Future):
+        return outcome
+    ended = threading.Event()
+
+    def give_up() -> None:
+        outcome.cancel()
+        ended.set()
+
+    outcome.add_done_callback(lambda _: ended.set())
+    with work.running(f"a Future of {name}", cancel=give_up):
+        if work.cancelled.is_set():  # before the worker could call give_up
+            give_up()
+        ended.wait()
+    if not outcome.done():
+        raise RuntimeError(f"the batch was given up before the Future of {name} was completed")
+    return outcome.result()
