@@ -19,7 +19,8 @@ class RetryPolicy:
     After n noted failures the next try is due after min(base * factor ** (n - 1), max_delay), and no later
     than `horizon` after the task was created. It is given up after `max_attempts` failures, or once the delays
     so far add up to `max_elapsed`. `jitter`, 0..1, takes up to that share off each delay. `probe`: while
-    retries of the topic fail, one is tried at a time. No duration of a policy is longer than 3650 days.
+    retries of the topic fail, one is tried at a time, in turn: the next when any of them becomes due, after `base` at
+    the latest. No duration of a policy is longer than 3650 days.
     """
 
     max_attempts: int = 1

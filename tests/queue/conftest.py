@@ -168,11 +168,12 @@ def lapse(queue: TaskQueue, owner: Owner, ago: timedelta = timedelta(seconds=1))
 
 
 def pass_time(queue: TaskQueue, duration: timedelta) -> None:
-    """Lets time go by for all tasks, by moving their past back."""
+    """Lets time go by for all tasks and probes, by moving their past back."""
     for table, columns in {
         "task": ("created", "due"),
         "live": ("available_at", "due_again"),
         "ended": ("available_at", "completed"),
+        "probe": ("failed_at",),
     }.items():
         moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
         queue.conn.execute(f"UPDATE taskq.{table} SET {moves}".encode(), {"by": duration})

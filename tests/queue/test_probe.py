@@ -1,7 +1,7 @@
 """Stop at first failure: while a topic's retries fail, one of them is tried at a time."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -24,6 +24,11 @@ MINUTE = timedelta(minutes=1)
 def probing(base: timedelta = MINUTE, attempts: int = 10) -> TopicPolicy:
     """A policy that probes, with equal delays."""
     return TopicPolicy(retry=RetryPolicy(max_attempts=attempts, base=base, factor=1.0, probe=True))
+
+
+def growing(attempts: int = 20) -> TopicPolicy:
+    """A policy that probes, with the default delays: 1, 2, 4 ... 180 minutes."""
+    return TopicPolicy(retry=RetryPolicy(max_attempts=attempts, probe=True))
 
 
 @pytest.fixture
@@ -55,12 +60,11 @@ def test_ten_failed_jobs_and_a_consumer_that_still_fails_one_run_tries_one(
     assert queue.ready("work", 10) == 0
 
 
-def test_the_next_run_tries_one_again_once_the_delay_of_the_failed_one_is_over(
+def test_the_next_run_tries_one_again_once_the_first_delay_of_the_topic_is_over(
     queue: TaskQueue, owner: Owner, failed: list[Task]
 ) -> None:
     for _ in failed:
         assert run(queue, owner, Result.FAILURE) == 1
-        queue.conn.execute("UPDATE taskq.probe SET until = until - interval '2 minutes'")
         pass_time(queue, 2 * MINUTE)
     assert {known(queue, task).attempt for task in failed} == {2}, "each had its turn"
 
@@ -119,7 +123,8 @@ def test_a_probe_that_failed_for_good_lets_the_next_one_go_after_its_delay(queue
     pass_time(queue, 2 * MINUTE)
     assert run(queue, owner, Result.FAILURE) == 1
     assert states(queue) == [("a", State.FAILED), ("b", State.READY)]
-    queue.conn.execute("UPDATE taskq.probe SET until = until - interval '2 minutes'")
+    assert queue.poll("work", owner, 2) == [], "it was due before"
+    pass_time(queue, MINUTE)
     assert identifiers(queue.poll("work", owner, 2)) == ["b"]
 
 
@@ -223,3 +228,133 @@ def test_the_probe_is_the_first_retry_in_polled_order(queue: TaskQueue, owner: O
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
     pass_time(queue, 2 * MINUTE)
     assert queue.poll("work", owner, 3) == [tasks[1]]
+
+
+def fail_often(queue: TaskQueue, owner: Owner, task: Task, times: int) -> None:
+    """Lets a task fail so often, each time as soon as it is due."""
+    for _ in range(times):
+        [polled] = queue.poll("work", owner)
+        assert polled == task
+        queue.complete(owner, {polled: Result.FAILURE})
+        pass_time(queue, known(queue, task).available_at - now(queue))
+
+
+def now(queue: TaskQueue) -> datetime:
+    """The moment on the server's clock."""
+    moment: datetime = queue.conn.execute("SELECT clock_timestamp()").fetchall()[0][0]
+    return moment
+
+
+def minutes_until_polled(queue: TaskQueue, owner: Owner, wanted: set[str], poison: str, limit: int = 400) -> int:
+    """A minute passes, then a consumer polls until nothing comes: how long until it has polled all that are wanted."""
+    for minutes in range(limit):
+        while tasks := queue.poll("work", owner):
+            wanted -= {task.identifier for task in tasks}
+            queue.complete(
+                owner, {task: Result.FAILURE if task.identifier == poison else Result.SUCCESS for task in tasks}
+            )
+        if not wanted:
+            return minutes
+        pass_time(queue, MINUTE)
+    return limit
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_a_retry_does_not_wait_for_the_growing_delay_of_the_task_that_failed(
+    queue: TaskQueue, owner: Owner, priority: int
+) -> None:
+    queue.alter_topic("work", growing())
+    [poison] = queue.push("work", [NewTask("poison", priority=priority)])
+    fail_often(queue, owner, poison, 8)
+    queue.push("work", [NewTask("healthy", priority=9)])
+    tasks = queue.poll("work", owner, 2)
+    assert set(identifiers(tasks)) == {"healthy", "poison"}
+    queue.complete(owner, dict.fromkeys(tasks, Result.FAILURE))
+    assert known(queue, poison).available_at - now(queue) > timedelta(hours=2)
+    assert minutes_until_polled(queue, owner, {"healthy"}, "poison") <= 2
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_failing_retry_of_a_higher_priority_does_not_keep_the_others_in(
+    queue: TaskQueue, owner: Owner, size: int
+) -> None:
+    queue.alter_topic("work", probing(attempts=100))
+    queue.push("work", [NewTask("poison", priority=5), "a", "b", "c"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 4), Result.FAILURE))
+    polled: list[str] = []
+    for _ in range(8):
+        pass_time(queue, MINUTE)
+        while tasks := queue.poll("work", owner, size):
+            polled += identifiers(tasks)
+            queue.complete(
+                owner, {task: Result.FAILURE if task.identifier == "poison" else Result.SUCCESS for task in tasks}
+            )
+    assert {"a", "b", "c"} < set(polled)
+    assert {state for name, state in states(queue) if name != "poison"} == {State.SUCCEEDED}
+
+
+def test_failing_retries_take_turns_whatever_their_priorities(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", probing(attempts=100))
+    queue.push("work", [NewTask("high", priority=9), NewTask("low", priority=-9), "middle"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
+    probes: list[str] = []
+    for _ in range(6):
+        pass_time(queue, MINUTE)
+        [probe] = queue.poll("work", owner, 10)
+        queue.complete(owner, {probe: Result.FAILURE})
+        assert queue.poll("work", owner, 10) == []
+        probes.append(probe.identifier)
+    assert probes == ["high", "middle", "low"] * 2
+
+
+def test_a_task_beyond_its_horizon_is_due_at_once_and_still_goes_last(queue: TaskQueue, owner: Owner) -> None:
+    """Its due time, which the horizon bounds, is before that of all others: the turn is by the last failure."""
+    policy = RetryPolicy(max_attempts=100, base=MINUTE, factor=1.0, horizon=MINUTE, probe=True)
+    queue.alter_topic("work", TopicPolicy(retry=policy))
+    [poison] = queue.push("work", ["poison"])
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
+    pass_time(queue, 5 * MINUTE)
+    [healthy] = queue.push("work", ["healthy"])
+    first, second = queue.poll("work", owner, 2)
+    assert (first, second) == (poison, healthy)
+    queue.complete(owner, {second: Result.FAILURE})
+    queue.complete(owner, {first: Result.FAILURE})
+    pass_time(queue, MINUTE)
+    assert queue.poll("work", owner, 2) == [healthy], "it failed before the other"
+
+
+def test_the_next_probe_goes_out_as_soon_as_a_retry_becomes_due(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", probing(base=10 * MINUTE))
+    one, two, three = queue.push("work", ["one", "two", "three"])
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
+    pass_time(queue, 4 * MINUTE)
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
+    pass_time(queue, 6 * MINUTE)
+    assert queue.poll("work", owner, 3) == [one]
+    queue.complete(owner, {one: Result.FAILURE})
+    pass_time(queue, 3 * MINUTE)
+    assert queue.poll("work", owner, 3) == []
+    assert queue.ready("work", 3) == 0
+    pass_time(queue, MINUTE)
+    assert queue.ready("work", 3) == 1
+    assert queue.poll("work", owner, 3) == [two], "four minutes after the failure, and not ten"
+    queue.complete(owner, {two: Result.FAILURE})
+    pass_time(queue, 6 * MINUTE)
+    assert queue.poll("work", owner, 3) == [three], "as the retry of another one became due"
+
+
+def test_a_group_with_several_retries_is_one_probe(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", probing())
+    queue.push("work", ["a", "b", "a", "b"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 4), Result.FAILURE))
+    pass_time(queue, 2 * MINUTE)
+    groups = queue.poll_batch("work", owner, 5)
+    assert {name: len(tasks) for name, tasks in groups.items()} == {"a": 2}
+    assert queue.poll_batch("work", owner, 5) == {}
+    queue.complete(owner, dict.fromkeys(groups["a"], Result.FAILURE))
+    assert queue.poll_batch("work", owner, 5) == {}
+    pass_time(queue, MINUTE)
+    groups = queue.poll_batch("work", owner, 5)
+    assert {name: len(tasks) for name, tasks in groups.items()} == {"b": 2}
+    queue.complete(owner, dict.fromkeys(groups["b"], Result.SUCCESS))
+    assert list(queue.poll_batch("work", owner, 5)) == ["a"]

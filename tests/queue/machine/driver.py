@@ -35,7 +35,7 @@ POLICIES = (
     TopicPolicy(
         RetryPolicy(max_attempts=4, base=HOUR, factor=2.0, max_delay=3 * HOUR, horizon=5 * HOUR), max_crashes=2
     ),
-    TopicPolicy(RetryPolicy(max_attempts=4, base=HOUR, factor=1.0, probe=True), max_crashes=3),
+    TopicPolicy(RetryPolicy(max_attempts=5, base=HOUR, factor=2.0, max_delay=4 * HOUR, probe=True), max_crashes=3),
     TopicPolicy(RetryPolicy(max_attempts=9, base=HOUR, factor=1.0, max_elapsed=2 * HOUR), on_expiry="expire", ttl=HOUR),
     TopicPolicy(RetryPolicy(max_attempts=3, base=AT_ONCE), max_crashes=2),
     TopicPolicy(RetryPolicy(max_attempts=3, base=AT_ONCE, probe=True), on_expiry="expire"),
@@ -44,7 +44,7 @@ MOVED = {
     "task": ("created", "due"),
     "live": ("available_at", "due_again"),
     "ended": ("available_at", "completed"),
-    "probe": ("until",),
+    "probe": ("failed_at",),
     "owner": ("lease_until", "seen"),
     "lock": ("locked", "at_least", "until"),
 }

@@ -82,14 +82,13 @@ class Ending(Holdings):
         failed = {task for task, decision in decisions.items() if self._decide(topic, task, decision, now)}
         if not topic.policy.retry.probe:
             return
-        if failed and topic.failing is None:
-            topic.failing, topic.probes = now, set()
+        if failed and not topic.failing:
+            topic.failing, topic.failed, topic.probes = True, None, set()
         elif failed:
-            for task in failed:
-                if task.sequence in topic.probes:
-                    topic.failing = now.plus(_back_off(topic, task.attempt))
+            if any(task.sequence in topic.probes for task in failed):
+                topic.failed = now
         elif any(decisions[task].result is not Result.FAILURE for task in retried):
-            topic.failing = None
+            topic.failing = False
 
     def _decide(self, topic: ModelTopic, task: ModelTask, decision: Decision, now: Moment) -> bool:
         """Carries it out, and tells whether it is a failure that counts."""
@@ -106,6 +105,7 @@ class Ending(Holdings):
             if topic.policy.retry.horizon is not None:
                 due = min(due, task.created.plus(hours(topic.policy.retry.horizon)))
             task.error = str(decision.error) if decision.error else None
+            task.failed = now
             self._put_back(task, due, counted=True)
         else:
             task.state, task.completed = State(decision.result + 3), now

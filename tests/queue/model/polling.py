@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, State
-from tests.queue.model.tasks import Holdings, ModelOwner, ModelTask
+from tests.queue.model.tasks import Holdings, ModelOwner, ModelTask, Moment, hours
 
 BLOCKING = {
     Condition.NONE: (),
@@ -63,8 +63,12 @@ class Polling(Holdings):
 
     def _other_retries(self, topic: str, names: list[str], ready: list[ModelTask]) -> list[str]:
         """While retries fail, a group with any is a try as a whole: these are the others."""
-        retried = {task.identifier for task in ready if task.attempt}
-        return [name for name in names if name in retried][self._retries_allowed(topic, len(names)) :]
+        due = [task for task in ready if task.attempt and task.identifier in names]
+        allowed = self._retries_allowed(topic)
+        if allowed is None:
+            return []
+        first = {task.identifier for task in sorted(due, key=_turn_of_retry)[:allowed]}
+        return [task.identifier for task in due if task.identifier not in first]
 
     def _turn(self, topic: str, identifier: str, due: list[ModelTask]) -> ModelTask:
         """The task that the turn of an identifier belongs to."""
@@ -87,25 +91,30 @@ class Polling(Holdings):
         return latest is None or latest.state is State.SUCCEEDED
 
     def _one_retry(self, topic: str, found: list[ModelTask]) -> Iterable[ModelTask]:
-        """While retries fail, the first of them."""
-        allowed = self._retries_allowed(topic, len(found))
-        for task in found:
-            allowed -= task.attempt > 0
-            if task.attempt == 0 or allowed >= 0:
-                yield task
+        """While retries fail, the one whose last failure is the longest ago."""
+        allowed = self._retries_allowed(topic)
+        if allowed is None:
+            return found
+        first = sorted((task for task in found if task.attempt), key=_turn_of_retry)[:allowed]
+        return [task for task in found if not task.attempt or task in first]
 
-    def _retries_allowed(self, topic: str, otherwise: int) -> int:
-        """While retries fail: one, and only when the last one is back and its delay is over."""
+    def _retries_allowed(self, topic: str) -> int | None:
+        """None: all. While they fail one, once the last one is back, and a retry became due or the base is over."""
         known = self.topics[topic]
-        if not known.policy.retry.probe or known.failing is None:
-            return otherwise
-        out = any(task.sequence in known.probes for task in self.of_topic(topic, State.ACTIVE))
-        return int(known.failing <= self.now and not out)
+        if not known.policy.retry.probe or not known.failing:
+            return None
+        if any(task.sequence in known.probes for task in self.of_topic(topic, State.ACTIVE)):
+            return 0
+        if known.failed is None or known.failed.plus(hours(known.policy.retry.base)) <= self.now:
+            return 1
+        return int(
+            any(task.attempt and known.failed < task.due <= self.now for task in self.of_topic(topic, State.READY))
+        )
 
     def _take(self, tasks: list[ModelTask], owner: Owner) -> list[ModelTask]:
         for task in tasks:
             topic = self.topics[task.topic]
-            if task.attempt and topic.failing is not None:
+            if task.attempt and topic.failing:
                 topic.probes.add(task.sequence)
             task.state, task.owner = State.ACTIVE, owner.name
             task.attempt += 1
@@ -123,3 +132,8 @@ class Polling(Holdings):
             sorted(tasks, key=by_time, reverse=order is Order.LAST_IN_FIRST_OUT),  # type: ignore[arg-type]
             key=lambda task: -task.priority,
         )
+
+
+def _turn_of_retry(task: ModelTask) -> tuple[Moment, int, int]:
+    """The one that failed last comes last; of those that failed in one call the first by priority, then sequence."""
+    return (task.failed or Moment(-1_000, 0), -task.priority, task.sequence)

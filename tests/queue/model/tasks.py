@@ -62,12 +62,13 @@ class ModelTask:
     output: Json = None
     error: str | None = None
     completed: Moment | None = None
+    failed: Moment | None = None  # its last failure that counted
 
     def start_anew(self) -> None:
         """As if it had just been pushed, in its old place."""
         self.state, self.due = State.READY, self.place
         self.attempt, self.crashes, self.redelivered = 0, 0, False
-        self.output = self.error = self.owner = self.completed = None
+        self.output = self.error = self.owner = self.completed = self.failed = None
 
     def supersede(self, state: State) -> None:
         """RECREATED or REDUNDANT: it had another state before."""
@@ -81,7 +82,8 @@ class ModelTopic:
     number: int  # of topics made so far: one of the same name is another one
     policy: TopicPolicy
     paused: bool = False
-    failing: Moment | None = None  # retries fail: the next one goes out not before
+    failing: bool = False  # retries fail: they go out one at a time
+    failed: Moment | None = None  # the last of those that went out so
     probes: set[int] = field(default_factory=set)  # the retries that went out one at a time since then
 
 

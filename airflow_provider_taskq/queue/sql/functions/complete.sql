@@ -138,6 +138,7 @@ BEGIN
             available_at = j.due,
             attempt = CASE WHEN j.noted THEN l.attempt ELSE l.attempt - 1 END,
             waits = CASE WHEN j.noted AND j.probe THEN 2 ELSE l.waits END,
+            failed_at = CASE WHEN j.noted THEN v_now ELSE l.failed_at END,
             error = CASE WHEN j.noted THEN left(j.error, 10000) ELSE l.error END,
             error_summary = CASE WHEN j.noted THEN j.summary ELSE l.error_summary END
         FROM judged j

@@ -162,11 +162,25 @@ BEGIN
     RETURN '{}';
 END $$;
 
--- Lets retries wait on that were let out for a poll and not taken by it.
+-- Lets retries wait on that were let out for a poll and not taken by it. While retries of the topic fail, those that were taken are
+-- its probe. Never waits for the row of the probe: a poll that let out a probe holds the row.
 CREATE FUNCTION taskq.keep_in(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
+DECLARE
+    v_taken bigint[];
 BEGIN
+    IF cardinality(p_retries) = 0 THEN
+        RETURN;
+    END IF;
     UPDATE taskq.live SET waits = 2 WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits + 0 <= 0;  -- not by live_ready
+    PERFORM FROM taskq.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        v_taken := ARRAY(SELECT l.sequence FROM taskq.live l
+                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_retries) AND l.holder IS NOT NULL);
+        IF cardinality(v_taken) > 0 THEN
+            UPDATE taskq.probe SET sequences = v_taken WHERE topic_id = p_topic_id;
+        END IF;
+    END IF;
 END $$;
 
 -- Looks at the tasks that were woken until p_size of them may go out (NULL: at all), and at a hundred of those whose next
@@ -198,9 +212,8 @@ BEGIN
     END IF;
 END $$;
 
--- Lets out retries that wait for the probe of their topic, in polled order, and returns them: those that are due while
--- retries succeed; while they fail one, and only when the last one is back and its own delay is over. Skips a topic whose
--- probe another poll is about to send.
+-- Lets out retries that wait for the probe of their topic, and returns them: while retries succeed, those that are due, in polled
+-- order; while they fail, the next one in turn (taskq.may_probe says when). Skips a topic whose probe another poll is about to send.
 CREATE FUNCTION taskq.let_out_retries(p_topic taskq.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -210,20 +223,63 @@ DECLARE
     v_free  bigint[];
 BEGIN
     SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing FOR UPDATE SKIP LOCKED;
-    IF p_topic.probe AND NOT taskq.may_probe(p_topic.topic_id, v_probe, v_now) THEN
+    IF p_topic.probe AND NOT taskq.may_probe(p_topic, v_probe, v_now) THEN
         RETURN '{}';
     END IF;
-    v_free := taskq.due_retries(p_topic.topic_id, v_now, CASE WHEN p_topic.probe AND v_probe.failing THEN 1 ELSE p_size END,
-                                p_lifo, p_condition);
+    v_free := taskq.retries_to_let_out(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
     v_free := ARRAY(SELECT l.sequence FROM taskq.live l
                     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
     UPDATE taskq.live l SET waits = CASE WHEN EXISTS (SELECT FROM taskq.dependency d WHERE d.topic_id = l.topic_id
                                                       AND d.sequence = l.sequence) THEN -1 ELSE 0 END
     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free);
-    IF v_probe.failing AND cardinality(v_free) > 0 THEN
-        UPDATE taskq.probe SET sequence = v_free[1] WHERE topic_id = p_topic.topic_id;
-    END IF;
     RETURN CASE WHEN p_topic.probe THEN v_free ELSE '{}' END;
+END $$;
+
+-- Which retries to let out, of up to p_size identifiers for a poll of batches, else up to p_size of them.
+CREATE FUNCTION taskq.retries_to_let_out(
+    p_topic taskq.topic, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_free bigint[];
+BEGIN
+    IF p_topic.probe AND p_failing THEN
+        v_free := taskq.retry_in_turn(p_topic.topic_id, p_now, p_condition);
+    ELSE
+        v_free := taskq.due_retries(p_topic.topic_id, p_now, p_size, p_lifo, p_condition);
+    END IF;
+    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq.retries_of_same_groups(p_topic.topic_id, v_free) ELSE v_free END;
+END $$;
+
+-- The due retry whose last failure is the longest ago, whatever its priority; under a condition among those that have the turn of
+-- their identifier. At most one. Of retries that failed in one call the first by priority, then sequence.
+CREATE FUNCTION taskq.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_sequence bigint;
+BEGIN
+    FOR v_sequence IN
+        SELECT l.sequence FROM taskq.live l
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= p_now
+        ORDER BY l.failed_at NULLS FIRST, l.priority DESC, l.sequence
+    LOOP
+        IF p_condition = 'NONE' OR taskq.may_turn(p_topic_id, v_sequence, p_condition) THEN
+            RETURN ARRAY[v_sequence];
+        END IF;
+    END LOOP;
+    RETURN '{}';
+END $$;
+
+-- These retries and the others of their identifiers: a batch goes out whole.
+CREATE FUNCTION taskq.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT a.sequence
+        FROM (SELECT DISTINCT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)) u
+        CROSS JOIN LATERAL (
+            SELECT b.sequence FROM taskq.live b
+            WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0 AND b.holder IS NULL AND b.waits + 0 = 2
+            OFFSET 0) a);
 END $$;
 
 -- The first p_size due retries of those that wait for the probe, in polled order; under a condition those that have the
@@ -270,19 +326,30 @@ BEGIN
             WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0 ORDER BY a.holder, a.sequence LIMIT 1)
        AND (SELECT e.sequence FROM taskq.ended e
             WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (2, 3, 4)
-              AND e.state = ANY (taskq.blocking_states(p_condition)) ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
+              AND e.state = ANY (taskq.blocking_states(p_condition)) ORDER BY e.state, e.sequence LIMIT 1) IS NULL
+       AND (p_condition <> 'BATCH' OR NOT EXISTS (
+            SELECT FROM taskq.live a WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+                                       AND a.holder IS NULL AND (a.available_at > clock_timestamp() OR a.waits = 1)));
 END $$;
 
--- Whether a poll may let out retries of a probing topic: yes while none fails; else where it holds the probe's row, the
--- delay is over, and the last probe is not held any more.
-CREATE FUNCTION taskq.may_probe(p_topic_id int, p_probe taskq.probe, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+-- Whether a poll may let out retries of a probing topic: yes while none fails. While they fail, if the poll holds the probe's row, the
+-- last probe is not held any more, and since that failed a retry has become due or the topic's first delay has passed. The delay of
+-- the task that failed does not count: it grows, and the other retries would wait for it.
+CREATE FUNCTION taskq.may_probe(p_topic taskq.topic, p_probe taskq.probe, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     IF p_probe.topic_id IS NULL THEN
-        RETURN NOT EXISTS (SELECT FROM taskq.probe WHERE topic_id = p_topic_id AND failing);
+        RETURN NOT EXISTS (SELECT FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing);
     END IF;
-    RETURN p_probe.until <= p_now AND NOT EXISTS (
-        SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_probe.sequence AND l.holder IS NOT NULL);
+    IF EXISTS (SELECT FROM taskq.live l
+               WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_probe.sequences) AND l.holder IS NOT NULL) THEN
+        RETURN false;
+    END IF;
+    RETURN p_probe.failed_at IS NULL OR p_probe.failed_at + least(p_topic.base, p_topic.max_delay) <= p_now
+        OR (SELECT l.sequence FROM taskq.live l
+            WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2
+              AND l.available_at > p_probe.failed_at AND l.available_at <= p_now
+            ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
 -- Whether any task at all may have to be told how others end.
@@ -306,13 +373,12 @@ BEGIN
     END IF;
 END $$;
 
--- Tells a topic's probe how tasks did that this transaction just ended or put back. A noted failure makes the topic a
--- failing one; the failure of the probe itself holds the next one back for as long as that task has to wait. Any other
--- decision on a retry ends the failing. Writes only where something changes, so that completions don't wait in line.
+-- Tells a topic's probe how tasks did that this transaction just ended or put back. A noted failure makes the topic a failing one; a
+-- failure of the probe itself is noted with its time, which holds the next one back (taskq.may_probe). Any other decision on a retry
+-- ends the failing. Writes only where something changes, so that completions don't wait in line.
 CREATE FUNCTION taskq.tell_probe(p_topic taskq.topic, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_now    timestamptz := clock_timestamp();
     v_probe  taskq.probe;
     v_failed bigint[];
     v_ok     boolean;
@@ -323,17 +389,13 @@ BEGIN
                       SELECT e.sequence FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.state = 3);
     SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF cardinality(v_failed) > 0 AND v_probe.failing IS NULL THEN
-        INSERT INTO taskq.probe (topic_id, failing, until) VALUES (p_topic.topic_id, true, v_now)
-        ON CONFLICT (topic_id) DO UPDATE SET failing = true, until = v_now, sequence = NULL;
-    ELSIF v_probe.sequence = ANY (v_failed) THEN
-        UPDATE taskq.probe SET until = coalesce(
-            (SELECT l.available_at FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = v_probe.sequence),
-            (SELECT v_now + taskq.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, e.attempt)
-             FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = v_probe.sequence))
-        WHERE topic_id = p_topic.topic_id;
+        INSERT INTO taskq.probe (topic_id, failing) VALUES (p_topic.topic_id, true)
+        ON CONFLICT (topic_id) DO UPDATE SET failing = true, failed_at = NULL, sequences = '{}';
+    ELSIF v_probe.sequences && v_failed THEN
+        UPDATE taskq.probe SET failed_at = clock_timestamp() WHERE topic_id = p_topic.topic_id;
     ELSIF v_probe.failing AND cardinality(v_failed) = 0 THEN
         v_ok := EXISTS (SELECT FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.attempt > 1)
-             OR v_probe.sequence IN (SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result) WHERE u.result > 0);
+             OR v_probe.sequences && ARRAY(SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result) WHERE u.result > 0);
         IF v_ok THEN
             UPDATE taskq.probe SET failing = false WHERE topic_id = p_topic.topic_id;
         END IF;
@@ -373,9 +435,8 @@ BEGIN
                             AND coalesce(l.due_again, t.due) <= v_now);
     END IF;
     SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
-    IF NOT p_topic.probe OR taskq.may_probe(p_topic.topic_id, v_probe, v_now) THEN
-        v_looked := v_looked || taskq.due_retries(
-            p_topic.topic_id, v_now, CASE WHEN p_topic.probe AND v_probe.failing THEN 1 ELSE p_limit END, false, p_condition);
+    IF NOT p_topic.probe OR taskq.may_probe(p_topic, v_probe, v_now) THEN
+        v_looked := v_looked || taskq.retries_to_let_out(p_topic, v_probe.failing, v_now, p_limit, false, p_condition);
     END IF;
     RETURN v_looked;
 END $$;

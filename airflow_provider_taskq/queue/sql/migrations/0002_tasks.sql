@@ -52,11 +52,15 @@ CREATE TABLE taskq.live (
     error        text,                         -- of the last noted failure, as a bounded traceback
     error_summary text,  -- the same in one line of at most 200 characters
     due_again    timestamptz,                  -- while it waits for dependencies: when due, where not as pushed
+    failed_at    timestamptz,                  -- when the last noted failure was
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
 CREATE INDEX live_ready ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits <= 0;
 CREATE INDEX live_waiting ON taskq.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL AND waits > 0;
 CREATE INDEX live_probing ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits = 2;
+-- The retries of a topic that probes, in turn: the retry that failed last comes last.
+CREATE INDEX live_probing_in_turn ON taskq.live (topic_id, failed_at NULLS FIRST, priority DESC, sequence, available_at)
+    WHERE holder IS NULL AND waits = 2;
 CREATE INDEX live_held ON taskq.live (holder, sequence) WHERE holder IS NOT NULL;
 -- Retries that wait, for those who look through them. No claim enters or leaves it but that of a retry.
 CREATE INDEX live_retrying ON taskq.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;

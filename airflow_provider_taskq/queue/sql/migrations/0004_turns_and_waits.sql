@@ -20,8 +20,8 @@ CREATE INDEX dependency_waiting ON taskq.dependency (on_topic_id, on_identifier)
 
 -- The probe of a topic whose policy stops at the first failure: while its retries fail, one of them is out at a time.
 CREATE TABLE taskq.probe (
-    topic_id int PRIMARY KEY,
-    failing  boolean NOT NULL,
-    until    timestamptz NOT NULL,             -- no retry goes out before
-    sequence bigint                            -- the retry that is out, or was last
+    topic_id  int PRIMARY KEY,
+    failing   boolean NOT NULL,
+    failed_at timestamptz,                     -- when the last probe failed; NULL while none has failed
+    sequences bigint[] NOT NULL DEFAULT '{}'   -- the last probe: one retry, or those of one group of a batch
 ) WITH (fillfactor = 50);
