@@ -55,7 +55,7 @@ class Poller:
         if settings.condition is Condition.NONE:
             return False
         with self._session.queue() as queue:
-            return queue.ready(settings.topic, 1, settings.condition) > 0
+            return queue.has_unclaimed(settings.topic, settings.condition)
 
     def asked(self, call: Callable[[TaskQueue], T]) -> T:
         """Runs a call that claims tasks. After an error that leaves its outcome open, the next poll looks for them."""

@@ -116,6 +116,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "progress": lambda: queue.progress("group", "work", 0),
         "advance": lambda: queue.advance("group", "work", 0, Cursor(0)),
         "ready": lambda: queue.ready("work"),
+        "has_unclaimed": lambda: queue.has_unclaimed("work"),
         "task": lambda: queue.task("work", 1),
         "page": lambda: queue.page("work"),
         "latest": lambda: queue.latest("work", ["a"]),
@@ -150,6 +151,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
 ALLOWED = {
     "producer": {"push", "push_stream", "offer", "drop", "install_ticks", "wake", "topics", "policy"},
     "consumer": {
+        "has_unclaimed",
         *("register", "heartbeat", "release", "owners", "held", "claim", "poll", "poll_batch", "ready", "complete"),
         *("exchange", "expire", "lock", "unlock", "junction", "juncture", "wake", "task", "events", "progress"),
         *("advance", "topics", "policy"),

@@ -6,7 +6,19 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.queue import Decision, Insertion, NewTask, Owner, Result, State, TaskQueue
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    Insertion,
+    NewTask,
+    Order,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TopicPolicy,
+)
 from tests.queue.conftest import hurry, identifiers, numbered, states
 
 
@@ -151,3 +163,64 @@ def test_a_poll_after_ready_gets_as_many_whatever_was_done_to_the_rows_before(
             owner = queue.register(owner.name)
         assert queue.ready("work", 10) == 6
     assert len(queue.poll("work", owner, 10)) == 6
+
+
+SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_ready_leaves_out_the_identifiers_whose_turn_another_open_poll_holds(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, order: Order
+) -> None:
+    """In either order, although `ready` looks at the first task of an identifier and a poll may hold the last one."""
+    queue.push("work", ["foo", "foo", "foo", "bar", "bar"])
+    assert len(session.poll("work", owner, 5, order, SINGULAR)) == 2
+    queue.push("work", ["qux"])
+    assert queue.ready("work", 10, SINGULAR) == 1
+    assert identifiers(queue.poll("work", owner, 10, order, SINGULAR)) == ["qux"]
+    session.conn.rollback()
+    assert queue.ready("work", 10, SINGULAR) == 2
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "under a savepoint"])
+def test_ready_counts_the_next_turn_of_an_identifier_that_this_very_transaction_completed(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, nested: bool
+) -> None:
+    queue.push("work", ["a", "a"])
+    session.conn.execute("SELECT")
+    with session.conn.transaction() if nested else nullcontext():
+        [first] = session.poll("work", owner, 5, Order.LAST_IN_FIRST_OUT, SINGULAR)
+        session.complete(owner, {first: Result.SUCCESS})
+        assert session.ready("work", 5, SINGULAR) == 1
+    assert session.ready("work", 5, SINGULAR) == 1
+    assert queue.ready("work", 5, SINGULAR) == 0
+    session.conn.commit()
+    assert queue.ready("work", 5, SINGULAR) == 1
+
+
+def test_ready_leaves_out_retries_of_an_identifier_that_an_open_poll_holds(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    """Retries that a poll lets out first are counted in a way of their own."""
+    policy = RetryPolicy(max_attempts=5, base=timedelta(0), probe=True)
+    queue.alter_topic("work", TopicPolicy(retry=policy))
+    queue.push("work", ["a"])
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
+    assert queue.ready("work", 5, SINGULAR) == 1
+    session.conn.execute("SELECT FROM taskq.lane_lock FOR UPDATE")
+    assert queue.ready("work", 5, SINGULAR) == 0
+    assert queue.poll("work", owner, 5, condition=SINGULAR) == []
+    assert queue.ready("work", 5) == 1, "without a condition no identifier is held"
+
+
+def test_identifiers_that_another_poll_looks_at_are_unclaimed_until_it_has_taken_them(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    queue.push("work", ["a", "a"])
+    session.conn.execute("SELECT FROM taskq.lane_lock FOR UPDATE")  # as a poll does before it takes anything
+    assert queue.ready("work", 5, SINGULAR) == 0
+    assert queue.has_unclaimed("work", SINGULAR)
+    session.conn.rollback()
+    assert len(queue.poll("work", owner, 5, condition=SINGULAR)) == 1
+    assert not queue.has_unclaimed("work", SINGULAR), "the second task waits for the first one"
+    assert queue.has_unclaimed("work")

@@ -61,15 +61,25 @@ class PollVerbs(Caller):
         )
 
     def ready(self, topic: str, limit: int = 1, condition: Condition | str = Condition.NONE) -> int:
-        """How many tasks could be polled now, counted to `limit`, those that another transaction holds left out.
+        """How many tasks could be polled now, counted to `limit`.
 
-        Takes nothing and locks nothing. A paused topic has none.
+        Leaves out what a poll would skip at this moment: tasks and, under a condition, identifiers that an open
+        transaction holds. Takes nothing and locks nothing. A paused topic has none.
         """
         return int(
             self._value(
                 "SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, int_size(limit), Condition(condition))
             )
         )
+
+    def has_unclaimed(self, topic: str, condition: Condition | str = Condition.NONE) -> bool:
+        """Whether a task could be polled now, or could be if no other poll were looking at its identifier.
+
+        A poll under a condition holds the identifiers that it looks at until its transaction ends, also those of which
+        it takes nothing. So an empty poll and `ready() == 0` do not prove that the topic is empty: ask this before you
+        stop, and look again after a pause while it is True.
+        """
+        return bool(self._value("SELECT taskq.has_unclaimed(%s::text, %s::text)", (topic, Condition(condition))))
 
     def topic_status(self, topic: str, condition: Condition | str = Condition.NONE) -> TopicStatus:
         """What keeps tasks of a topic from being polled under a condition, in counts up to `topic_status.CAP`.

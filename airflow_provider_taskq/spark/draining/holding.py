@@ -137,7 +137,7 @@ class Holding:
         if not self.in_rounds or self.condition is Condition.NONE:
             return False
         with self.route.connect() as conn:
-            return TaskQueue(conn).ready(self.topic, 1, self.condition) > 0
+            return TaskQueue(conn).has_unclaimed(self.topic, self.condition)
 
     def open_stage(self) -> str:
         """The number of a new stage, which keeps the turns of identifiers under a condition.

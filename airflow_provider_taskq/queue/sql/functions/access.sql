@@ -13,7 +13,7 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
     SELECT 'producer', unnest(ARRAY['push', 'push_one', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged', 'abandon_push', 'begin_batch',
         'install_ticks', 'wake', 'topics', 'policy_of'])
     UNION ALL SELECT 'consumer', unnest(ARRAY[
-        'register', 'take_over', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'ready', 'ready_many', 'topic_status',
+        'register', 'take_over', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim', 'has_unclaimed', 'ready', 'ready_many', 'topic_status',
         'watch', 'watch_tasks', 'junction', 'juncture', 'wake', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged', 'stage_results',
         'claim_batch', 'lay_aside', 'stage_size', 'stage_pushed', 'wake_staged', 'carried_out', 'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'begin_batch', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy_of',
         'join_readers', 'lead', 'keep_leading', 'read_led', 'advance_led', 'stop_leading', 'give_back', 'note_handling',

@@ -98,7 +98,7 @@ BEGIN
     v_taken := CASE WHEN taskq.is_paused_by_now(v_topic.topic_id) THEN '{}'
                     WHEN p_condition = 'NONE' THEN taskq.take(v_topic.topic_id, v_owner_id, v_size, v_lifo)
                     ELSE taskq.take_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
-    IF cardinality(v_out) > 0 THEN
+    IF cardinality(v_out) > 0 THEN  -- a call less for most polls
         PERFORM taskq.keep_in(v_topic.topic_id, v_out);
     END IF;
     RETURN v_taken;
@@ -168,8 +168,8 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- How many tasks could be polled now, counted to p_limit. Reads only: it takes no locks, and so hides nothing from
--- a poll beside it. A paused topic has none.
+-- How many tasks could be polled now, counted to p_limit, without the rows and, under a condition, the identifiers that an open
+-- transaction holds. Reads only: it takes no locks, and so hides nothing from a poll beside it. A paused topic has none.
 CREATE FUNCTION taskq.ready(p_topic text, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
@@ -177,7 +177,17 @@ BEGIN
     RETURN taskq.count_ready(taskq.find_topic(p_topic), least(p_limit, taskq.most_tasks()), p_condition);
 END $$;
 
--- The same for many topics in one call, for a watcher: one row a topic; `ready` is NULL where the topic is unknown.
+-- Whether the topic has a task that could be polled now, or could be if no poll were looking at its identifier. An open poll under a
+-- condition holds the identifiers that it looks at, also those of which it takes nothing in the end: so an empty poll and a `ready`
+-- of 0 do not prove that nothing is left. Rows that an open transaction holds do not count.
+CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM taskq.check_order('FIRST_IN_FIRST_OUT', p_condition);
+    RETURN taskq.count_ready(taskq.find_topic(p_topic), 1, p_condition, true) > 0;
+END $$;
+
+-- The same as `ready` for many topics in one call, for a watcher: one row a topic; `ready` is NULL where the topic is unknown.
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
 RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
@@ -186,8 +196,9 @@ SET plan_cache_mode = force_generic_plan AS $$
     LEFT JOIN taskq.topic t ON t.name = u.topic
 $$;
 
--- The count of taskq.ready: what can be taken at once, then what a poll would let out first.
-CREATE FUNCTION taskq.count_ready(p_topic taskq.topic, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql VOLATILE
+-- The count of taskq.ready: what can be taken at once, then what a poll would let out first. p_locked: identifiers that an open
+-- transaction holds count, too.
+CREATE FUNCTION taskq.count_ready(p_topic taskq.topic, p_limit int, p_condition text, p_locked boolean DEFAULT false) RETURNS int LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_count int;
@@ -197,11 +208,11 @@ BEGIN
         RETURN 0;
     END IF;
     v_count := CASE p_condition WHEN 'NONE' THEN taskq.count_front(p_topic.topic_id, p_limit)
-                                ELSE taskq.count_turns(p_topic.topic_id, p_limit, p_condition) END;
+                                ELSE taskq.count_turns(p_topic.topic_id, p_limit, p_condition, p_locked) END;
     IF v_count < p_limit AND EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > 0) THEN
         v_more := taskq.to_let_out(p_topic, p_limit, p_condition);
         v_count := v_count + CASE p_condition WHEN 'NONE' THEN cardinality(v_more)
-                                              ELSE taskq.count_turns_among(p_topic.topic_id, v_more, p_condition) END;
+                                              ELSE taskq.count_turns_among(p_topic.topic_id, v_more, p_condition, p_locked) END;
     END IF;
     RETURN least(v_count, p_limit);
 END $$;

@@ -359,7 +359,7 @@ END $$;
 CREATE FUNCTION taskq.lock_lanes(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_buckets int[] := ARRAY(SELECT (hashtextextended(u.identifier, p_topic_id) & 65535)::int FROM unnest(p_identifiers) AS u (identifier));
+    v_buckets int[] := ARRAY(SELECT taskq.lane_bucket(p_topic_id, u.identifier) FROM unnest(p_identifiers) AS u (identifier));
     v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq.lane_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
 BEGIN
     IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- so no two share one either
@@ -514,8 +514,9 @@ BEGIN
     RETURN v_taken;
 END $$;
 
--- How many turns could be handed out now, counted to p_limit; those whose row another transaction holds are left out.
-CREATE FUNCTION taskq.count_turns(p_topic_id int, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql AS $$
+-- How many turns could be handed out now, counted to p_limit. Turns whose row or, unless p_locked, lane another transaction holds are
+-- left out.
+CREATE FUNCTION taskq.count_turns(p_topic_id int, p_limit int, p_condition text, p_locked boolean) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_window int := p_limit + 16;
@@ -527,7 +528,7 @@ DECLARE
 BEGIN
     LOOP
         v_turns := taskq.turns_in_front(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
-        v_count := taskq.count_unlocked(p_topic_id, v_turns.sequences);
+        v_count := taskq.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
         IF v_count >= p_limit OR v_turns.seen < v_window THEN
             RETURN least(v_count, p_limit);
         END IF;
@@ -538,7 +539,7 @@ BEGIN
     WHILE v_count < p_limit AND v_after IS NOT NULL LOOP
         v_turns := taskq.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, v_hop, 1000, '{}');
         v_hop := v_turns.hop;
-        v_count := v_count + taskq.count_unlocked(p_topic_id, v_turns.sequences);
+        v_count := v_count + taskq.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
         v_after := v_turns.last;
     END LOOP;
     RETURN least(v_count, p_limit);
@@ -546,15 +547,21 @@ END $$;
 
 -- How many lanes would hand out one of these tasks, which are about to be let out: those that have no other due task,
 -- or have begun with it already, are not blocked, and whose turn no other task has.
-CREATE FUNCTION taskq.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text) RETURNS int LANGUAGE plpgsql
+CREATE FUNCTION taskq.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean) RETURNS int
+LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_blocking smallint[] := taskq.blocking_states(p_condition);
+    v_locked   text[] := '{}';
 BEGIN
+    IF NOT p_locked THEN
+        v_locked := taskq.locked_lanes(p_topic_id, ARRAY(
+            SELECT DISTINCT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)));
+    END IF;
     RETURN (
         SELECT count(DISTINCT l.identifier) FROM taskq.live l
-        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
           AND (l.attempt > 0 OR taskq.lane_head(p_topic_id, l.identifier, v_now, false) IS NULL)
           AND coalesce((SELECT a.sequence FROM taskq.live a
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
@@ -564,20 +571,53 @@ BEGIN
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
--- How many of these turns no other transaction holds, told without taking a lock. One whose dependencies are fulfilled no
--- longer gives it to the next of its lane, unless it has begun.
-CREATE FUNCTION taskq.count_unlocked(p_topic_id int, p_sequences bigint[]) RETURNS int LANGUAGE plpgsql
+-- How many of these turns no other transaction holds: neither the row, nor the lane if it is among p_identifiers. Told without taking
+-- a lock. One whose dependencies are fulfilled no longer gives it to the next of its lane, unless it has begun.
+CREATE FUNCTION taskq.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    v_oldest int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);  -- no open transaction has an older number
+    v_locked text[] := taskq.locked_lanes(p_topic_id, p_identifiers);
 BEGIN
     RETURN (SELECT count(*) FROM taskq.live l
-            WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)
+            WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
               AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next))
               AND (l.waits = 0 OR taskq.is_fulfilled(p_topic_id, l.sequence)
                    OR l.attempt = 0 AND taskq.has_free(p_topic_id, l.identifier)));
 END $$;
+
+-- Those of the identifiers whose lanes another open transaction has locked: a poll would leave them out. Takes no lock.
+-- Rows of lane_lock are only locked and never changed, so a row's xmax is the transaction that locked it last, and is older than every
+-- open transaction for most rows.
+CREATE FUNCTION taskq.locked_lanes(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    v_oldest int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);
+BEGIN
+    RETURN ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier)
+                 JOIN taskq.lane_lock b ON b.bucket = taskq.lane_bucket(p_topic_id, u.identifier)
+                 WHERE age(b.xmax) <= v_oldest AND taskq.is_locked_elsewhere(b.xmax, v_next));
+END $$;
+
+-- Whether another open transaction has locked a row of lane_lock, by the row's xmax. The lock may be this transaction's own, taken
+-- under its own number or that of one of its savepoints. No function tells these numbers from those of other transactions, but
+-- each other transaction holds a lock on its number.
+CREATE FUNCTION taskq.is_locked_elsewhere(p_locker xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT taskq.is_open(p_locker, p_next) THEN
+        RETURN false;
+    END IF;
+    RETURN pg_current_xact_id_if_assigned() IS NULL OR EXISTS (
+        SELECT FROM pg_locks k WHERE k.locktype = 'transactionid' AND k.transactionid = p_locker AND k.mode = 'ExclusiveLock'
+                                 AND k.pid IS DISTINCT FROM pg_backend_pid());
+END $$;
+
+-- The row of taskq.lane_lock that is locked for an identifier.
+CREATE FUNCTION taskq.lane_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int
+$$;
 
 -- Whether a lane has a due task that waits for no dependency.
 CREATE FUNCTION taskq.has_free(p_topic_id int, p_identifier text) RETURNS boolean LANGUAGE plpgsql
