@@ -3,9 +3,18 @@
 from airflow_provider_taskq.processing.reader.errors import AlreadyRunning, Interrupted, NonTransient
 from airflow_provider_taskq.processing.reader.group import Group
 from airflow_provider_taskq.processing.reader.loop import Failure
+from airflow_provider_taskq.processing.reader.progress import ProgressTracker
 from airflow_provider_taskq.processing.reader.reader import Reader
 from airflow_provider_taskq.processing.reader.readers import Readers
-from airflow_provider_taskq.processing.reader.settings import Leadership, Progress, Properties, Retry, Settings, merged
+from airflow_provider_taskq.processing.reader.settings import (
+    Leadership,
+    Level,
+    Progress,
+    Properties,
+    Retry,
+    Settings,
+    merged,
+)
 
 __all__ = [
     "AlreadyRunning",
@@ -13,8 +22,10 @@ __all__ = [
     "Group",
     "Interrupted",
     "Leadership",
+    "Level",
     "NonTransient",
     "Progress",
+    "ProgressTracker",
     "Properties",
     "Reader",
     "Readers",

@@ -2,13 +2,13 @@
 
 from datetime import timedelta
 
-from airflow_provider_taskq.queue import RetryPolicy
+from airflow_provider_taskq.processing.reader.settings import BackOff
 
 
 class Attempts:
     """A series of back-off intervals: begun by an event's first failure, at an end when it is done with."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
+    def __init__(self, policy: BackOff) -> None:
         self.policy = policy
         self.failures = 0
         self._of: int | None = None

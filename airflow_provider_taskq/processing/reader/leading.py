@@ -40,7 +40,7 @@ class ByFence(Leading):
 
     def join(self) -> None:
         """Asks for as many partitions as the settings say."""
-        self.queue.join_readers(self.group, self.topic, self.settings.partitions, self.settings.level)
+        self.queue.join_readers(self.group, self.topic, self.settings.partitions, self.settings.shared_level)
 
     def lead(self, except_: Collection[int]) -> Led | None:
         """A partition that nobody leads, or whose leader gave no sign of life."""
@@ -74,7 +74,7 @@ class ByLock(Leading):
             mine = any(led.partition == partition for led in self.led.values())
             if not mine and partition not in except_ and self._lock(partition):
                 number = next(self._numbers)
-                shared = (self.settings.partitions, self.settings.level, partition)
+                shared = (self.settings.partitions, self.settings.shared_level, partition)
                 self.led[number] = Led(self.group, self.topic, 1, *shared, number, taken_over=False)
                 return self.led[number]
         return None
@@ -95,7 +95,7 @@ class ByLock(Leading):
         return self.queue.lock(self._name(partition), self.leader, stored(self.settings.lease))
 
     def _name(self, partition: int) -> str:
-        shared = f"{partition} of {self.settings.partitions} by {self.settings.level}"
+        shared = f"{partition} of {self.settings.partitions} by {self.settings.shared_level}"
         return f"reader {self.group} of {self.topic}, partition {shared}"
 
 

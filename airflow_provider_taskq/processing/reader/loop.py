@@ -14,7 +14,7 @@ import psycopg
 from airflow_provider_taskq.processing.reader.attempts import Attempts
 from airflow_provider_taskq.processing.reader.errors import HandlerFailed, Interrupted, NonTransient
 from airflow_provider_taskq.processing.reader.group import Group, Handler
-from airflow_provider_taskq.processing.reader.progress import Moved, PartitionProgress
+from airflow_provider_taskq.processing.reader.progress import CALLABLE_LEVEL, Moved, PartitionProgress
 from airflow_provider_taskq.processing.reader.settings import Settings
 from airflow_provider_taskq.queue import (
     Cursor,
@@ -27,6 +27,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
     UnreadablePayload,
+    partition_of,
 )
 from airflow_provider_taskq.queue.deadline import CallTimeout
 from airflow_provider_taskq.queue.transient import is_cut_off, is_read_only, means_lost_connection
@@ -216,13 +217,20 @@ class PartitionLoop:
     def _handlers_of(self, event: Task) -> list[Handler]:
         """The handlers of an event; a predicate that fails is a handler that fails, and so is an unreadable payload."""
         try:
-            if not self.settings.concerns(event):
+            if not self.settings.concerns(event) or not self._is_ours(event):
                 return []
             if isinstance(event.payload, UnreadablePayload):
                 raise InvalidTask(event.payload.reason)  # noqa: TRY301 -- a failure of this event like any other
             return self.group.handlers_of(event)
         except Exception as error:
             raise HandlerFailed from error
+
+    def _is_ours(self, event: Task) -> bool:
+        """Whether an event is of this partition, if a callable of the settings decides and not the database."""
+        resolver = self.settings.resolver
+        if resolver is None or self.led.level != CALLABLE_LEVEL:
+            return True
+        return partition_of(resolver(event), self.led.partitions) == self.led.partition
 
     def _judge(self, event: Task, error: BaseException) -> timedelta | None:
         """How long to wait before the next try, None to skip; ends the loop for errors that no retry is meant for."""

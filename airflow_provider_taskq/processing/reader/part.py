@@ -122,10 +122,15 @@ class Part:
         self._keep()
         most = self._settings.lead_at_most
         while not self._stopping and (most is None or len(self._loops) < most):
-            led = self._leading.lead([*self.errors, *self._interrupted, *self.leads])
+            led = self._leading.lead([*self.errors, *self._interrupted, *self.leads, *self._of_others()])
             if led is None:
                 return
             self._begin(led)
+
+    def _of_others(self) -> list[int]:
+        """The partitions that the settings leave to other programs."""
+        chosen = self._settings.chosen
+        return [] if chosen is None else [each for each in range(self._settings.partitions) if each not in chosen]
 
     def _begin(self, led: Led) -> None:
         """Starts the loop of a partition. Errors are forgotten where it is of another generation."""
@@ -152,7 +157,7 @@ class Part:
 
     def _is_over(self) -> bool:
         """Whether every partition has been ended here by its handlers, by an error or an interruption."""
-        ended = len(self.errors) + len(self._interrupted)
+        ended = len(self.errors) + len(self._interrupted) + len(self._of_others())
         return not self._loops and 0 < self._partitions <= ended
 
     def _pause(self) -> None:

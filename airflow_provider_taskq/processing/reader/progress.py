@@ -1,7 +1,7 @@
-"""Progress of one partition: in the database, under the leader's fence, or in memory."""
+"""Progress of one partition: in the database under the leader's fence, in memory, or in a tracker of yours."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -11,6 +11,9 @@ from airflow_provider_taskq.queue import Cursor, Handed, Led, TaskQueue
 from airflow_provider_taskq.queue.deadline import CallLimit
 
 Work = Callable[[TaskQueue | None], None]
+
+# The level of a group whose programs choose partitions by a callable. No identifier has that many levels.
+CALLABLE_LEVEL = 2**31 - 1
 
 
 class Moved(Exception):
@@ -68,28 +71,65 @@ class DatabaseProgress:
             raise Moved
 
 
-class MemoryProgress:
-    """Progress in this program's memory, `places` by partition: whoever begins begins with the first event."""
+@runtime_checkable
+class ProgressTracker(Protocol):
+    """Stores how far a group got, in a place of yours. A reader uses it from one thread for each partition."""
 
-    def __init__(self, conn: psycopg.Connection, led: Led, places: dict[int, Cursor]) -> None:
+    def current(self, group: str, topic: str, partition: int) -> Cursor | None:
+        """The place that is stored; None if there is none, and the partition begins with the first event."""
+
+    def proceed(self, group: str, topic: str, partition: int, work: Callable[[], None], cursor: Cursor) -> None:
+        """Does the work of an event, then stores the place after it. Stores nothing, and raises it, if work raises."""
+
+
+class MemoryTracker:
+    """Places in the memory of this program, by partition."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, Cursor] = {}
+
+    def current(self, group: str, topic: str, partition: int) -> Cursor | None:  # noqa: ARG002  of one reader
+        """The place in memory."""
+        return self._places.get(partition)
+
+    def proceed(self, group: str, topic: str, partition: int, work: Callable[[], None], cursor: Cursor) -> None:  # noqa: ARG002
+        """The work, and then the place."""
+        work()
+        self._places[partition] = cursor
+
+
+class TrackedProgress:
+    """Progress in a tracker; the log is read from the tracker's place."""
+
+    def __init__(self, conn: psycopg.Connection, led: Led, tracker: ProgressTracker) -> None:
         self.conn = conn
         self.queue = TaskQueue(conn)
         self.led = led
-        self.places = places
+        self.tracker = tracker
 
     def read(self, size: int) -> Handed:
-        """The next events of the partition after the place in memory."""
-        led, after = self.led, self.places.get(self.led.partition, Cursor(0))
-        found = self.queue.events(
-            led.topic, after, size, partition=led.partition, partitions=led.partitions, level=led.level
-        )
+        """The next events of the partition after the tracker's place."""
+        led, after = self.led, self.tracker.current(*self._key) or Cursor(0)
+        if led.level == CALLABLE_LEVEL:  # the loop chooses
+            found = self.queue.events(led.topic, after, size)
+        else:
+            found = self.queue.events(
+                led.topic, after, size, partition=led.partition, partitions=led.partitions, level=led.level
+            )
         return Handed(found, found.cursor if len(found) < size else found[-1][0], after, at_end=False)
 
-    def proceed(self, work: Work, after: Cursor, cursor: Cursor) -> None:
+    def proceed(self, work: Work, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
         """The work, and then the place."""
-        work(None)
-        self.skip(after, cursor)
+        self.tracker.proceed(*self._key, lambda: work(None), cursor)
 
-    def skip(self, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - nobody else moves it
-        """Keeps the place."""
-        self.places[self.led.partition] = cursor
+    def skip(self, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
+        """Stores the place."""
+        self.tracker.proceed(*self._key, _nothing, cursor)
+
+    @property
+    def _key(self) -> tuple[str, str, int]:
+        return self.led.group, self.led.topic, self.led.partition
+
+
+def _nothing() -> None:
+    """The work of events that no handler is for."""

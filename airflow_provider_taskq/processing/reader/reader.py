@@ -14,11 +14,17 @@ from airflow_provider_taskq.processing.reader.group import Group
 from airflow_provider_taskq.processing.reader.leading import ByFence, ByLock, ByNobody, Leading, stored
 from airflow_provider_taskq.processing.reader.loop import Failure, OnFailure, PartitionLoop
 from airflow_provider_taskq.processing.reader.part import Part
-from airflow_provider_taskq.processing.reader.progress import DatabaseProgress, MemoryProgress, PartitionProgress
+from airflow_provider_taskq.processing.reader.progress import (
+    DatabaseProgress,
+    MemoryTracker,
+    PartitionProgress,
+    ProgressTracker,
+    TrackedProgress,
+)
 from airflow_provider_taskq.processing.reader.settings import Leadership, Progress, Settings
 from airflow_provider_taskq.processing.reader.signals import on_signals
 from airflow_provider_taskq.processing.session import Connect, connects_to, heartbeat_limit, limited
-from airflow_provider_taskq.queue import Cursor, InvalidArgument, Led
+from airflow_provider_taskq.queue import InvalidArgument, Led
 from airflow_provider_taskq.queue.deadline import CallLimit
 
 BUILT_IN = Settings()
@@ -53,7 +59,7 @@ class Reader:
         self.leader = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
         self._connects = connects_to(dsn, settings.lease)
         self._on_failure = on_failure or _ignore
-        self._places: dict[int, Cursor] = {}
+        self._memory = MemoryTracker()
         self._part: Part | None = None
         self._starting = threading.Lock()
 
@@ -139,7 +145,7 @@ class Reader:
     def _leading(self, conn: psycopg.Connection) -> Leading:
         """How this reader gets partitions."""
         kind: type[ByFence | ByLock] = ByFence
-        if self.settings.progress == Progress.MEMORY:
+        if self.settings.progress != Progress.DATABASE:
             kind = ByLock if self.settings.leadership == Leadership.LEASE else ByNobody
         return kind(conn, self.group.name, self.topic, self.leader, self.settings)
 
@@ -151,8 +157,9 @@ class Reader:
     def _progress(self, led: Led, limit: CallLimit) -> PartitionProgress:
         """Progress of a partition over a connection of its own."""
         conn = limited(self._connects, limit)
-        if self.settings.progress == Progress.MEMORY:
-            return MemoryProgress(conn, led, self._places)
+        tracker = self._memory if self.settings.progress == Progress.MEMORY else self.settings.progress
+        if isinstance(tracker, ProgressTracker):
+            return TrackedProgress(conn, led, tracker)
         return DatabaseProgress(conn, led, limit, transactional=self.settings.transactional)
 
 

@@ -1,10 +1,13 @@
 """Settings of readers: built-in ones, standard ones for all groups of a program, and each group's own."""
 
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Literal, TypedDict, cast
+from itertools import islice
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
 
+from airflow_provider_taskq.processing.reader.progress import CALLABLE_LEVEL, ProgressTracker
 from airflow_provider_taskq.processing.session import HANDLER_STATEMENT_TIMEOUT, call_limit
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
 from airflow_provider_taskq.queue.bounds import LONGEST_STORED
@@ -26,6 +29,53 @@ class Leadership(StrEnum):
     NONE = "none"
 
 
+class Level(StrEnum):
+    """Levels by the names of the third source system, OpenCQRS; its default is `per_second_level_subject`."""
+
+    PER_SUBJECT = "per_subject"
+    PER_SECOND_LEVEL_SUBJECT = "per_second_level_subject"
+    NO_SEQUENCE = "no_sequence"
+
+
+SequenceResolver: TypeAlias = Callable[[Task], str]
+_LEVELS: dict[str, int | None] = {
+    Level.PER_SUBJECT: None,
+    Level.PER_SECOND_LEVEL_SUBJECT: 2,
+    Level.NO_SEQUENCE: 0,
+}
+
+
+class BackOff(Protocol):
+    """The delays between the tries of an event."""
+
+    def delay(self, attempts: int) -> timedelta | None:
+        """The delay after this many failures (1 or more); None to skip the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableBackOff:
+    """The delays that a function of the number of failures returns."""
+
+    function: Callable[[int], DurationLike | None]
+
+    def delay(self, attempts: int) -> timedelta | None:
+        """The delay after this many failures; None to skip the event."""
+        found = self.function(attempts)
+        return None if found is None else to_timedelta(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesBackOff:
+    """The delays of a series, one after the other; at its end the event is skipped."""
+
+    series: Iterable[DurationLike]
+
+    def delay(self, attempts: int) -> timedelta | None:
+        """The delay after this many failures; None to skip the event."""
+        found = next(islice(iter(self.series), attempts - 1, None), None)
+        return None if found is None else to_timedelta(found)
+
+
 class Retry(StrEnum):
     """How the intervals between tries grow."""
 
@@ -44,16 +94,19 @@ class Properties(TypedDict, total=False):
     recursive: bool
     auto_start: bool
     partitions: int
-    level: int | None
-    progress: Progress | Literal["database", "memory"]
+    level: int | Level | Literal["per_subject", "per_second_level_subject", "no_sequence"] | SequenceResolver | None
+    progress: Progress | Literal["database", "memory"] | ProgressTracker
     transactional: bool
     together: int
     leadership: Leadership | Literal["lease", "none"]
     lease: DurationLike
     lead_at_most: int | None
+    lead_only: int | Collection[int] | None
     size: int
     pause: DurationLike
-    retry: Retry | Literal["exponential", "fixed", "none"]
+    retry: (
+        Retry | Literal["exponential", "fixed", "none"] | Callable[[int], DurationLike | None] | Iterable[DurationLike]
+    )
     retry_initial: DurationLike
     retry_multiplier: float
     retry_max_interval: DurationLike
@@ -68,28 +121,33 @@ class Settings:
     """All settings of a reader, the built-in ones by default.
 
     `subject`: only events whose identifier is this or, if `recursive`, below it (after a slash). `partitions`, by
-    `level` as `sequence_id` has it. `transactional`: handlers run in the transaction that stores progress, those of
-    `together` events in one where none fails. `lease`: how long after its last sign of life a leader is replaced at the
-    latest. `lead_at_most`: partitions that one program leads at a time, None for all that it gets. `size`: events read
-    at once. `pause`: between two looks at a log that has nothing new. `call_timeout`: how long the reader waits for an
-    answer of the database before it opens another connection; a third of the lease by default, 5 seconds at least.
-    `handler_statement_timeout`: the same for statements of transactional handlers.
+    `level` as `sequence_id` has it: a number, None, a name of `Level`, or a function of the event that returns the text
+    which decides on its partition. `progress`: "database", "memory", or a ProgressTracker. `retry`: "exponential",
+    "fixed", "none", a function of the number of failures that returns a duration or None (skip the event), or a series
+    of durations. `transactional`: handlers run in the transaction that stores progress, those of `together` events in
+    one where none fails. `lease`: how long after its last sign of life a leader is replaced at the latest.
+    `lead_at_most`: partitions that one program leads at a time, None for all that it gets. `lead_only`: the numbers of
+    the partitions that this program leads, None for any. `size`: events read at once. `pause`: between two looks at a
+    log that has nothing new. `call_timeout`: how long the reader waits for an answer of the database before it opens
+    another connection; a third of the lease by default, 5 seconds at least. `handler_statement_timeout`: the same for
+    statements of transactional handlers.
     """
 
     subject: str | None = None
     recursive: bool = True
     auto_start: bool = True
     partitions: int = 1
-    level: int | None = None
-    progress: str = Progress.DATABASE
+    level: int | str | SequenceResolver | None = None
+    progress: str | ProgressTracker = Progress.DATABASE
     transactional: bool = False
     together: int = 1
     leadership: str = Leadership.LEASE
     lease: timedelta = timedelta(seconds=10)
     lead_at_most: int | None = None
+    lead_only: int | Collection[int] | None = None
     size: int = 100
     pause: timedelta = timedelta(milliseconds=500)
-    retry: str = Retry.EXPONENTIAL
+    retry: str | Callable[[int], DurationLike | None] | Iterable[DurationLike] = Retry.EXPONENTIAL
     retry_initial: timedelta = timedelta(seconds=2)
     retry_multiplier: float = 1.5
     retry_max_interval: timedelta = timedelta(seconds=30)
@@ -99,9 +157,12 @@ class Settings:
     handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT
 
     def __post_init__(self) -> None:
-        for name, kind in {"progress": Progress, "leadership": Leadership, "retry": Retry}.items():
-            if getattr(self, name) not in set(kind):
-                raise InvalidArgument(f"{name} {getattr(self, name)!r} is none of {', '.join(kind)}")
+        named = {"progress": Progress, "leadership": Leadership, "retry": Retry, "level": Level}
+        for name, kind in named.items():
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in set(kind):
+                raise InvalidArgument(f"{name} {value!r} is none of {', '.join(kind)}")
+        self._check_objects()
         if min(self.partitions, self.size, self.together) < 1 or (
             self.lead_at_most is not None and self.lead_at_most < 1
         ):
@@ -111,16 +172,50 @@ class Settings:
             raise InvalidArgument("lease, pause, call_timeout and handler_statement_timeout are longer than nothing")
         if self.lease > LONGEST_STORED:
             raise InvalidArgument(f"lease is at most {LONGEST_STORED.days} days, not {self.lease}")
-        if self.progress == Progress.MEMORY and self.transactional:
-            raise InvalidArgument("progress in memory is in no transaction")
+        if self.progress != Progress.DATABASE and self.transactional:
+            raise InvalidArgument("progress in memory or in a tracker is in no transaction of the queue")
         if self.together > 1 and not self.transactional:
             raise InvalidArgument("events are handled together in a transaction: that takes transactional=True")
         if self.progress == Progress.DATABASE and self.leadership == Leadership.NONE:
             raise InvalidArgument("progress in the database is one for all programs: one of them leads, by lease")
 
+    def _check_objects(self) -> None:
+        """Refuses objects that cannot be what their setting needs."""
+        if not isinstance(self.progress, str | ProgressTracker):
+            raise InvalidArgument("progress is database, memory, or an object with the methods current and proceed")
+        if isinstance(self.retry, Iterator):
+            raise InvalidArgument("retry: an iterator ends after one event; give a list, or a function of the failures")
+        if not (isinstance(self.retry, Iterable) or callable(self.retry)):
+            raise InvalidArgument(f"retry {self.retry!r} is no name, no function and no series of durations")
+        if not (self.level is None or isinstance(self.level, int | str) or callable(self.level)):
+            raise InvalidArgument(f"level {self.level!r} is no number, no name and no function of an event")
+        if outside := [number for number in self.chosen or () if not 0 <= number < self.partitions]:
+            raise InvalidArgument(f"lead_only {outside}: the partitions have the numbers 0 to {self.partitions - 1}")
+
     @property
-    def policy(self) -> RetryPolicy:
-        """How long to wait before an event is tried again; its `max_attempts` counts the first try too."""
+    def chosen(self) -> frozenset[int] | None:
+        """The numbers of the partitions that this program leads; None for any."""
+        if self.lead_only is None:
+            return None
+        return frozenset([self.lead_only] if isinstance(self.lead_only, int) else self.lead_only)
+
+    @property
+    def shared_level(self) -> int | None:
+        """The level by which the database shares the events out."""
+        if isinstance(self.level, str):
+            return _LEVELS[self.level]
+        return self.level if self.level is None or isinstance(self.level, int) else CALLABLE_LEVEL
+
+    @property
+    def resolver(self) -> SequenceResolver | None:
+        """The function that decides on partitions, if one does."""
+        return self.level if callable(self.level) else None
+
+    @property
+    def policy(self) -> BackOff:
+        """How long to wait before an event is tried again; a RetryPolicy's `max_attempts` counts the first try too."""
+        if not isinstance(self.retry, str):
+            return CallableBackOff(self.retry) if callable(self.retry) else SeriesBackOff(self.retry)
         if self.retry == Retry.NONE:
             return RetryPolicy()
         fixed = self.retry == Retry.FIXED

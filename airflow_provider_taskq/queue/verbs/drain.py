@@ -41,7 +41,7 @@ class DrainVerbs(Caller):
     def drain_counts(self, topic: str, name: str, since: datetime, first: int = 5) -> DrainCounts:
         """What the owner of this name, and owners named `name/...`, have ended in a topic since a moment.
 
-        `first`: how many of the failed tasks are named, those with the lowest sequences. Costs about 1 s for each
+        `first`: how many of the failed tasks are named, those with the lowest sequences. Costs about 2 s for each
         million tasks that ended since then. UnknownTopic.
         """
         asked = (topic, name, since)

@@ -183,6 +183,7 @@ BEGIN
         SELECT t.sequence FROM taskq.task t
         WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < least(v_horizon, v_reader.ends + 1)
           AND (v_reader.partitions = 1
+               OR v_reader.level = 2147483647  -- the programs of the group choose by a function of their own
                OR taskq.partition_of(t.identifier, v_reader.partitions, v_reader.level, t.sequence) = p_partition)
         ORDER BY t.sequence LIMIT p_size);
     v_seen := v_places[cardinality(v_places)];
