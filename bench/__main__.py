@@ -1,7 +1,7 @@
 """Measures what is named, each beside the limit of raw SQL; without a name push, drain and claim.
 
 `singular`: the conditions beside polls without one. `topics`: by the number of topics and of their partitions.
-`waits`: ten thousand of Airflow's deferred gates in one event loop.
+`waits`: ten thousand of Airflow's deferred gates in one event loop. `gates`: 500 in a real Airflow.
 `upkeep`: over minutes of churn, with long transactions in between (9 minutes). `designs`: the tables that
 were compared before. `peers`: the other queues, which are installed when they are needed. `spark`: drains beside what
 is written by hand, the modes alone, cores, memory (`--parts` picks some, `--tasks` is for the memory). `worker`: the
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
-from bench import claim, designs, drain, push, singular, topics, upkeep, waits, worker
+from bench import claim, designs, drain, gates, push, singular, topics, upkeep, waits, worker
 from bench.peers import compare
 from bench.rig import Rig
 from bench.spark import section as spark
@@ -27,6 +27,7 @@ SECTIONS = {
     "topics": topics.run,
     "upkeep": upkeep.run,
     "waits": waits.run,
+    "gates": gates.run,
     "designs": designs.run,
 }
 USUAL = ("push", "drain", "claim")

@@ -17,6 +17,7 @@ from airflow.providers.common.compat.sdk import (
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.links import TaskQTopicLink
+from airflow_provider_taskq.sensors.start import trigger_args
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -52,6 +53,7 @@ class TaskQGate(BaseSensorOperator):
         self,
         *,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        start_from_trigger: bool = False,
         poke_interval: timedelta | float | None = None,
         taskq_conn_id: str = "taskq_default",
         multiple_outputs: bool = True,
@@ -63,6 +65,9 @@ class TaskQGate(BaseSensorOperator):
         self.deferrable = deferrable
         self.trigger_interval: float = TRIGGER_INTERVAL if poke_interval is None else self.poke_interval
         self.taskq_conn_id = taskq_conn_id
+        self.start_from_trigger = start_from_trigger
+        if start_from_trigger and not deferrable:
+            raise ValueError("start_from_trigger needs deferrable=True")
 
     @cached_property
     def hook(self) -> "TaskQHook":
@@ -125,6 +130,26 @@ class TaskQGate(BaseSensorOperator):
         """When this try began to look: in mode reschedule, that may have been another process."""
         asked = self.reschedule and metrics.enabled()
         return (asked and context["ti"].get_first_reschedule_date(context)) or datetime.now(UTC)
+
+    def _start_in_triggerer(self, trigger: str, **subject: Any) -> None:
+        """Lets the scheduler create the trigger, if the gate is to start from it.
+
+        `subject`: what the gate waits for, before templates are rendered; Airflow renders it in the triggerer, from 3.3
+        on. Where that is not possible, the gate defers from a worker.
+        """
+        if not self.start_from_trigger:
+            return
+        given = {**subject, "taskq_conn_id": self.taskq_conn_id}
+        started = trigger_args(
+            trigger,
+            given,
+            {"poke_interval": self.trigger_interval, "ends_task": self._ends_in_trigger, "stores": self._stores},
+            timedelta(seconds=self.timeout),
+        )
+        if started is None:
+            self.start_from_trigger = False
+        else:
+            self.start_trigger_args = started
 
     def _opened(self, found: dict[str, Any], deadline: datetime) -> dict[str, Any]:
         self.log.info("The gate is open: %s", found)

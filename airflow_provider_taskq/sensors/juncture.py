@@ -8,7 +8,7 @@ from airflow.providers.common.compat.sdk import XComArg
 from airflow_provider_taskq.operators.claims import logical_task
 from airflow_provider_taskq.queue import Junction
 from airflow_provider_taskq.sensors.gate import TaskQGate
-from airflow_provider_taskq.sensors.identifiers import groups_of
+from airflow_provider_taskq.triggers.identifiers import groups_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,6 +31,7 @@ class TaskQJunctureSensor(TaskQGate):
         is read as one).
     :param junction: what each identifier of a group needs: SINGULAR a suspended task, ETERNAL any but a redundant.
     :param deferrable: whether to wait in the triggerer.
+    :param start_from_trigger: whether to begin in the triggerer, too (Airflow 3.3 for templates).
     :param poke_interval: seconds between two looks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
     :param taskq_conn_id: the Airflow connection (templated).
     """
@@ -50,6 +51,12 @@ class TaskQJunctureSensor(TaskQGate):
         self.topic = topic
         self.groups = groups
         self.junction = Junction(junction)
+        self._start_in_triggerer(
+            "airflow_provider_taskq.triggers.juncture.TaskQJunctureTrigger",
+            topic=topic,
+            groups=groups,
+            junction=self.junction.value,
+        )
 
     def look(self, context: "Context") -> dict[str, Any] | None:
         """Releases what is complete; the number of groups, if that were all."""

@@ -7,7 +7,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, XComArg
 
 from airflow_provider_taskq.queue import State, UnknownTopic
 from airflow_provider_taskq.sensors.gate import TaskQGate
-from airflow_provider_taskq.sensors.identifiers import identifiers_of
+from airflow_provider_taskq.triggers.identifiers import identifiers_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -33,6 +33,7 @@ class TaskQStateSensor(TaskQGate):
     :param states: the states that open the gate, by name or as members of `State`.
     :param failed_states: the states that fail it; one that also stands in `states` opens it.
     :param deferrable: whether to wait in the triggerer.
+    :param start_from_trigger: whether to begin in the triggerer, too (Airflow 3.3 for templates).
     :param poke_interval: seconds between two looks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
     :param taskq_conn_id: the Airflow connection (templated).
     """
@@ -56,6 +57,13 @@ class TaskQStateSensor(TaskQGate):
         self.failed_states = state_names(failed_states) - self.states
         if not self.states:
             raise ValueError("a gate without states would never open")
+        self._start_in_triggerer(
+            "airflow_provider_taskq.triggers.state.TaskQStateTrigger",
+            topic=topic,
+            identifiers=identifiers,
+            states=sorted(self.states),
+            failed_states=sorted(self.failed_states),
+        )
 
     def look(self, context: "Context") -> dict[str, Any] | None:  # noqa: ARG002  the same for all tasks
         """The states counted, if all are among those waited for."""

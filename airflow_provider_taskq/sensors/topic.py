@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
 
-    from airflow_provider_taskq.triggers.claim_request import ClaimRequest, TakenOver
+    from airflow_provider_taskq.triggers.claim_request import ClaimRequest
     from airflow_provider_taskq.triggers.topic import TaskQTrigger
 
 
@@ -29,9 +29,9 @@ class TaskQSensor(TaskQGate):
     `lease` has to cover that time. When it has run out and the queue's `expire()` is called, the tasks are handed
     out again; nothing is lost.
 
-    Modes poke, reschedule and deferrable do the same. A deferred gate that only looks is ended by its trigger; one
-    that claims is resumed in a worker, some seconds after it deferred at the earliest. In both cases execution begins
-    with a look, so that an open gate never defers.
+    Modes poke, reschedule and deferrable do the same. A deferred gate is ended by its trigger, which claims if the gate
+    does. Execution begins with a look in a worker, so that an open gate never defers; with `start_from_trigger` the
+    trigger takes that look, too, and no worker is used.
 
     `max_wait` opens the gate for fewer than `min_tasks`: once the topic's oldest due task has waited so long, one task
     that can be taken is enough. The age is that of the topic's oldest task that is due and waits for no dependency,
@@ -52,6 +52,7 @@ class TaskQSensor(TaskQGate):
     :param lease: how long the claim lasts without a heartbeat: a timedelta, seconds or `5m` (templated).
     :param max_wait: how long the oldest task waits for others, likewise; None for ever (templated).
     :param deferrable: whether to wait in the triggerer.
+    :param start_from_trigger: whether to begin in the triggerer, too (Airflow 3.3 for templates).
     :param poke_interval: seconds between two looks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
     :param taskq_conn_id: the Airflow connection (templated).
     """
@@ -92,6 +93,17 @@ class TaskQSensor(TaskQGate):
         for name, value in (("min_tasks", min_tasks), ("claim", claim)):
             if isinstance(value, int):
                 count(name, value)  # so that the DAG fails at import, not at run time
+        self._start_in_triggerer(
+            "airflow_provider_taskq.triggers.topic.TaskQTrigger",
+            topic=topic,
+            min_tasks=min_tasks,
+            claim=claim,
+            claim_as=claim_as,
+            condition=self.condition.value,
+            order=self.order.value,
+            lease=lease,
+            max_wait=max_wait,
+        )
 
     def execute(self, context: "Context") -> Any:
         """Waits in the mode that was chosen."""
@@ -105,11 +117,6 @@ class TaskQSensor(TaskQGate):
         except UnknownTopic:
             raise UnknownTopic(f"topic {self.topic!r} is not known; create it with create_topic") from None
 
-    @property
-    def _ends_in_trigger(self) -> bool:
-        """Whether the trigger can end the task; it takes nothing."""
-        return self._size is None and super()._ends_in_trigger
-
     def _trigger(self, context: "Context", **how: Any) -> "TaskQTrigger":  # noqa: ARG002  the same for all tasks
         from airflow_provider_taskq.triggers.topic import TaskQTrigger
 
@@ -118,6 +125,10 @@ class TaskQSensor(TaskQGate):
             min_tasks=self._least,
             condition=self.condition.value,
             max_wait=self._longest_wait,
+            claim=self._size,
+            claim_as=str(self.claim_as) if self.claim_as else None,
+            order=self.order.value,
+            lease=span(self.lease).total_seconds(),
             **how,
         )
 
@@ -183,20 +194,5 @@ class TaskQSensor(TaskQGate):
         queue.report(self.hook)
         claim, taken_over = taken
         if taken_over is not None:
-            self._log_take_over(request, taken_over, of_others=claim.owner != logical_task(context))
+            self.log.log(*taken_over.message(request, of_others=claim.owner != logical_task(context)))
         return claim.as_dict()
-
-    def _log_take_over(self, request: "ClaimRequest", taken: "TakenOver", *, of_others: bool) -> None:
-        """Says that the owner held tasks before: those of an earlier try, or of another gate."""
-        if not of_others:
-            self.log.info("Took over %d tasks that an earlier run of this task instance claimed.", taken.of_all)
-            return
-        self.log.warning(
-            "Took over %d tasks (%d of topic %s) that owner %r held under fence %d. If another gate uses the same "
-            "claim_as, its claim is lost: give each gate a claim_as of its own.",
-            taken.of_all,
-            taken.of_topic,
-            request.topic,
-            request.owner,
-            taken.fence,
-        )

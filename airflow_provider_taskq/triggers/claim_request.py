@@ -1,5 +1,6 @@
 """The claim of a gate: in a worker or in the triggerer, by the same rules."""
 
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,6 +17,16 @@ class TakenOver:
     fence: int
     of_topic: int
     of_all: int
+
+    def message(self, request: "ClaimRequest", *, of_others: bool) -> tuple[int, str]:
+        """The level and the text for the gate's log. `of_others`: another gate may have claimed them."""
+        if not of_others:
+            return logging.INFO, f"Took over {self.of_all} tasks that an earlier run of this task instance claimed."
+        return logging.WARNING, (
+            f"Took over {self.of_all} tasks ({self.of_topic} of topic {request.topic}) that owner {request.owner!r} "
+            f"held under fence {self.fence}. If another gate uses the same claim_as, its claim is lost: give each gate "
+            "a claim_as of its own."
+        )
 
 
 @dataclass(frozen=True, slots=True)

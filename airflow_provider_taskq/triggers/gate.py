@@ -3,16 +3,21 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator
-from datetime import datetime
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue import InvalidArgument, TaskQueueError
+from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.triggers.waits import Wait
 from airflow_provider_taskq.triggers.watcher import watcher
+
+# Not the loop's own threads: Airflow logs the event of a trigger in these, which would wait behind all other gates.
+_STORING = ThreadPoolExecutor(2, thread_name_prefix="taskq results")
 
 
 class GateTrigger(BaseTrigger):
@@ -23,7 +28,7 @@ class GateTrigger(BaseTrigger):
     :param ends_task: whether to end the deferred task with success rather than resume it in a worker.
     :param stores: which XComs of a task that ends here are stored: `nothing`, `result`, or `each` of its values too.
     :param resume_after: seconds that pass, at least, before the task is resumed.
-    :param since: when the gate began to look, for the metric of a gate that ends here; None where nobody receives it.
+    :param since: when the gate began to look, for the metric of a gate that ends here; None if it begins here.
     """
 
     topic: str
@@ -72,32 +77,49 @@ class GateTrigger(BaseTrigger):
             **({} if self.since is None else {"since": self.since}),
         }
 
-    async def _store(self, result: dict[str, Any]) -> None:
-        """Stores what the gate returns as a worker would.
-
-        Not by TaskSuccessEvent: Airflow 3.3 stores what that carries as text of JSON, which a later task reads as text.
-        """
-        if self.stores == "nothing" or self.task_instance is None:
-            return
-        values = {**(result if self.stores == "each" else {}), "return_value": result}
-        await asyncio.to_thread(_set_xcoms, self.task_instance, values)
-
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Waits, then fires once: the gate is open, or why it will not be."""
         loop = asyncio.get_running_loop()
         began = loop.time()
+        since = datetime.fromisoformat(self.since) if self.since else datetime.now(UTC)
         try:
-            facts = self.facts(await watcher(self.taskq_conn_id).until(self.wait))
-        except (AirflowException, TaskQueueError) as error:
+            facts = await self._open()
+        except (AirflowException, TaskQueueError, ValueError) as error:
             facts = {"status": "error", "message": str(error)}
-        if self.ends_task and facts["status"] == "ready":
-            if self.since is not None:
-                metrics.gate_opened(self.topic, datetime.fromisoformat(self.since), in_triggerer=True)
-            await self._store({name: value for name, value in facts.items() if name != "status"})
+        if self.ends_task and facts["status"] == "ready" and await self._stored(facts):
+            metrics.gate_opened(self.topic, since, in_triggerer=True)
             yield TaskSuccessEvent()
             return
         await asyncio.sleep(began + self.resume_after - loop.time())
         yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
+
+    def logical_task(self) -> str:
+        """The name `dag_id/run_id/task_id/map_index` of the deferred task, as in a worker."""
+        ti: Any = self.task_instance
+        if ti is None:
+            raise InvalidArgument("this trigger has no task instance whose name it could use")
+        index = -1 if ti.map_index is None else ti.map_index
+        return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))
+
+    async def _open(self) -> dict[str, Any]:
+        """Waits until the gate is open, or will not be; returns the facts of that."""
+        return self.facts(await watcher(self.taskq_conn_id).until(self.wait))
+
+    async def _stored(self, facts: dict[str, Any]) -> bool:
+        """Stores what the gate returns, as a worker would. If that fails, a worker has to end the task.
+
+        Not by TaskSuccessEvent: Airflow 3.3 stores what that carries as text of JSON, which a later task reads as text.
+        """
+        if self.stores == "nothing" or self.task_instance is None:
+            return True
+        result = {name: value for name, value in facts.items() if name != "status"}
+        values = {**(result if self.stores == "each" else {}), "return_value": result}
+        try:
+            await asyncio.get_running_loop().run_in_executor(_STORING, _set_xcoms, self.task_instance, values)
+        except Exception:
+            self.log.exception("Cannot store the result of the gate; a worker will look again and store it.")
+            return False
+        return True
 
 
 def _set_xcoms(ti: Any, values: dict[str, Any]) -> None:

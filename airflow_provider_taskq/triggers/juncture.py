@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from airflow_provider_taskq.triggers.gate import GateTrigger
+from airflow_provider_taskq.triggers.identifiers import groups_of
 from airflow_provider_taskq.triggers.waits import JunctureWait
 
 
@@ -13,19 +14,25 @@ class TaskQJunctureTrigger(GateTrigger):
     The queue remembers under the name what was released, so that a triggerer that takes over goes on from there. Its
     event tells `{"status": "ready", "topic", "groups"}`, or a `message` with the status `error` where it cannot wait.
 
-    :param name: under which name the queue remembers.
     :param topic: the topic's name.
-    :param groups: lists of identifiers.
+    :param groups: lists of identifiers, or texts of such, as templates render them.
+    :param name: under which name the queue remembers; None for the logical task.
     :param junction: what each identifier of a group needs, SINGULAR or ETERNAL.
     """
 
     def __init__(
-        self, *, name: str, topic: str, groups: Iterable[Iterable[str]], junction: str = "SINGULAR", **how: Any
+        self,
+        *,
+        topic: str,
+        groups: Iterable[Iterable[str] | str] | str,
+        name: str | None = None,
+        junction: str = "SINGULAR",
+        **how: Any,
     ) -> None:
         super().__init__(**how)
         self.name = name
         self.topic = topic
-        self.groups = [list(group) for group in groups]
+        self.groups = groups if isinstance(groups, str) else [_plain(group) for group in groups]
         self.junction = junction
 
     @property
@@ -36,9 +43,14 @@ class TaskQJunctureTrigger(GateTrigger):
     @property
     def wait(self) -> JunctureWait:
         """The same for the watcher."""
-        groups = tuple(tuple(group) for group in self.groups)
-        return JunctureWait(self.name, self.topic, groups, self.junction, self.poke_interval)
+        name = self.name or self.logical_task()
+        return JunctureWait(name, self.topic, groups_of(self.groups), self.junction, self.poke_interval)
 
     def facts(self, outcome: int) -> dict[str, Any]:
         """The number of groups."""
         return {"status": "ready", "topic": self.topic, "groups": outcome}
+
+
+def _plain(group: Iterable[str] | str) -> list[str] | str:
+    """A group as it can be stored."""
+    return group if isinstance(group, str) else list(group)

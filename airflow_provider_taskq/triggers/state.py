@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from airflow_provider_taskq.triggers.gate import GateTrigger
+from airflow_provider_taskq.triggers.identifiers import identifiers_of
 from airflow_provider_taskq.triggers.waits import StateWait
 
 _NAMED = 10  # of identifiers in a message
@@ -17,7 +18,7 @@ class TaskQStateTrigger(GateTrigger):
     `failed`, or `error` where it cannot wait.
 
     :param topic: the topic's name.
-    :param identifiers: the identifiers.
+    :param identifiers: the identifiers, or the text of a list of them, as templates render it.
     :param states: names of the states that are waited for.
     :param failed_states: names of the states that end the wait.
     """
@@ -26,14 +27,14 @@ class TaskQStateTrigger(GateTrigger):
         self,
         *,
         topic: str,
-        identifiers: Iterable[str],
+        identifiers: Iterable[str] | str,
         states: Iterable[str] = ("SUCCEEDED",),
         failed_states: Iterable[str] = ("FAILED",),
         **how: Any,
     ) -> None:
         super().__init__(**how)
         self.topic = topic
-        self.identifiers = list(identifiers)
+        self.identifiers = identifiers if isinstance(identifiers, str) else list(identifiers)
         self.states = sorted(states)
         self.failed_states = sorted(failed_states)
 
@@ -52,7 +53,7 @@ class TaskQStateTrigger(GateTrigger):
         """The same for the watcher."""
         return StateWait(
             self.topic,
-            tuple(self.identifiers),
+            identifiers_of(self.identifiers),
             frozenset(self.states),
             frozenset(self.failed_states),
             self.poke_interval,

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 @pytest.fixture(autouse=True, scope="module")
 def dags(site: AirflowSite) -> None:
     """Waits until Airflow knows the DAGs of these tests."""
-    site.wait_dags("push", "push_all_ways", "gate_only", "claim", "many", "timeouts")
+    site.wait_dags("push", "push_all_ways", "gate_only", "claim", "many", "many_claims", "started", "timeouts")
 
 
 @pytest.fixture
@@ -48,9 +48,8 @@ def test_a_deferred_gate_is_opened_by_a_push(site: AirflowSite, queue: TaskQueue
 
 def test_a_retry_after_the_claim_goes_on_with_the_same_tasks(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("claimed")
-    run = site.trigger("claim", conf={"topic": "claimed"})
-    site.wait_task("claim", run, "gate", {"deferred"}, 60)
     queue.push("claimed", ["a", "b", "c"])
+    run = site.trigger("claim", conf={"topic": "claimed"})
     owner = f"claim/{run}/gate/-1"
     site.wait_run("claim", run, {"success"}, 180)
     assert f"Before try 2 the tasks are held by {[owner, owner, None]}" in site.log_text()
@@ -63,16 +62,43 @@ def test_a_retry_after_the_claim_goes_on_with_the_same_tasks(site: AirflowSite, 
     assert instance(site, "claim", run, "gate")["try_number"] == 2
 
 
-def test_gates_that_open_right_after_they_deferred_all_succeed(site: AirflowSite, queue: TaskQueue) -> None:
+@pytest.mark.parametrize("dag_id", ["many", "many_claims"])
+def test_gates_that_open_right_after_they_deferred_all_succeed(
+    site: AirflowSite, queue: TaskQueue, dag_id: str
+) -> None:
     """Airflow fails tasks that are resumed so soon (docs/decisions.md); these are not resumed."""
-    topics = [f"many-{number}" for number in range(8)]
+    topics = [f"{dag_id}-{number}" for number in range(8)]
     for topic in topics:
         queue.create_topic(topic)
-    run = site.trigger("many")
+    run = site.trigger(dag_id)
     for number, topic in enumerate(topics):
-        site.wait_task("many", run, f"gate[{number}]", {"deferred"}, 90)
+        site.wait_task(dag_id, run, f"gate[{number}]", {"deferred"}, 90)
         queue.push(topic, ["a"])
-    assert site.wait_run("many", run, {"success"}, 60) == "success"
+    assert site.wait_run(dag_id, run, {"success"}, 60) == "success"
+
+
+def test_a_gate_that_starts_in_the_triggerer_uses_no_worker(site: AirflowSite, queue: TaskQueue) -> None:
+    """Airflow notes the worker of a task instance: its host name, its process, and when it was queued for one."""
+    queue.create_topic("started")
+    run = site.trigger("started", conf={"topic": "started"})
+    site.wait_task("started", run, "gate", {"deferred"}, 60)
+    queue.push("started", ["a", "b", "c"])
+    site.wait_task("started", run, "complete", {"success"}, 120)
+    site.wait_task("started", run, "state", {"success"}, 120)
+    for task_id in ("gate", "state"):
+        told = instance(site, "started", run, task_id)
+        assert (told["state"], told["pid"], told["queued_when"], told["hostname"]) == ("success", None, None, "")
+    claim = returned(site, "started", run, "gate")
+    assert (claim["owner"], claim["claimed"]) == (f"started/{run}/gate/-1", 2)
+    assert returned(site, "started", run, "complete") == {
+        "topic": "started",
+        "owner": claim["owner"],
+        "result": "SUCCESS",
+        "completed": 2,
+    }
+    assert returned(site, "started", run, "state") == {"topic": "started", "states": {"SUCCEEDED": 2}}
+    assert site.wait_run("started", run, {"failed"}, 90) == "failed"
+    assert site.task_states("started", run)["unknown"] == "failed"
 
 
 def test_a_gate_outlives_its_triggerer(site: AirflowSite, queue: TaskQueue, databases: tuple[str, str]) -> None:

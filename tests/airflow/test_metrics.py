@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
 from airflow.providers.common.compat.sdk import Stats, TaskDeferred
+from airflow.sdk import Asset
 from airflow.triggers.base import TaskSuccessEvent
 
 from airflow_provider_taskq import metrics
@@ -283,12 +284,21 @@ class TestGates:
         self, receiver: Receiver, triggerers_receiver: Receiver, queue: TaskQueue
     ) -> None:
         with pytest.raises(TaskDeferred) as deferral:
-            run(TaskQSensor(task_id="gate", topic="work", claim=1, deferrable=True))
+            run(TaskQSensor(task_id="gate", topic="work", claim=1, deferrable=True, outlets=[Asset("flights")]))
         assert "since" not in deferral.value.trigger.serialize()[1]
         queue.push("work", ["a"])
         event = asyncio.run(fired(TaskQTrigger(topic="work")))
         assert event.payload["status"] == "ready"
         assert receiver.told == triggerers_receiver.told == []
+
+    def test_count_what_their_trigger_claims(
+        self, receiver: Receiver, triggerers_receiver: Receiver, queue: TaskQueue
+    ) -> None:
+        queue.push("work", ["a", "b"])
+        trigger = TaskQTrigger(topic="work", claim=2, claim_as="gate", ends_task=True, stores="nothing")
+        assert isinstance(asyncio.run(fired(trigger)), TaskSuccessEvent)
+        assert triggerers_receiver.counted() == [("taskq.polled", 2, {"topic": "work"})]
+        assert receiver.told == []
 
     def test_that_nobody_receives_the_time_of_keep_no_account_of_it(
         self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch

@@ -1,9 +1,11 @@
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.models.taskinstance import TaskInstance
 from airflow.providers.common.compat.sdk import (
     AirflowException,
     AirflowSensorTimeout,
@@ -11,6 +13,8 @@ from airflow.providers.common.compat.sdk import (
     TaskDeferred,
 )
 from airflow.sdk import DAG, Asset
+from airflow.serialization.enums import Encoding
+from airflow.triggers.base import StartTriggerArgs
 
 from airflow_provider_taskq.hooks import TaskQHook
 from airflow_provider_taskq.operators import TaskQCompleteOperator
@@ -255,14 +259,10 @@ class TestDeferred:
 
     @pytest.mark.parametrize(
         "arguments",
-        [
-            {"claim": 1},
-            {"claim": 1, "do_xcom_push": False},
-            {"outlets": [Asset("flights")]},
-        ],
-        ids=["claim", "claim unseen", "outlets"],
+        [{"outlets": [Asset("flights")]}, {"outlets": [Asset("flights")], "claim": 1}],
+        ids=["looks", "claims"],
     )
-    def test_a_gate_with_more_to_do_is_resumed_after_a_while(self, arguments: dict[str, Any]) -> None:
+    def test_a_gate_with_outlets_is_resumed_after_a_while(self, arguments: dict[str, Any]) -> None:
         kwargs = deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]
         assert (kwargs["ends_task"], kwargs["resume_after"]) == (False, 10.0)
 
@@ -413,6 +413,89 @@ def test_the_poke_interval_is_the_triggers_too() -> None:
 def test_bounds_below_one_are_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         gate(**arguments)
+
+
+class TestStartFromTrigger:
+    def test_the_scheduler_gets_what_the_trigger_needs(self) -> None:
+        sensor = gate(
+            deferrable=True,
+            start_from_trigger=True,
+            topic="{{ params.topic }}",
+            claim=5,
+            claim_as="loader",
+            lease=timedelta(minutes=5),
+            max_wait="{{ params.seconds }}",
+        )
+        assert sensor.start_from_trigger
+        started = sensor.start_trigger_args
+        assert started is not None
+        assert (started.next_method, started.timeout) == ("execute_complete", timedelta(seconds=60))
+        trigger = TaskQTrigger(**(started.trigger_kwargs or {}))
+        assert trigger.serialize()[0] == started.trigger_cls
+        assert trigger.serialize()[1] == {
+            "topic": "{{ params.topic }}",
+            "min_tasks": 1,
+            "condition": "NONE",
+            "max_wait": "{{ params.seconds }}",
+            "claim": 5,
+            "claim_as": "loader",
+            "order": "FIRST_IN_FIRST_OUT",
+            "lease": 300.0,
+            "taskq_conn_id": "taskq_default",
+            "poke_interval": 0.05,
+            "ends_task": True,
+            "stores": "each",
+            "resume_after": 0.0,
+        }
+        assert {name for name in sensor.template_fields if hasattr(trigger, name)} == set(sensor.template_fields)
+
+    def test_outputs_of_other_tasks_become_templates(self) -> None:
+        with DAG("dag", schedule=None):
+            output: Any = gate(task_id="upstream").output
+            sensor = gate(deferrable=True, start_from_trigger=True, claim=output["ready"])
+        assert sensor.start_trigger_args is not None
+        assert sensor.start_trigger_args.trigger_kwargs is not None
+        assert sensor.start_trigger_args.trigger_kwargs["claim"] == str(output["ready"])
+        assert sensor.upstream_task_ids == {"upstream"}
+
+    def test_a_gate_with_outlets_is_resumed_in_a_worker(self) -> None:
+        sensor = gate(deferrable=True, start_from_trigger=True, outlets=[Asset("flights")])
+        assert sensor.start_trigger_args is not None
+        assert sensor.start_trigger_args.trigger_kwargs is not None
+        assert sensor.start_trigger_args.trigger_kwargs["ends_task"] is False
+
+    def test_is_off_unless_chosen_and_needs_a_deferrable_gate(self) -> None:
+        assert gate(deferrable=True).start_trigger_args is None
+        assert not gate(deferrable=True).start_from_trigger
+        with pytest.raises(ValueError, match="start_from_trigger needs deferrable=True"):
+            gate(start_from_trigger=True)
+
+    def test_airflow_does_not_expand_the_trigger_of_a_mapped_gate(self) -> None:
+        """A proof for docs/decisions.md: what the scheduler would start has nothing of the mapped values."""
+
+        class StartsAtOnce(TaskQSensor):
+            start_from_trigger = True
+            start_trigger_args = StartTriggerArgs("a.Trigger", "execute_complete", {"topic": "of the class"})
+
+        with DAG("dag", schedule=None) as dag:
+            StartsAtOnce.partial(task_id="gate", deferrable=True, start_from_trigger=True).expand(topic=["a", "b"])
+        instance: Any = SimpleNamespace(task=restored(dag).get_task("gate"))
+        started = vars(TaskInstance)["start_trigger_args"].fget(instance)
+        assert Encoding.TYPE in started.trigger_kwargs
+        assert started.trigger_kwargs[Encoding.VAR] == {"topic": "of the class"}
+
+    def test_a_mapped_gate_begins_in_a_worker(self) -> None:
+        with DAG("dag", schedule=None) as dag:
+            TaskQSensor.partial(task_id="gate", deferrable=True, start_from_trigger=True).expand(topic=["a", "b"])
+        assert restored(dag).get_task("gate").start_trigger_args is None
+
+    def test_can_be_stored(self) -> None:
+        with DAG("dag", schedule=None) as dag:
+            gate(deferrable=True, start_from_trigger=True, topic="{{ params.topic }}", claim=2)
+            TaskQSensor.partial(task_id="mapped", deferrable=True, start_from_trigger=True).expand(topic=["a", "b"])
+        stored = restored(dag).get_task("gate")
+        assert stored.start_from_trigger is True
+        assert stored.start_trigger_args.trigger_cls == "airflow_provider_taskq.triggers.topic.TaskQTrigger"
 
 
 def test_reschedules_itself() -> None:

@@ -8,7 +8,7 @@ from airflow.sdk import DAG, Context, task
 
 from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQPushOperator
 from airflow_provider_taskq.queue import NewTask
-from airflow_provider_taskq.sensors import TaskQSensor
+from airflow_provider_taskq.sensors import TaskQSensor, TaskQStateSensor
 
 
 def marked(params: dict[str, Any]) -> Iterator[NewTask]:
@@ -24,9 +24,6 @@ class FailsAfterItsFirstClaim(TaskQSensor):
             held = [task.owner for task in queue.page(self.topic)]
         self.log.info("Before try %d the tasks are held by %s", context["ti"].try_number, held)
         return self.broken(context, super().execute(context))
-
-    def execute_complete(self, context: Context, event: Any, deadline: str | None = None) -> Any:
-        return self.broken(context, super().execute_complete(context, event, deadline))
 
     def broken(self, context: Context, result: Any) -> Any:
         if context["ti"].try_number == 1:
@@ -64,8 +61,20 @@ with DAG("claim", schedule=None, params={"topic": "work"}, default_args={"owner"
     )
     TaskQCompleteOperator(task_id="complete", claim=gate.output, message="done")
 
-with DAG("many", schedule=None):
-    TaskQSensor.partial(task_id="gate", deferrable=True, timeout=300).expand(topic=[f"many-{n}" for n in range(8)])
+for many, claim in (("many", None), ("many_claims", 1)):
+    with DAG(many, schedule=None):
+        TaskQSensor.partial(task_id="gate", claim=claim, deferrable=True, timeout=300).expand(
+            topic=[f"{many}-{n}" for n in range(8)]
+        )
+
+with DAG("started", schedule=None, params={"topic": "work", "size": 2, "identifiers": ["a", "b"]}):
+    started: dict[str, Any] = {"deferrable": True, "start_from_trigger": True, "timeout": 300}
+    claiming = TaskQSensor(task_id="gate", topic="{{ params.topic }}", claim="{{ params.size }}", **started)
+    complete = TaskQCompleteOperator(task_id="complete", claim=claiming.output)
+    complete >> TaskQStateSensor(
+        task_id="state", topic="{{ params.topic }}", identifiers="{{ params.identifiers }}", **started
+    )
+    TaskQSensor(task_id="unknown", topic="nowhere", **started)
 
 with DAG("timeouts", schedule=None):
     TaskQSensor(task_id="skipped", topic="never", deferrable=True, timeout=5, soft_fail=True)
