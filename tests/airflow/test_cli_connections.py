@@ -7,11 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from airflow import __version__
 
 from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.conftest import connection_json
 
-pytestmark = pytest.mark.slow
+RELEASE = tuple(int(part) for part in __version__.split(".")[:2])
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(RELEASE < (3, 2), reason="Airflow adds commands of providers from 3.2 on"),
+]
 
 
 def test_airflow_taskq_finds_a_connection_of_the_metadata_database(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
