@@ -28,6 +28,9 @@ def health(session: Session, patience: timedelta, all_: bool) -> None:
             "detail": finding.detail,
             "value": finding.value,
             "pid": finding.pid,
+            "topic": finding.topic,
+            "sequence": finding.sequence,
+            "owner": finding.owner,
         }
         for finding in findings
     ]

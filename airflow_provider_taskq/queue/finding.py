@@ -20,7 +20,7 @@ class Finding:
     """Something that slows or threatens the queue, or a value that would, told in a sentence.
 
     `value` is what was measured (seconds, rows, bytes or transactions, as the sentence says), `pid` the session of
-    the server to look at.
+    the server to look at. `topic`, `sequence` and `owner` say what it is about, where it is about one of these.
     """
 
     severity: Severity
@@ -28,3 +28,6 @@ class Finding:
     detail: str
     value: int | None
     pid: int | None
+    topic: str | None = None
+    sequence: int | None = None
+    owner: str | None = None

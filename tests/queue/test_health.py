@@ -360,3 +360,13 @@ def test_few_failures_and_old_ones_are_no_warning(queue: TaskQueue, owner: Owner
     queue.conn.execute("UPDATE taskq.ended SET completed = completed - interval '2 hours'")
     finding = found(queue, "failures")
     assert (finding.severity, finding.detail) == (Severity.FINE, "no task has FAILED in the last hour")
+
+
+def test_a_finding_names_the_topic_the_task_or_the_owner_that_it_is_about(queue: TaskQueue, owner: Owner) -> None:
+    (task,) = queue.push("work", ["a"])
+    pass_time(queue, timedelta(days=1))
+    lapse(queue, owner, timedelta(minutes=6))
+    waiting, lease = found(queue, "waiting tasks"), found(queue, "lapsed leases")
+    assert (waiting.topic, waiting.sequence, waiting.owner) == ("work", task.sequence, None)
+    assert (lease.topic, lease.sequence, lease.owner) == (None, None, owner.name)
+    assert found(queue, "numbers that run out").topic is None

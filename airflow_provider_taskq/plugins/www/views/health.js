@@ -1,37 +1,72 @@
-/** What slows or threatens the queue, the worst first. */
-import { h, UI } from "../host.js";
+/** What slows or threatens the queue, the worst first: a subject once, with all that was found of it. */
+import { h, To, UI } from "../host.js";
 import { useLive } from "../live.js";
 import { Empty, Shown, State, Title } from "../parts.js";
 import { Rows } from "../table.js";
-import { sentence } from "../words.js";
+import { plural, sentence } from "../words.js";
 
-const COLUMNS = [
-  { title: "Subject", look: { fontWeight: "semibold" }, show: (row) => row.subject },
-  { title: "Severity", show: (row) => h(State, { name: row.severity }) },
-  { title: "What was found", show: (row) => sentence(row.detail) },
-  { title: "Process", number: true, empty: (row) => row.pid === null, show: (row) => row.pid ?? "–" },
-];
-
-/** The verdict in one line. */
-function verdict(findings) {
-  const bad = findings.filter(({ severity }) => severity === "critical" || severity === "warning").length;
-  if (bad) return `${bad} of ${findings.length} findings need somebody to look.`;
-  return findings.some(({ severity }) => severity === "notice") ? "Nothing is wrong; some things are worth knowing." : "All is well.";
+/** The ways to what a finding is about. */
+function About({ finding, place }) {
+  const { topic, sequence, owner } = finding;
+  const links = [
+    topic && h(To, { key: "topic", to: place.at({ topic }) }, topic),
+    topic && sequence !== null && h(To, { key: "task", to: place.at({ topic, sequence }) }, `#${sequence}`),
+    owner && h(To, { key: "owner", to: place.at({ view: "owner", owner }) }, owner),
+  ].filter(Boolean);
+  return links.length ? h(UI.HStack, { as: "span", gap: 2, wrap: "wrap", display: "inline-flex", ml: 2 }, links) : null;
 }
 
-export function Health({ conn, focus }) {
+function Found({ findings, place }) {
+  const line = (finding) =>
+    h(
+      UI.Box,
+      { as: "li", key: finding.detail },
+      sentence(finding.detail),
+      finding.pid === null ? null : h(UI.Text, { as: "span", color: "fg.muted" }, ` Process ${finding.pid}.`),
+      h(About, { finding, place }),
+    );
+  return h(UI.Stack, { as: "ul", gap: 1.5, listStyleType: "none" }, findings.map(line));
+}
+
+const columns = (place) => [
+  { title: "Subject", look: { fontWeight: "semibold" }, show: (row) => row.subject },
+  { title: "Severity", show: (row) => h(State, { name: row.severity }) },
+  { title: "What was found", show: (row) => h(Found, { findings: row.findings, place }) },
+];
+
+/** Findings by subject, in the order of the worst of each; what is fine is left out where the same subject has worse. */
+function bySubject(findings) {
+  const subjects = new Map();
+  for (const finding of findings) {
+    const found = subjects.get(finding.subject) ?? { subject: finding.subject, severity: finding.severity, findings: [] };
+    const told = found.findings.some(({ detail }) => detail === finding.detail);
+    if (!told && (finding.severity !== "fine" || found.severity === "fine")) found.findings.push(finding);
+    subjects.set(finding.subject, found);
+  }
+  return [...subjects.values()];
+}
+
+/** The verdict in one line. */
+function verdict(subjects) {
+  const bad = subjects.filter(({ severity }) => severity === "critical" || severity === "warning").length;
+  if (bad) return `${plural(bad, "subject")} of ${subjects.length} need attention.`;
+  return subjects.some(({ severity }) => severity === "notice") ? "Nothing is wrong; some things are worth knowing." : "All is well.";
+}
+
+export function Health({ conn, place, focus }) {
   const health = useLive(`${encodeURIComponent(conn.conn_id)}/health`);
   return h(
     UI.Stack,
     { gap: 3 },
     h(Title, { focus }, "Health"),
-    h(Shown, { of: health }, ({ findings }) =>
-      findings.length
+    h(Shown, { of: health }, ({ findings }) => {
+      const subjects = bySubject(findings);
+      return subjects.length
         ? [
-            h(UI.Text, { key: "verdict", fontSize: "sm" }, verdict(findings)),
-            h(Rows, { key: "rows", label: "Findings", testid: "health", rows: findings, keyOf: (row) => `${row.subject}${row.detail}`, columns: COLUMNS }),
+            h(UI.Text, { key: "verdict", fontSize: "sm" }, verdict(subjects)),
+            h(Rows, { key: "rows", label: "Findings", testid: "health", rows: subjects, keyOf: (row) => row.subject, columns: columns(place) }),
           ]
-        : h(Empty, { title: "Nothing was looked at" }),
-    ),
+        : h(Empty, { title: "Nothing was looked at" });
+    }),
   );
 }

@@ -4,23 +4,26 @@
 
 -- All findings, the worst first. severity: critical, warning, notice, fine; each subject has at least one row, so that
 -- a page or an alarm sees its value also while it is fine. value: seconds, rows, bytes or transactions, as `detail`
--- says; pid: the session to look at. p_patience: how long a due task, or a lapsed lease, may wait without being named.
+-- says; pid: the session to look at; topic, sequence and owner: what it is about, where it is about one. p_patience: how long a due
+-- task, or a lapsed lease, may wait without being named.
 CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE sql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE sql AS $$
     SELECT f.* FROM (
+        SELECT s.*, NULL::text, NULL::bigint, NULL::text FROM (
         SELECT * FROM taskq.health_of_vacuum()
         UNION ALL SELECT * FROM taskq.health_of_horizon()
         UNION ALL SELECT * FROM taskq.health_of_waits()
         UNION ALL SELECT * FROM taskq.health_of_numbers()
         UNION ALL SELECT * FROM taskq.health_of_indexes()
+        UNION ALL SELECT * FROM taskq.health_of_leftovers()
+        ) s
         UNION ALL SELECT * FROM taskq.health_of_leases(taskq.clamp_age(p_patience))
         UNION ALL SELECT * FROM taskq.health_of_topics(taskq.clamp_age(p_patience))
         UNION ALL SELECT * FROM taskq.health_of_dependencies()
         UNION ALL SELECT * FROM taskq.health_of_failures()
         UNION ALL SELECT * FROM taskq.health_of_logs()
         UNION ALL SELECT * FROM taskq.health_of_moves()
-        UNION ALL SELECT * FROM taskq.health_of_leftovers()
-    ) f (severity, subject, detail, value, pid)
+    ) f (severity, subject, detail, value, pid, topic, sequence, owner)
     ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject, f.value DESC NULLS LAST
 $$;
 

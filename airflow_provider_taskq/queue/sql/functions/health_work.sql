@@ -2,7 +2,7 @@
 
 -- Leases that lapsed and that no expire() has taken since.
 CREATE FUNCTION taskq.health_of_leases(p_patience interval)
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_count  bigint;
@@ -15,7 +15,7 @@ BEGIN
     FROM (SELECT n.*, (SELECT count(*) FROM (SELECT FROM taskq.live l WHERE l.holder = n.owner_id LIMIT 100) h) AS held
           FROM taskq.owner n WHERE n.fence IS NOT NULL AND n.lease_until < clock_timestamp() LIMIT 1000) o;
     IF v_count = 0 THEN
-        RETURN QUERY SELECT 'fine', 'lapsed leases', 'no lease has lapsed', 0::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'lapsed leases', 'no lease has lapsed', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
         RETURN;
     END IF;
     RETURN QUERY
@@ -24,7 +24,7 @@ BEGIN
            'lapsed leases',
            format('%s leases have lapsed, the longest %s ago (owner %L); some %s tasks wait under them for taskq.expire() to give them back',
                   CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.in_words(v_oldest), v_owner, v_held),
-           v_count, NULL::int;
+           v_count, NULL::int, NULL::text, NULL::bigint, v_owner;
 END $$;
 
 -- Topics whose due tasks have waited longer than p_patience, and why as far as it can be told: nobody takes them, others
@@ -33,7 +33,7 @@ END $$;
 -- A poll leaves no trace of its own, which would be a write. That a topic is served is told by what it leads to: somebody
 -- with a running lease holds tasks of it now, or one of its newest ended tasks ended within p_patience.
 CREATE FUNCTION taskq.health_of_topics(p_patience interval)
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_held  int[] := taskq.topics_served();
@@ -50,6 +50,8 @@ BEGIN
         CONTINUE WHEN v_count > 10;
         subject := 'waiting tasks';
         value := extract(epoch FROM v_topic.age);
+        topic := v_topic.name;
+        sequence := v_topic.sequence;
         v_why := taskq.in_the_way(v_topic.topic_id, v_topic.sequence);
         IF v_topic.paused THEN
             severity := 'notice';
@@ -67,7 +69,7 @@ BEGIN
     END LOOP;
     RETURN QUERY
     SELECT CASE WHEN v_count = 0 THEN 'fine' ELSE 'notice' END, 'waiting tasks',
-           format('%s topics have tasks that have been due for longer than %s', v_count, taskq.in_words(p_patience)), v_count::bigint, NULL::int;
+           format('%s topics have tasks that have been due for longer than %s', v_count, taskq.in_words(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
 END $$;
 
 -- The task of a topic that has been due for longest, of any priority; NULLs where none is due.
@@ -141,7 +143,7 @@ END $$;
 -- Tasks that wait for a task which has ended otherwise than by success, and so wait until somebody does something about it.
 -- Looks at the first two thousand dependencies that are waited for.
 CREATE FUNCTION taskq.health_of_dependencies()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_count   bigint;
@@ -156,20 +158,20 @@ BEGIN
     JOIN taskq.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence AND e.state <> 6;
     v_count := v_example.count;
     IF v_count = 0 THEN
-        RETURN QUERY SELECT 'fine', 'dependencies', 'no task waits for one that has ended otherwise than by success', 0::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'dependencies', 'no task waits for one that has ended otherwise than by success', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
         RETURN;
     END IF;
     RETURN QUERY
     SELECT 'warning', 'dependencies',
            format('%s dependencies can''t be fulfilled until somebody revives, reassigns or replaces what they wait for: sequence %s of topic %L'
                   ' waits for sequence %s of topic %L, which is %s', v_count, v_example.sequence, a.name, v_example.on_sequence, b.name,
-                  taskq.state_name(v_example.state)), v_count, NULL::int
+                  taskq.state_name(v_example.state)), v_count, NULL::int, a.name, v_example.sequence, NULL::text
     FROM taskq.topic a, taskq.topic b WHERE a.topic_id = v_example.topic_id AND b.topic_id = v_example.on_topic_id;
 END $$;
 
 -- Open pushes, whose end the readers of their topics' logs wait for (taskq.log_holders has those of one topic).
 CREATE FUNCTION taskq.health_of_logs()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT coalesce(taskq.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600), 'fine'), 'open pushes',
@@ -177,7 +179,7 @@ BEGIN
                   CASE WHEN h.everywhere THEN 'a topic whose lock another session holds, so to any topic'
                        ELSE format('topic %L', p.name) || CASE WHEN h.topics > 1 THEN format(' and %s others', h.topics - 1) ELSE '' END END,
                   coalesce('for ' || taskq.in_words(clock_timestamp() - h.since) || ' now', 'nobody may see since when')),
-           extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid
+           extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid, p.name, NULL::bigint, NULL::text
     FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
                                  format('prepared transaction %L', x.gid)) AS who,
                  coalesce(a.xact_start, x.prepared) AS since, cardinality(o.topics) AS topics, o.everywhere,
@@ -190,13 +192,13 @@ BEGIN
     WHERE h.since IS NULL OR h.since < clock_timestamp() - interval '1 minute'
     ORDER BY h.since NULLS LAST LIMIT 3;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'open pushes', 'no push has been open for a minute', 0::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'open pushes', 'no push has been open for a minute', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
     END IF;
 END $$;
 
 -- Moves of topics to their own tables that have not ended, and what dropped topics left of such tables.
 CREATE FUNCTION taskq.health_of_moves()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE
     v_vacant bigint := (SELECT count(*) FROM taskq.vacant_topics());
 BEGIN
@@ -209,17 +211,17 @@ BEGIN
                                ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or shared_partition(%4$L)'
                                ' undoes it', n.step, CASE n.step WHEN 'the shared tables were closed' THEN ', and refuses pushes' ELSE '' END,
                                CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END, n.name) END,
-           n.seconds, CASE WHEN n.moving THEN n.pid END
+           n.seconds, CASE WHEN n.moving THEN n.pid END, n.name, NULL::bigint, NULL::text
     FROM (SELECT p.name, m.pid, m.step, taskq.is_moving(m) AS moving, extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
           FROM taskq.topic_move m JOIN taskq.topic p USING (topic_id)) n
     ORDER BY n.seconds DESC LIMIT 5;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
     END IF;
     RETURN QUERY SELECT taskq.severity(v_vacant, 1, 100, 'Infinity'), 'left behind',
         format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions() drops these',
                v_vacant),
-        v_vacant, NULL::int;
+        v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text;
 END $$;
 
 -- What is left behind and nobody has cleared away: stages of jobs that died, and the rows of owners of long ago.
@@ -250,7 +252,7 @@ END $$;
 -- in groups. What ended is an estimate where there is much of it (taskq.throughput); the failures are those among the topic's
 -- newest 1,000. From a tenth on it is a warning, from a half on critical; fewer than 5 are a notice.
 CREATE FUNCTION taskq.health_of_failures()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE
     v_since  timestamptz := clock_timestamp() - interval '1 hour';
     v_topic  record;
@@ -278,9 +280,10 @@ BEGIN
         detail := format('topic %L: %s of %s tasks that ended in the last hour FAILED (%s %%): %s', v_topic.name, v_failed, v_ended,
                          round(100.0 * v_failed / v_ended, 1), v_errors);
         value := v_failed;
+        topic := v_topic.name;
         RETURN NEXT;
     END LOOP;
     IF v_topics = 0 THEN
-        RETURN QUERY SELECT 'fine', 'failures', 'no task has FAILED in the last hour', 0::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'failures', 'no task has FAILED in the last hour', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
     END IF;
 END $$;
