@@ -40,10 +40,18 @@ def _list(session: Session, topic: str | None) -> None:
     lines = [(name, line) for name, of_topic, _ in found for line in of_topic]
     capped = [name for name, _, capped in found if capped]
     rows = [
-        (name, line.prefix, line.config_hash, _count(line.waiting), ago(line.next, now), ago(line.last, now))
+        (
+            name,
+            line.prefix,
+            line.schedule,
+            line.config_hash,
+            _count(line.waiting),
+            ago(line.next, now),
+            ago(line.last, now),
+        )
         for name, line in lines
     ]
-    parts = [table(["~topic", "~prefix", "hash", "#waiting", "next", "?last"], rows)] if rows else []
+    parts = [table(["~topic", "~prefix", "~schedule", "hash", "#waiting", "next", "?last"], rows)] if rows else []
     said = [f"Topic {name} has more tasks than were looked at." for name in capped]
     document = {"ticks": [{"topic": name, **asdict(line)} for name, line in lines], "capped": capped}
     session.answer(document, *parts, *said, *([] if rows or said else ["No ticks wait."]))

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_provider_taskq.queue import Ended, Happening, State, TopicPolicy
 from airflow_provider_taskq.queue.browse import Holder, OwnerLine, TaskLine, TopicGlance
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
+
+if TYPE_CHECKING:
+    from airflow_provider_taskq.plugins.dags_of_topic import Use
 
 Shape = dict[str, Any]
 HOLDERS_CAP = 10_000
@@ -142,6 +145,18 @@ def holder(line: Holder) -> Shape:
         "lease_until": moment(line.lease_until),
         "lapsed": line.lapsed,
         "links": links(line.name),
+    }
+
+
+def use(each: "Use") -> Shape:
+    """A task of a DAG, or a DAG's schedule, that works on a topic."""
+    dag = f"dags/{quote(each.dag_id, safe='')}"
+    task = None if each.task_id is None else f"{dag}/tasks/{quote(each.task_id, safe='')}"
+    return {
+        "dag_id": each.dag_id,
+        "task_id": each.task_id,
+        "role": each.role,
+        "links": {"dag": dag, "task": task},
     }
 
 

@@ -8,11 +8,13 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 
 from airflow_provider_taskq.plugins import shapes
 from airflow_provider_taskq.plugins.asked import Filter, Name, Place, Size, StateName, Text
+from airflow_provider_taskq.plugins.dags_of_topic import uses_of
 from airflow_provider_taskq.plugins.guard import Viewer, listed, listed_conn_ids, may_act, viewer
+from airflow_provider_taskq.plugins.instance import Wait, claim, wait_sentence
 from airflow_provider_taskq.plugins.session import looking
 from airflow_provider_taskq.plugins.shapes import Shape
 from airflow_provider_taskq.plugins.topic_list import SortKey, topic_list
-from airflow_provider_taskq.queue import Ended, TaskQueue
+from airflow_provider_taskq.queue import Condition, Ended, TaskQueue
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
 BARS, MINUTES, HOURS = (timedelta(minutes=3), 20), (timedelta(minutes=1), 60), (timedelta(hours=1), 24)
@@ -73,6 +75,18 @@ def one_topic(conn_id: ConnId, topic: Name) -> Shape:
         owners = [shapes.holder(each) for each in queue.browse_holders(topic)]
         shown = {**shapes.topic(glance, TOPIC_CAP), "policy": shapes.policy(queue.policy(topic)), **charts}
         return {"topic": {**shown, "owners": owners}, **_stamp(queue)}
+
+
+@router.get("/{conn_id}/dags")
+def dags(conn_id: ConnId, topic: Name, user: Viewer) -> Shape:
+    """The DAGs that work on a topic or are started by it. Asks no queue's database."""
+    found = uses_of(topic, conn_id, user)
+    return {
+        "uses": [shapes.use(each) for each in found.found],
+        "templated": [shapes.use(each) for each in found.templated],
+        "partial": found.partial,
+        "as_of": shapes.moment(datetime.now(UTC)),
+    }
 
 
 def _filter(
@@ -176,6 +190,18 @@ def _instance(
     return TaskInstanceName(dag_id, run_id, task_id, map_index)
 
 
+def _wait(
+    waits_for: Annotated[str | None, Query(pattern="^(ready|states|groups)$")] = None,
+    number: Annotated[int, Query(ge=1, le=10**9)] = 1,
+    condition: Condition = Condition.NONE,
+    wanted: Annotated[list[StateName] | None, Query()] = None,
+) -> Wait | None:
+    """What the gate that a URL tells of waits for."""
+    if waits_for is None:
+        return None
+    return Wait(waits_for, number, condition, wanted or ["SUCCEEDED"])  # type: ignore[arg-type]  # one of the pattern
+
+
 @router.get("/{conn_id}/instance")
 def instance(
     conn_id: ConnId,
@@ -185,10 +211,14 @@ def instance(
     first: Place = None,
     last: Place = None,
     identifier: Annotated[list[str] | None, Query()] = None,
+    claimed: Annotated[int | None, Query(ge=0, le=10**9)] = None,
+    since: datetime | None = None,
+    wait: Annotated[Wait | None, Depends(_wait)] = None,
 ) -> Shape:
     """What a task instance of Airflow holds, itself and in its workers; what it pushed and waits for, as Airflow tells.
 
-    `claimed_as`: the name under which a gate claimed, where that is another one.
+    `claimed_as`: the name under which a gate claimed, where that is another one. `claimed`: how many tasks it claimed,
+    and `since` when it ran.
     """
     owner = claimed_as or str(named)
     with looking(conn_id) as queue:
@@ -197,6 +227,11 @@ def instance(
         glance = queue.browse_topic(topic, CAP) if topic else None
         if topic and glance:
             shown = {**_of_instance(queue, topic, first, last, identifier or []), "topic": shapes.topic(glance, CAP)}
+        names = (identifier or [])[:IDENTIFIERS]
+        shown["waits"] = wait_sentence(queue, topic, wait, names) if topic and glance and wait else None
+        shown["claim"] = (
+            claim(queue, topic, owner, claimed, since) if topic and glance and claimed is not None else None
+        )
         holds = [shapes.task(each) for each in queue.browse_held(owner, workers=True)]
         return {"owner": shapes.owner(line) if line else None, "holds": holds, **shown, **_stamp(queue)}
 

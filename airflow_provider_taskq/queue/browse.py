@@ -161,13 +161,17 @@ class LogHolder:
 
 @dataclass(frozen=True, slots=True)
 class TickLine:
-    """Ticks of one prefix and hash that wait; the count stops at 1,000."""
+    """Ticks of one prefix and hash that wait; the count stops at 1,000.
+
+    `schedule` is in words, as the last fifty nominal times tell it, in UTC.
+    """
 
     prefix: str
     config_hash: str
     waiting: int
     next: datetime
     last: datetime
+    schedule: str
 
 
 @dataclass(frozen=True, slots=True)

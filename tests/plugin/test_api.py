@@ -2,14 +2,14 @@
 
 import subprocess
 import sys
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
 
 from airflow_provider_taskq.plugins.shapes import links
-from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.queue import NewTask, Result, TaskQueue
 from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
 from tests.plugin.conftest import Client
 from tests.plugin.page_site import PageSite
@@ -313,3 +313,55 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(client: Client) -> None:
     for path, params, status in refused:
         answer = client("viewer").get(f"{API}/{path}", params=params)
         assert (answer.status_code, set(answer.json())) == (status, {"error"}), (path, params, answer.text)
+
+
+def test_a_topic_names_the_dags_that_work_on_it_and_are_started_by_it(client: Client) -> None:
+    def uses(kind: str = "uses", conn_id: str = "taskq_default", **params: Any) -> set[tuple[Any, ...]]:
+        answer = client("viewer").get(f"/api/{conn_id}/dags", params={"topic": "orders", **params}).json()
+        assert not answer["partial"]
+        return {(use["dag_id"], use["task_id"], use["role"]) for use in answer[kind]}
+
+    assert uses() == {
+        ("shop", "push", "pushes"),
+        ("shop", "claim", "waits"),
+        ("shop", "settled", "waits"),
+        ("partner", "push_to_each", "pushes"),
+        ("partner", "deliver", "drains"),
+        ("started", None, "starts"),
+    }
+    assert uses("templated") == {("partner", "templated", "pushes")}
+    assert uses(topic="payments") == {("partner", "push_to_each", "pushes")}
+    assert uses(conn_id="taskq_acts") == {("partner", "elsewhere", "pushes")}
+    assert uses(topic="empty") == set()
+    (push,) = [use for use in told(client, "dags", topic="orders")["uses"] if use["task_id"] == "claim"]
+    assert push["links"] == {"dag": "dags/shop", "task": "dags/shop/tasks/claim"}
+
+
+def test_a_gate_says_what_it_waits_for_and_what_became_of_its_claim(client: Client, acts: TaskQueue) -> None:
+    def instance(**params: Any) -> dict[str, Any]:
+        answer = client("viewer").get("/api/taskq_acts/instance", params={**CLAIM, "topic": "work", **params})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    acts.push("work", [NewTask(f"later-{n}", delay=timedelta(hours=1)) for n in range(3)])
+    with acts.conn.transaction():
+        acts.acting("ann")
+        acts.pause_topic("work")
+    waits = instance(waits_for="ready", number=5)["waits"]
+    assert waits.startswith("Waits for 5 ready tasks of topic 'work'; 0 ready, 3 scheduled, topic paused by ann since ")
+    acts.resume_topic("work")
+    states = instance(waits_for="states", identifier=["later-0", "none"])["waits"]
+    assert "'later-0' is READY, 'none' has no task" in states
+    acts.push("work", [f"n{n}" for n in range(20)])
+    owner = acts.register(HOLDER)
+    held = acts.poll("work", owner, 20)
+    acts.complete(owner, {task: Result.FAILURE if n < 2 else Result.SUCCESS for n, task in enumerate(held[:19])})
+    claim = instance(claimed=20)["claim"]
+    assert claim["sentence"] == "Claimed 20: 17 succeeded, 2 failed, 1 running."
+    assert [task["sequence"] for task in claim["tasks"]] == [task.sequence for task in held]
+    acts.release(owner)
+    assert instance(claimed=20)["claim"]["sentence"].endswith("2 failed, 1 given back, tried again or removed.")
+    later = datetime.now(UTC) + timedelta(hours=1)
+    assert instance(claimed=20, since=later.isoformat())["claim"]["states"] == []
+    assert instance()["claim"] is None

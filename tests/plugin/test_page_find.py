@@ -86,3 +86,16 @@ def test_tabs_that_do_not_fit_are_announced_and_reached(tab: OpenTab) -> None:
     wide = tab(width=1600)
     expect(wide.view().get_by_test_id("topics")).to_be_visible()
     expect(wide.page.get_by_role("button", name=re.compile("Tabs further"))).to_have_count(0)
+
+
+def test_a_subject_of_health_is_listed_once_and_leads_to_what_it_is_about(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("health")
+    expect(main.get_by_test_id("health")).to_be_visible()
+    subjects = main.get_by_test_id("health").locator("tbody tr td:first-child").all_inner_texts()
+    assert len(subjects) == len(set(subjects)) > 5
+    main.get_by_test_id("health").get_by_role("link", name="worker-that-sleeps").click()
+    expect(main.get_by_role("heading", name="worker-that-sleeps")).to_be_visible()
+    visit.view("health")
+    main.get_by_test_id("health").get_by_role("link", name="waiting", exact=True).click()
+    expect(main.get_by_role("heading", name="waiting", exact=True)).to_be_visible()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from airflow_provider_taskq.queue import TaskQueue, connect
+from airflow_provider_taskq.queue import Result, TaskQueue, connect
 from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
 from tests.plugin.browser import OpenTab, is_api, sentence
 from tests.plugin.page_site import PageSite
@@ -369,6 +369,18 @@ def test_the_page_has_landmarks_and_names_for_everything(tab: OpenTab) -> None:
     assert nameless == []
 
 
+def store_result(page_site: PageSite, task_id: str, returned: dict[str, Any]) -> None:
+    """Stores what an operator returns as Airflow does."""
+    answer = httpx.post(
+        f"{page_site.base_url}/api/v2/dags/shop/dagRuns/manual__1/taskInstances/{task_id}/xcomEntries",
+        headers={"Authorization": f"Bearer {page_site.token('admin')}"},
+        json={"key": "return_value", "value": returned, "map_index": -1},
+        trust_env=False,
+        timeout=60,
+    )
+    assert answer.status_code == HTTPStatus.CREATED, answer.text
+
+
 def render(page_site: PageSite, task_id: str, fields: dict[str, Any]) -> None:
     """Stores rendered fields as a worker does before it runs an operator; no worker runs here."""
     with sqlite3.connect(page_site.home / "airflow.db", timeout=60) as metadata:
@@ -387,15 +399,7 @@ def test_the_panel_of_a_task_instance_shows_what_it_pushed(
         found = TaskQueue(conn).latest("orders", ["order-0", "order-59"])
     # What the push operator returns, stored as Airflow stores it.
     returned = {"topic": "orders", "pushed": 60, "first": found["order-0"].sequence, "last": found["order-59"].sequence}
-    instance = "/dags/shop/dagRuns/manual__1/taskInstances/push"
-    answer = httpx.post(
-        f"{page_site.base_url}/api/v2{instance}/xcomEntries",
-        headers={"Authorization": f"Bearer {page_site.token('admin')}"},
-        json={"key": "return_value", "value": returned, "map_index": -1},
-        trust_env=False,
-        timeout=60,
-    )
-    assert answer.status_code == HTTPStatus.CREATED, answer.text
+    store_result(page_site, "push", returned)
     panel = tab().go("dags/shop/runs/manual__1/tasks/push/plugin/taskq-tasks").get_by_test_id("taskq-panel")
     expect(panel.get_by_test_id("pushed").get_by_role("row")).to_have_count(51)
     expect(panel.get_by_test_id("pushed")).to_contain_text("order-0")
@@ -437,3 +441,22 @@ def test_the_panel_of_a_drain_shows_what_its_workers_hold_and_links_back_to_it(
     expect(visit.page).to_have_url(re.compile("/dags/shop/runs/manual__1/tasks/drain"))
     expect(visit.page.get_by_text("drain").first).to_be_visible()
     expect(visit.page.get_by_text("No Task Instance found")).to_have_count(0)
+
+
+def test_the_panel_of_a_gate_tells_what_its_claim_became(tab: OpenTab, page_site: PageSite, acts: TaskQueue) -> None:
+    acts.push("work", [f"n{n}" for n in range(20)])
+    owner = acts.register("shop/manual__1/gate/-1")
+    held = acts.poll("work", owner, 20)
+    acts.complete(owner, {task: Result.FAILURE if n < 2 else Result.SUCCESS for n, task in enumerate(held)})
+    store_result(page_site, "gate", {"topic": "work", "owner": owner.name, "fence": owner.fence, "claimed": 20})
+    render(page_site, "gate", {"topic": "work", "taskq_conn_id": "taskq_acts", "min_tasks": "1", "claim": "20"})
+    visit = tab()
+    panel = visit.go("dags/shop/runs/manual__1/tasks/gate/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    expect(panel.get_by_test_id("claim")).to_contain_text("Claimed 20: 18 succeeded, 2 failed.")
+    panel.get_by_test_id("claimed").get_by_role("link", name=re.compile("^#")).first.click()
+    expect(visit.page.get_by_test_id("why")).to_be_visible()
+
+
+def test_the_panel_of_a_task_of_another_operator_says_so(tab: OpenTab) -> None:
+    panel = tab().go("dags/shop/runs/manual__1/tasks/other/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    expect(panel).to_contain_text("Not a task of TaskQ")

@@ -24,8 +24,9 @@ const list = (value) => (Array.isArray(value) ? value.filter((one) => typeof one
 const text = (value) => (typeof value === "string" ? value : null);
 
 /**
- * {conn, topic, identifiers, first, last, claimedAs, refused}: where the instance works, what it waits for, which tasks it pushed.
- * `claimedAs`: the owner of a gate's claim. `refused`: a sentence where Airflow would not tell.
+ * {conn, topic, identifiers, first, last, claimedAs, claimed, since, ours, wait, refused}: where the instance works, what it waits for, which tasks it pushed.
+ * `claimedAs`: the owner of a gate's claim, `claimed` how many tasks, `since` when it ran. `ours`: whether it is of an operator of
+ * TaskQ; null where Airflow would not tell. `wait`: what an open question of a gate is, as the API takes it. `refused`: a sentence where Airflow would not tell.
  */
 export async function askInstance({ dagId, runId, taskId, mapIndex }, signal) {
   const [dag, run, task] = [dagId, runId, taskId].map(encodeURIComponent);
@@ -37,6 +38,7 @@ export async function askInstance({ dagId, runId, taskId, mapIndex }, signal) {
   const fields = known.value?.rendered_fields ?? {};
   const result = parsed(returned.value?.value);
   const pushed = result && Number.isInteger(result.first) ? result : {};
+  const claimed = result && Number.isInteger(result.claimed) && typeof result.owner === "string" ? result.claimed : null;
   const refused = known.status === "rejected" || returned.status === "rejected";
   return {
     conn: text(fields.taskq_conn_id) || null,
@@ -45,8 +47,29 @@ export async function askInstance({ dagId, runId, taskId, mapIndex }, signal) {
     first: pushed.first ?? null,
     last: pushed.last ?? null,
     claimedAs: text(result?.owner),
+    claimed,
+    since: claimed === null ? null : text(known.value?.start_date),
+    ours: known.status === "rejected" ? null : known.value !== null && isOurs(known.value, result),
+    wait: WAITING.includes(known.value?.state) && claimed === null ? waitOf(fields) : null,
     refused: refused ? "Airflow did not tell what this instance pushed or waits for; what it holds is shown all the same." : null,
   };
+}
+
+// States of a task instance in which a gate is still closed.
+const WAITING = ["running", "deferred", "up_for_reschedule", "up_for_retry", "scheduled", "queued"];
+
+/** What a gate waits for, by the fields that only gates have; null for what is no gate. */
+function waitOf(fields) {
+  const condition = text(fields.condition);
+  if (fields.min_tasks !== undefined) return { waits_for: "ready", number: Math.max(1, Number(fields.min_tasks) || 1), condition };
+  if (fields.groups !== undefined) return { waits_for: "groups", number: Math.max(1, parsed(fields.groups)?.length ?? 1), condition };
+  if (fields.identifiers !== undefined) return { waits_for: "states", wanted: list(parsed(fields.states)) };
+  return null;
+}
+
+/** Whether the instance is of one of our operators: they all have a connection to the queue among their fields. */
+function isOurs(instance, result) {
+  return instance.rendered_fields?.taskq_conn_id !== undefined || /TaskQ|@task\.taskq/.test(instance.operator_name ?? instance.operator ?? "") || Boolean(result?.topic);
 }
 
 /** Rendered fields keep a list as a list, or as the text of one. */

@@ -42,6 +42,28 @@ function Topic({ topic, place }) {
   );
 }
 
+function Told({ status, testid, children }) {
+  return h(
+    UI.Alert.Root,
+    { status, size: "sm", role: "note", "data-testid": testid },
+    h(UI.Alert.Indicator),
+    h(UI.Alert.Content, { overflowWrap: "anywhere" }, children),
+  );
+}
+
+/** What became of what a gate claimed. */
+function Claim({ claim, asOf, place }) {
+  if (!claim) return null;
+  const bad = claim.states.some(({ state }) => state === "FAILED" || state === "EXPIRED");
+  const owner = h(To, { to: place.at({ view: "owner", owner: claim.owner }) }, "Its owner in the queue");
+  return h(
+    UI.Stack,
+    { gap: 2, minW: 0 },
+    h(Told, { status: bad ? "warning" : "success", testid: "claim" }, claim.sentence, " ", owner),
+    h(Tasks, { title: "Claimed", owners: false, tasks: claim.tasks, asOf, place, none: "None of them is there any more." }),
+  );
+}
+
 function Found({ data, asked, place }) {
   const { owner, holds, pushed, waits_for: waits, topic, as_of: asOf } = data;
   const nothing = !owner && !holds.length && !pushed.length && !waits.length;
@@ -52,6 +74,8 @@ function Found({ data, asked, place }) {
     UI.Stack,
     { gap: 4, minW: 0 },
     h(Topic, { topic, place }),
+    data.waits ? h(Told, { status: "info", testid: "waits" }, data.waits) : null,
+    h(Claim, { claim: data.claim, asOf, place }),
     h(Tasks, { title: "Holds", owners: false, tasks: holds, asOf, place, none: "It holds no task." }),
     asked.first ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "What it pushed was purged." }) : null,
     h(WaitsFor, { waits, topic: topic?.topic, place }),
@@ -60,8 +84,8 @@ function Found({ data, asked, place }) {
 
 function Known({ conn, instance, asked }) {
   const place = usePage(conn);
-  const { topic, first, last, identifiers, claimedAs } = asked;
-  const query = { ...named(instance), claimed_as: claimedAs, topic, first, last, identifier: identifiers };
+  const { topic, first, last, identifiers, claimedAs, claimed, since, wait } = asked;
+  const query = { ...named(instance), claimed_as: claimedAs, claimed, since, ...wait, topic, first, last, identifier: identifiers };
   const found = useLive(`${encodeURIComponent(conn)}/instance`, query);
   return h(Shown, { of: found, rows: 4 }, (data) => h(Found, { data, asked, place }));
 }
@@ -78,6 +102,7 @@ export function Panel({ dagId, runId, taskId, mapIndex }) {
   const told = () => {
     if (connections.error) return h(Failure, { error: connections.error, again: connections.reload });
     if (!connections.data || !asked) return h(Loading, { rows: 4 });
+    if (asked.ours === false) return h(Empty, { title: "Not a task of TaskQ" }, "Airflow shows this tab on every task instance. This one is of another operator.");
     return conn ? h(Known, { conn, instance, asked }) : h(Empty, { title: "No connection to look at" });
   };
   return h(

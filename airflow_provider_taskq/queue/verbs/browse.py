@@ -20,6 +20,7 @@ from airflow_provider_taskq.queue.browse import (
     TopicGlance,
 )
 from airflow_provider_taskq.queue.model import State
+from airflow_provider_taskq.queue.schedule_words import schedule_in_words
 from airflow_provider_taskq.queue.verbs.call import Caller
 
 BUDGET = 10_000  # rows that are looked at for one page
@@ -91,6 +92,19 @@ class BrowseVerbs(Caller):
         )
         return found
 
+    def claimed_by(
+        self, topic: str, owner: str, since: datetime | None = None, budget: int = BUDGET
+    ) -> list[tuple[int, State]]:
+        """Sequences and states of tasks that an owner holds, or that ended under it since a moment.
+
+        Looks at the newest `budget` tasks of the topic that have ended.
+        """
+        rows = self._rows(
+            "SELECT * FROM taskq.claimed_by(%s::text, %s::text, %s::timestamptz, %s::int)",
+            (topic, owner, since, int_size(budget)),
+        )
+        return [(sequence, State(state)) for sequence, state in rows]
+
     def newest_of(self, topic: str, identifiers: Sequence[str]) -> dict[str, int | None]:
         """The sequence of the newest task of each identifier."""
         return dict(self._rows("SELECT * FROM taskq.newest_of(%s::text, %b::text[])", (topic, list(identifiers))))
@@ -159,7 +173,7 @@ class BrowseVerbs(Caller):
     def browse_ticks(self, topic: str, steps: int = 1000) -> tuple[list[TickLine], bool]:
         """Ticks of a topic that wait, by prefix and hash, and whether there may be more than were looked at."""
         rows = self._rows("SELECT * FROM taskq.browse_ticks(%s::text, %s::int)", (topic, int_size(steps)))
-        return [TickLine(*row[:5]) for row in rows if row[0] is not None], any(row[5] for row in rows)
+        return [_tick_line(row) for row in rows if row[0] is not None], any(row[5] for row in rows)
 
     def _lines(self, pairs: Sequence[tuple[str, int]], *, newest: bool = False) -> list[TaskLine]:
         """Tasks of several topics in order of sequence."""
@@ -191,3 +205,9 @@ def _task_line(row: Sequence[Any]) -> TaskLine:
     values[4] = State(values[4])
     values[5] = None if values[5] is None else State(values[5])
     return TaskLine(*values)
+
+
+def _tick_line(row: Sequence[Any]) -> TickLine:
+    """Ticks from a row, with their schedule in words."""
+    prefix, config_hash, waiting, following, last, _, moments = row
+    return TickLine(prefix, config_hash, waiting, following, last, schedule_in_words(moments))

@@ -1,6 +1,6 @@
 """A DAG whose task instances push, wait for and hold tasks of the queue; it is known to Airflow, and never runs."""
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 
 from airflow_provider_taskq.operators import TaskQProcessOperator, TaskQPushOperator
 from airflow_provider_taskq.sensors import TaskQSensor, TaskQStateSensor
@@ -10,4 +10,10 @@ with DAG("shop", schedule=None):
     claim = TaskQSensor(task_id="claim", topic="orders", claim=2)
     settled = TaskQStateSensor(task_id="settled", topic="orders", identifiers=["order-1", "order-2"])
     drain = TaskQProcessOperator(task_id="drain", topic="work", python_callable=print, taskq_conn_id="taskq_acts")
-    push >> claim >> settled >> drain
+    gate = TaskQSensor(task_id="gate", topic="work", claim=20, taskq_conn_id="taskq_acts")
+
+    @task
+    def other() -> None:
+        """Has nothing to do with the queue."""
+
+    push >> claim >> settled >> drain >> gate >> other()

@@ -8,7 +8,7 @@ import { number } from "../words.js";
 const columns = (place, asOf) => [
   { title: "Prefix", look: { fontWeight: "semibold" }, show: (row) => row.prefix },
   { title: "Topic", show: (row) => h(To, { to: place.at({ topic: row.topic }) }, row.topic) },
-  { title: "Configuration", look: { fontFamily: "mono", fontSize: "xs" }, show: (row) => row.config_hash },
+  { title: "Schedule, UTC", show: (row) => row.schedule },
   { title: "Made ahead", number: true, show: (row) => number(row.waiting) },
   { title: "Next", show: (row) => h(When, { at: row.next, from: asOf }) },
   { title: "Last", show: (row) => h(When, { at: row.last, from: asOf }) },

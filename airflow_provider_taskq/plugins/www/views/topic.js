@@ -6,6 +6,7 @@ import { useLive } from "../live.js";
 import { Do, Facts, Part, Shown, State, Title } from "../parts.js";
 import { Rows } from "../table.js";
 import { atLeast, count, distance, duration, moment } from "../words.js";
+import { Dags } from "./dags.js";
 import { Errors } from "./errors.js";
 import { InAirflow } from "./in_airflow.js";
 import { TaskList } from "./tasks.js";
@@ -77,7 +78,7 @@ function Policy({ policy }) {
   return h("details", null, summary, h(Facts, { facts }));
 }
 
-function Overview({ data, place }) {
+function Overview({ data, conn, place }) {
   const { topic, as_of: asOf } = data;
   const charts = { gridTemplateColumns: "repeat(auto-fit, minmax(min(100%, 22rem), 1fr))", gap: 3 };
   return h(
@@ -90,6 +91,8 @@ function Overview({ data, place }) {
       h(Chart, { title: "Last hour", bars: topic.hour, unit: 60, sampled: topic.sampled }),
       h(Chart, { title: "Last day", bars: topic.day, unit: 3600, sampled: topic.sampled }),
     ),
+    h(Part, null, "DAGs"),
+    h(Dags, { conn, topic: topic.topic }),
     h(Part, null, "Consumers"),
     h(Consumers, { owners: topic.owners, asOf, place }),
   );
@@ -132,7 +135,7 @@ export function Topic({ conn, place, focus }) {
     UI.Stack,
     { gap: 3, minW: 0 },
     h(Title, { focus, badge, aside }, place.topic),
-    h(Shown, { of: topic, rows: 5 }, (data) => h(Overview, { data, place })),
+    h(Shown, { of: topic, rows: 5 }, (data) => h(Overview, { data, conn, place })),
     topic.data && atLeast(topic.data.topic.failed) ? h(Errors, { conn, place, topic: place.topic }) : null,
     topic.data ? h(Fragment, null, h(Part, null, "Tasks"), h(TaskList, { conn, place, topic: place.topic })) : null,
     topic.data ? h(More, { topic: topic.data.topic, place }) : null,

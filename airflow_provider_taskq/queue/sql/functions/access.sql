@@ -23,7 +23,7 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
         'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
         'state_name', 'readers', 'statistics', 'handling_times', 'errors', 'error_groups', 'stuck_owners', 'workers', 'worker_is_active',
         'browse_topics', 'browse_owners', 'browse_holders', 'browse_locks', 'browse_readers', 'browse_ticks', 'browse_tasks', 'browse_held',
-        'find_tasks', 'search_tasks', 'pushed_between', 'newest_of', 'dependencies_of', 'texts_of', 'audit_trail', 'count_lapsed', 'drain_named', 'ended_by', 'failed_by'])
+        'find_tasks', 'search_tasks', 'claimed_by', 'pushed_between', 'newest_of', 'dependencies_of', 'texts_of', 'audit_trail', 'count_lapsed', 'drain_named', 'ended_by', 'failed_by'])
     UNION ALL SELECT 'operator', unnest(ARRAY[
         'create_topic', 'alter_topic', 'set_paused', 'drop_topic', 'revive', 'reassign', 'purge_junctures', 'purge', 'purge_all',
         'purge_owners', 'purge_streams', 'forget_stream', 'forget_readers', 'pause_task', 'resume_task', 'set_due', 'set_attempts', 'run_now', 'set_priority', 'cancel', 'purge_outlived', 'uninstall_ticks', 'topic_is_held', 'begin_move', 'make_tables', 'keep_out', 'let_in',

@@ -166,9 +166,11 @@ BEGIN
 END $$;
 
 -- Ticks that wait, by prefix and hash: how many (up to 1,000), the next and the last. Goes from identifier to identifier of a
--- topic's waiting tasks, past all ticks of one prefix at once, for p_steps at most; `capped` where there are more.
+-- topic's waiting tasks, past all ticks of one prefix at once, for p_steps at most; `capped` where there are more. moments: the last
+-- fifty nominal times, of ticks that are over as well.
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
-RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean) LANGUAGE plpgsql STABLE
+RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean, moments timestamptz[])
+LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -192,11 +194,14 @@ BEGIN
             SELECT taskq.due_of(l) AS available_at FROM taskq.live l
             WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/' AND l.identifier < v_key || '0'
             ORDER BY l.identifier LIMIT 1000) n;
+        moments := ARRAY(SELECT to_timestamp(right(t.identifier, 23), 'YYYYMMDD"T"HH24MISS.US"Z"')::timestamp AT TIME ZONE 'UTC'
+                         FROM taskq.task t WHERE t.identifier >= v_key || '/' AND t.identifier < v_key || '0' AND t.topic_id = v_topic_id
+                         ORDER BY t.identifier DESC LIMIT 50);
         RETURN NEXT;
         v_identifier := v_key || '0';  -- the letter after the slash
     END LOOP;
     IF v_identifier IS NOT NULL THEN
-        SELECT NULL, NULL, NULL, NULL, NULL, true INTO prefix, config_hash, waiting, next, last, capped;
+        SELECT NULL, NULL, NULL, NULL, NULL, true, NULL INTO prefix, config_hash, waiting, next, last, capped, moments;
         RETURN NEXT;
     END IF;
 END $$;

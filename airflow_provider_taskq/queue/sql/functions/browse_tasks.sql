@@ -189,6 +189,27 @@ BEGIN
     JOIN taskq.topic p ON p.topic_id = l.topic_id ORDER BY l.sequence;
 END $$;
 
+-- Tasks of a topic that an owner holds or that ended under it since a moment, with their states, in order of sequence. Of what has
+-- ended, the newest p_budget tasks of the topic are looked at.
+CREATE FUNCTION taskq.claimed_by(p_topic text, p_owner text, p_since timestamptz, p_budget int) RETURNS TABLE (sequence bigint, state int)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = on AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_owner_id bigint := (SELECT o.owner_id FROM taskq.owner o WHERE o.name = p_owner);
+BEGIN
+    RETURN QUERY
+    SELECT n.sequence, n.state FROM (
+        (SELECT l.sequence, 0 AS state FROM taskq.live l WHERE l.holder = v_owner_id AND l.topic_id + 0 = v_topic_id
+         ORDER BY l.sequence LIMIT greatest(p_budget, 0))
+        UNION ALL
+        SELECT e.sequence, e.state::int FROM (
+            SELECT * FROM taskq.ended w WHERE w.topic_id = v_topic_id ORDER BY w.sequence DESC LIMIT greatest(p_budget, 0)) e
+        WHERE e.holder = v_owner_id AND (p_since IS NULL OR e.completed >= p_since)) n
+    ORDER BY n.sequence;
+END $$;
+
 -- The tasks that were pushed in one transaction, from its first to its last, as a push told them: at most p_size of 10,000.
 CREATE FUNCTION taskq.pushed_between(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$

@@ -1,0 +1,141 @@
+"""Which DAGs push to a topic, wait on it, drain it or maintain it: read from the DAGs that Airflow has serialized.
+
+A serialized operator keeps its template fields, so the topic is known if it is written out. What is not known: a topic
+that a template or an upstream task gives, and code that calls the hook or the queue by itself.
+"""
+
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.models.dag import DagModel
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.utils.session import create_session
+from sqlalchemy import func, select
+
+from airflow_provider_taskq.links import TaskQTopicLink
+from airflow_provider_taskq.plugins.guard import DEFAULT_CONN_ID
+
+MARK = f"_link_{TaskQTopicLink.__name__}"  # the extra link of all our operators, kept by a subclass of one
+AT_ONCE = 300  # DAGs that one request reads anew
+_TRIGGER = "airflow_provider_taskq.triggers."
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A task of a DAG, or its schedule (`task_id` None), that works on a topic; `topic` None: a template gives it."""
+
+    dag_id: str
+    task_id: str | None
+    role: str  # pushes, waits, drains, maintains, starts
+    topic: str | None
+    conn_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """The uses of a topic that a user may see.
+
+    `templated`: tasks whose topic is a template. `partial`: not all DAGs are read yet.
+    """
+
+    found: Collection[Use]
+    templated: Collection[Use]
+    partial: bool
+
+
+_known: dict[str, tuple[str, tuple[Use, ...]]] = {}  # by DAG: the hash of what was read, and what was found in it
+_lock = threading.Lock()
+
+
+def uses_of(topic: str, conn_id: str, user: BaseUser) -> Uses:
+    """The uses of a topic in the DAGs that a user may read. Reads only DAGs that have changed since the last look."""
+    readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
+    partial = _refresh()
+    with _lock:
+        uses = [use for dag_id, (_, of_dag) in _known.items() if dag_id in readable for use in of_dag]
+    uses = sorted((use for use in uses if use.conn_id == conn_id), key=lambda use: (use.dag_id, use.task_id or ""))
+    templated = [use for use in uses if use.topic is None]
+    return Uses([use for use in uses if use.topic == topic], templated, partial)
+
+
+def _refresh() -> bool:
+    """Reads what has changed, at most `AT_ONCE` DAGs; tells whether there is more."""
+    with create_session() as session, _lock:
+        newest = (
+            select(SerializedDagModel.dag_id, func.max(SerializedDagModel.created_at).label("created_at"))
+            .group_by(SerializedDagModel.dag_id)
+            .subquery()
+        )
+        rows = session.execute(
+            select(SerializedDagModel.dag_id, SerializedDagModel.dag_hash, SerializedDagModel.id)
+            .join(
+                newest,
+                (newest.c.dag_id == SerializedDagModel.dag_id) & (newest.c.created_at == SerializedDagModel.created_at),
+            )
+            .join(DagModel, DagModel.dag_id == SerializedDagModel.dag_id)
+            .where(~DagModel.is_stale)
+        ).all()
+        current = {dag_id: (dag_hash, key) for dag_id, dag_hash, key in rows}
+        for gone in _known.keys() - current.keys():
+            del _known[gone]
+        changed = {
+            key: dag_id for dag_id, (dag_hash, key) in current.items() if _known.get(dag_id, ("",))[0] != dag_hash
+        }
+        wanted = list(changed)[:AT_ONCE]
+        for model in session.scalars(select(SerializedDagModel).where(SerializedDagModel.id.in_(wanted))):
+            _known[model.dag_id] = (model.dag_hash, tuple(_uses_in(model.dag_id, model.data or {})))
+        return len(changed) > len(wanted)
+
+
+def _uses_in(dag_id: str, data: Mapping[str, Any]) -> Iterator[Use]:
+    """What a serialized DAG's tasks and schedule have to do with topics."""
+    dag = data.get("dag", {})
+    for task in dag.get("tasks", []):
+        fields = task.get("__var", task)
+        if MARK in fields.get("_operator_extra_links", {}).values():
+            yield from _uses_of_task(dag_id, fields)
+    for trigger in _triggers(dag.get("timetable")):
+        kwargs = trigger.get("kwargs", {})
+        yield Use(dag_id, None, "starts", kwargs.get("topic"), kwargs.get("taskq_conn_id") or DEFAULT_CONN_ID)
+
+
+def _uses_of_task(dag_id: str, fields: Mapping[str, Any]) -> Iterator[Use]:
+    """A task's use of a topic; of a mapped one, of each topic that it is expanded over."""
+    given = {**fields, **fields.get("partial_kwargs", {})}
+    if "topic" not in fields.get("template_fields", ()):
+        return
+    conn_id = given.get("taskq_conn_id")
+    role, task_id = _role(fields), fields["task_id"]
+    expanded = fields.get("expand_input", {}).get("value", {})
+    expanded = expanded.get("__var", expanded) if isinstance(expanded, Mapping) else {}
+    topics = expanded.get("topic", [given.get("topic")]) if isinstance(expanded, Mapping) else [None]
+    for topic in topics if isinstance(topics, list) else [None]:
+        written = isinstance(topic, str) and "{{" not in topic and "{%" not in topic
+        yield Use(dag_id, task_id, role, topic if written else None, conn_id or DEFAULT_CONN_ID)
+
+
+def _role(fields: Mapping[str, Any]) -> str:
+    """What a task does, by the kind of its operator, or for a subclass by the fields that only that kind has."""
+    kind, names = fields.get("task_type", ""), set(fields.get("template_fields", ()))
+    if "Push" in kind or "Ticks" in kind or "tasks" in names:
+        return "pushes"
+    if fields.get("_is_sensor") or "Sensor" in kind:
+        return "waits"
+    drains = any(word in kind for word in ("Process", "Decorated", "Spark", "Complete"))
+    return "drains" if drains or "op_args" in names else "maintains"
+
+
+def _triggers(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The triggers of TaskQ among the asset watchers of a serialized schedule."""
+    if isinstance(value, Mapping):
+        if str(value.get("classpath", "")).startswith(_TRIGGER):
+            yield value
+        inner: Iterable[Any] = value.values()
+    else:
+        inner = value if isinstance(value, list) else ()
+    for each in inner:
+        yield from _triggers(each)
