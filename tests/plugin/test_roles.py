@@ -23,6 +23,9 @@ ACTIONS: dict[str, dict[str, Any]] = {
     "pause": {"topic": "work"},
     "resume": {"topic": "work"},
     "expire": {},
+    "run_now": {"topic": "work", "filter": {}},
+    "set_priority": {"topic": "work", "filter": {}, "options": {"priority": 1}},
+    "cancel": {"topic": "work", "filter": {}},
 }
 
 
@@ -33,6 +36,7 @@ def test_every_role_may_view_and_only_op_and_admin_may_act(
     owner = acts.register("holder")
     acts.poll("work", owner)
     asked: dict[str, Any] = {"topic": "work", "sequence": task.sequence, "owner": "holder", "text": "a"}
+    asked |= {"dag_id": "shop", "run_id": "manual__1", "task_id": "claim"}
     views = [path for method, path in routes if method == "GET" and path.startswith("/api/")]
     table = {f"GET {path}": [client(role).get(path, params=asked).status_code for role in ROLES] for path in views}
     reveal = {"topic": "work", "sequence": task.sequence}
