@@ -170,7 +170,7 @@ def test_a_topic_has_policy_charts_and_owners(client: Client) -> None:
 def test_a_hostile_topic_is_a_topic(client: Client) -> None:
     assert told(client, "topic", topic=HOSTILE)["topic"]["topic"] == HOSTILE
     (failed,) = told(client, "tasks", topic=HOSTILE, error=HOSTILE_TEXT.upper(), identifier=HOSTILE_TEXT)["tasks"]
-    assert (failed["identifier"], failed["reference"], failed["error"]) == (HOSTILE_TEXT,) * 3
+    assert (failed["identifier"], failed["reference"], failed["error_summary"]) == (HOSTILE_TEXT,) * 3
     assert failed["links"] is None
 
 
