@@ -391,7 +391,7 @@ def arguments_of_processes() -> str:
 
 def wait_until(happened: Callable[[], bool]) -> None:
     """Looks until something has happened."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)  # between two looks
