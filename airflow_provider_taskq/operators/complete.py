@@ -70,7 +70,7 @@ class TaskQCompleteOperator(TaskQOperator):
         if sequences:
             self.hook.report_lineage(inputs=[claim.topic])
         self.log.info("Completed %d tasks of %s in topic %s.", len(sequences), owner.name, claim.topic)
-        return {"topic": claim.topic, "owner": owner.name, "result": self.result, "completed": len(sequences)}
+        return {"topic": claim.topic, "owner": owner.name, "result": decision.result.name, "completed": len(sequences)}
 
     def _wanted(self, queue: TaskQueue, owner: Owner, held: Sequence[int]) -> list[int]:
         """The sequences asked for, a rendered template's text too; NotHeld if one is not held in this topic.
@@ -93,10 +93,6 @@ class TaskQCompleteOperator(TaskQOperator):
 
     def _decision(self) -> Decision:
         """The decision for each of the tasks."""
-        try:
-            result = Result[self.result]
-        except KeyError:
-            names = ", ".join(known.name for known in Result)
-            raise ValueError(f"result {self.result!r} is not one of {names}") from None
+        result = Result.of(self.result)
         failed = result is Result.FAILURE and self.message is not None
         return Decision(result, message=self.message, error=str(self.message) if failed else None)

@@ -59,7 +59,7 @@ def test_a_second_try_finds_nothing_left_to_do(queue: TaskQueue) -> None:
 def test_completes_only_the_sequences_named(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a", "b", "c")
     first, _, third = sequences(queue)
-    assert complete(claim, sequences=[first, third], result="FILTER")["completed"] == 2
+    assert complete(claim, sequences=[first, third], result="filter")["completed"] == 2
     assert [task.state for task in queue.page("work")] == [State.FILTERED, State.ACTIVE, State.FILTERED]
 
 
