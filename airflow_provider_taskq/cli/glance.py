@@ -1,6 +1,6 @@
 """Topics at a glance."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,8 @@ MOST = 1_000  # tasks that a count goes to
 PAGE = 500  # topics a call
 
 COLUMNS = (
-    *("~topic", "#due", "?#later", "?#waiting", "#held", "#failed", "?#suspended", "?#expired", "?#owners"),
+    *("~topic", "#ready", "?#scheduled", "?#retrying", "?#blocked", "?#paused", "#running", "#failed"),
+    *("?#suspended", "?#expired", "?#owners"),
     *("#oldest due", "?#last end"),
 )
 
@@ -34,19 +35,30 @@ def glance_document(one: TopicGlance) -> dict[str, Any]:
     return {**asdict(one), "capped_at": MOST}
 
 
-def glance_row(one: TopicGlance) -> tuple[object, ...]:
-    """In the order of COLUMNS; nought is left blank."""
-    counts = (one.due, one.later, one.waiting, one.held, one.failed, one.suspended, one.expired)
+def glance_rows(found: Sequence[TopicGlance]) -> list[list[object]]:
+    """In the order of COLUMNS; one that may be left out is empty where no topic has anything to say in it."""
+    rows = [_row(one) for one in found]
+    needless = {
+        place
+        for place, name in enumerate(COLUMNS)
+        if name.startswith("?#") and all(row[place] in ("0", "") for row in rows)
+    }
+    return [["" if place in needless else cell for place, cell in enumerate(row)] for row in rows]
+
+
+def _row(one: TopicGlance) -> tuple[object, ...]:
+    waiting = (one.ready, one.scheduled, one.retrying, one.blocked, one.paused_tasks)
+    counts = (*waiting, one.running, one.failed, one.suspended, one.expired)
     name = f"{one.topic} (paused)" if one.paused else one.topic
     return (
-        *(name, *map(_count, counts), one.consumers or ""),
+        *(name, *map(_count, counts), str(one.consumers)),
         *(_seconds(one.oldest_seconds), _seconds(one.last_end_seconds)),
     )
 
 
 def _count(count: int) -> str:
     """A count, or that it stopped."""
-    return "" if not count else f"{MOST:,}+" if count >= MOST else f"{count:,}"
+    return f"{MOST:,}+" if count >= MOST else f"{count:,}"
 
 
 def _seconds(seconds: int | None) -> str:

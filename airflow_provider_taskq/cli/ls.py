@@ -12,12 +12,7 @@ from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State
-from airflow_provider_taskq.queue.browse import TaskFilter
-
-STATUSES = (
-    *("active", "ready", "scheduled", "retrying", "waiting", "paused", "expired", "failed", "exhausted"),
-    *("suspended", "filtered", "succeeded", "recreated", "redundant"),
-)
+from airflow_provider_taskq.queue.browse import STATUSES, TaskFilter
 
 
 @click.command(
@@ -26,7 +21,11 @@ STATUSES = (
 )
 @topic_argument
 @click.option("--state", "-s", type=Choice(STATES), help="In this state.")
-@click.option("--status", type=Choice(STATUSES), help="Of this status, which tells more of READY and FAILED tasks.")
+@click.option(
+    "--status",
+    type=Choice((*STATUSES, "exhausted")),
+    help="Of this status, as the list shows it; exhausted: failed, with no attempts left.",
+)
 @click.option("--identifier", "-i", help="Of this identifier.")
 @click.option("--reference", "-r", help="Of this reference.")
 @click.option("--error", help="Whose error holds this text, in any case.")

@@ -19,8 +19,8 @@ _ALWAYS = (State.READY, State.FAILED, State.SUCCEEDED)  # in a table, also where
 
 
 @click.command(
-    help="Count the tasks of TOPIC, or of each topic, by state, and what ended in the last hour and day. The counts "
-    "are exact, and read all there is; what ended is an estimate (~) where there is much of it."
+    help="Count the tasks of TOPIC, or of each topic, by state, and what ended in the last hour and day, with the share"
+    " that FAILED. The counts are exact, and read all there is; what ended is an estimate (~) where it is much."
 )
 @click.argument("topic", required=False, type=TOPIC)
 @click.pass_obj
@@ -34,8 +34,9 @@ def stats(session: Session, topic: str | None) -> None:
         oldest = {one.topic: one.oldest_seconds for one in seen if one is not None}
         hour, day = lately(queue, HOUR, topic), lately(queue, DAY, topic)
     document = [_document(name, states, oldest.get(name), hour, day) for name, states in counts.items()]
-    rows = [_row(name, states, oldest.get(name), hour, day) for name, states in counts.items()]
-    states = [f"{'#' if state in _ALWAYS else '?#'}{state.name.lower()}" for state in State]
+    used = {state for states in counts.values() for state in states}.union(_ALWAYS)
+    rows = [_row(name, states, used, oldest.get(name), hour, day) for name, states in counts.items()]
+    states = [f"{'#' if state in _ALWAYS else '?#'}{state.name}" for state in State]
     columns = ["~topic", *states, "#oldest due", "#last hour", "#% failed", "?#last day", "?#% failed"]
     session.answer({"topics": document}, table(columns, rows) if rows else "There are no topics.")
 
@@ -54,8 +55,12 @@ def _document(topic: str, states: Mapping[State, Count], oldest: int | None, hou
     }
 
 
-def _row(topic: str, states: Mapping[State, Count], oldest: int | None, hour: Spans, day: Spans) -> list[object]:
-    """A topic in a line; states without a task are left blank."""
-    counts: Iterator[object] = (states[state].count if state in states else "" for state in State)
+def _row(
+    topic: str, states: Mapping[State, Count], used: set[State], oldest: int | None, hour: Spans, day: Spans
+) -> list[object]:
+    """A topic in a line; a state that no topic uses is left blank."""
+    counts: Iterator[object] = (
+        str(states[state].count if state in states else 0) if state in used else "" for state in State
+    )
     waited = None if oldest is None else timedelta(seconds=oldest)
     return [topic, *counts, in_words(waited), *hour.get(topic, Lately()).cells(), *day.get(topic, Lately()).cells()]

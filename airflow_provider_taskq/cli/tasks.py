@@ -7,7 +7,7 @@ from typing import Any
 from airflow_provider_taskq.cli.words import ago
 from airflow_provider_taskq.queue.browse import TaskLine
 
-COLUMNS = ("#sequence", "~identifier", "state", "?status", "?#attempt", "?pushed", "due or ended", "?~owner", "~error")
+COLUMNS = ("#sequence", "~identifier", "status", "?#attempt", "?pushed", "due or ended", "?~owner", "~error")
 
 
 def task_document(task: TaskLine) -> dict[str, Any]:
@@ -19,14 +19,14 @@ def task_document(task: TaskLine) -> dict[str, Any]:
 def task_row(task: TaskLine, now: datetime) -> tuple[object, ...]:
     """In the order of COLUMNS."""
     return (
-        *(
-            str(task.sequence),
-            task.identifier,
-            task.state,
-            task.status if task.status != task.state.name.lower() else "",
-        ),
+        *(str(task.sequence), task.identifier, status_word(task.status)),
         *(task.attempt or "", ago(task.created, now), _due(task, now), task.owner, shortened(task.error_summary)),
     )
+
+
+def status_word(status: str) -> str:
+    """The word for a status in lists: a task without attempts left is a failed one there."""
+    return "failed" if status == "exhausted" else status
 
 
 def shortened(line: str | None, width: int = 60) -> str:

@@ -23,7 +23,7 @@ class Lately:
 
     @property
     def failure_rate(self) -> float | None:
-        """The share of these that FAILED, 0 to 1; None where nothing ended."""
+        """The share that FAILED of all that ended, 0 to 1, as the page and health tell it; None where nothing ended."""
         return self.states[State.FAILED] / self.ended if self.ended else None
 
     def document(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Lately:
     def cells(self) -> tuple[str, str]:
         """How many, about how many where that is an estimate, and the share that failed."""
         if not self.ended:
-            return "", ""
+            return "0", ""
         about = "~" if self.sampled < 1 else ""
         return f"{about}{self.ended:,}", f"{self.failure_rate:.1%}"
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from airflow_provider_taskq.cli.asking import ask, plural
-from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_row, glances
+from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_rows, glances
 from airflow_provider_taskq.cli.output import facts, table
 from airflow_provider_taskq.cli.parameters import dry_run_option, topic_argument, yes_option
 from airflow_provider_taskq.cli.partitions import partition
@@ -34,9 +34,7 @@ def _list(session: Session, search: str | None) -> None:
     """Shows a line a topic."""
     with session.looking() as queue:
         found = list(glances(queue, search))
-    shown = (
-        table(COLUMNS, map(glance_row, found)) if found else "There are no topics." if not search else "No such topic."
-    )
+    shown = table(COLUMNS, glance_rows(found)) if found else "There are no topics." if not search else "No such topic."
     session.answer({"topics": [glance_document(one) for one in found]}, shown)
 
 

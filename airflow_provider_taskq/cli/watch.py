@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_row
+from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_rows
 from airflow_provider_taskq.cli.output import STYLES, console, json_text, show, table
 from airflow_provider_taskq.cli.parameters import COUNT, DURATION
 from airflow_provider_taskq.cli.session import Session
@@ -56,7 +56,8 @@ class Look:
     def parts(self, lines: int | None = None) -> Iterator[RenderableType]:
         """As a person sees it, in at most so many lines for topics."""
         shown = self.topics[:lines]
-        rows = [(*glance_row(one), *self.minute.get(one.topic, Lately()).cells()) for one in shown]
+        minutes = (self.minute.get(one.topic, Lately()).cells() for one in shown)
+        rows = [(*row, *minute) for row, minute in zip(glance_rows(shown), minutes, strict=True)]
         yield Text(f"{self.as_of:%Y-%m-%d %H:%M:%S %Z}", "dim")
         yield table([*COLUMNS, "?#last minute", "?#% failed"], rows) if rows else Text("There are no topics.")
         if self.more or len(shown) < len(self.topics):

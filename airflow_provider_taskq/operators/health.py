@@ -29,10 +29,12 @@ TOPICS_AT_ONCE = 100
 
 # The tag `state` of `taskq.depth`, and what counts it.
 _STATES = {
-    "ready": "due",
-    "scheduled": "later",
-    "waiting": "waiting",
-    "active": "held",
+    "ready": "ready",
+    "scheduled": "scheduled",
+    "retrying": "retrying",
+    "blocked": "blocked",
+    "paused": "paused_tasks",
+    "running": "running",
     "failed": "failed",
     "suspended": "suspended",
     "expired": "expired",
@@ -105,7 +107,7 @@ class TaskQHealthOperator(TaskQOperator):
             after = glances[-1].topic
         for (tag, state), depth in depths.items():
             metrics.gauge(metrics.DEPTH, depth, topic=tag, state=state)
-            if state == "active":
+            if state == "running":
                 metrics.gauge(metrics.ACTIVE, depth, topic=tag)
         for tag, seconds in oldest.items():
             metrics.gauge(metrics.OLDEST_READY, seconds, topic=tag)

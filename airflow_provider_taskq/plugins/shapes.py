@@ -34,13 +34,13 @@ def count(number: int, cap: int) -> Shape:
 
 def topic(glance: TopicGlance, cap: int) -> Shape:
     """A topic with its counts."""
-    counts = {name: count(getattr(glance, name), cap) for name in ("due", "later", "waiting", "failed", "suspended")}
+    names = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "failed", "suspended", "expired")
+    counts = {name: count(getattr(glance, name), cap) for name in names}
     return {
         "topic": glance.topic,
         "paused": glance.paused,
         **counts,
-        "expired": count(glance.expired, cap),
-        "held": {"count": glance.held, "capped": glance.held_capped},
+        "running": {"count": glance.running, "capped": glance.running_capped},
         "consumers": glance.consumers,
         "oldest_seconds": glance.oldest_seconds,
         "last_end_seconds": glance.last_end_seconds,
@@ -59,7 +59,7 @@ def policy(given: TopicPolicy) -> Shape:
 
 
 def spans(ended: Iterable[Ended], number: int) -> list[Shape]:
-    """What ended in each span, the oldest first; the others are SUSPENDED, FILTERED and whatever came after."""
+    """What ended in each span, the oldest first; the others are SUSPENDED and FILTERED."""
     made = [{"succeeded": 0, "failed": 0, "other": 0} for _ in range(number)]
     for each in ended:
         if 0 <= each.span < number:

@@ -15,7 +15,9 @@ WAITING = (State.READY,)
 TROUBLED = (State.EXPIRED, State.FAILED, State.SUSPENDED)
 # What there is most of comes first: with enough of it found, the others are not looked through.
 PURGED = (State.SUCCEEDED, State.FAILED, State.SUSPENDED, State.FILTERED, State.RECREATED, State.REDUNDANT)
-_OF_STATUS = {"exhausted": State.FAILED} | {state.name.lower(): state for state in State if state is not State.READY}
+_OF_STATUS = {"exhausted": State.FAILED, "running": State.ACTIVE} | {
+    state.name.lower(): state for state in State if state not in (State.READY, State.ACTIVE)
+}
 
 
 @dataclass(frozen=True, slots=True)

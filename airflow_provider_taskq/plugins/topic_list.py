@@ -8,8 +8,11 @@ from airflow_provider_taskq.plugins.shapes import Shape
 from airflow_provider_taskq.queue.browse import TopicGlance
 
 LONG_DUE = 300  # seconds: as long as the health check lets a due task wait
-COUNTS = ("due", "later", "waiting", "held", "failed", "suspended", "expired")
-SortKey = Literal["topic", "due", "later", "waiting", "held", "failed", "suspended", "expired", "oldest", "consumers"]
+COUNTS = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired")
+_Status = Literal[
+    "ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired"
+]
+SortKey = _Status | Literal["topic", "oldest", "consumers"]
 
 _KEYS: dict[str, Callable[[TopicGlance], Any]] = {
     "topic": lambda glance: glance.topic,
@@ -48,7 +51,7 @@ def _totals(topics: Sequence[TopicGlance], cap: int) -> Shape:
             "capped": any(getattr(each, name) >= cap for each in topics),
         }
         for name in COUNTS
-        if name != "held"
+        if name != "running"
     }
-    held = {"count": sum(each.held for each in topics), "capped": any(each.held_capped for each in topics)}
-    return {**sums, "held": held}
+    running = {"count": sum(each.running for each in topics), "capped": any(each.running_capped for each in topics)}
+    return {**sums, "running": running}

@@ -6,24 +6,34 @@ from datetime import datetime, timedelta
 
 from airflow_provider_taskq.queue.model import State
 
+# What a person sees of a task: the words of filters, of counts, of the page and of the command line.
+STATUSES = (
+    *("ready", "scheduled", "blocked", "paused", "retrying", "running", "failed", "suspended", "filtered", "succeeded"),
+    *("expired", "redundant", "recreated"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TopicGlance:
-    """A topic with counts that stop at a cap.
+    """A topic with counts by status (TaskInfo.status) that stop at a cap.
 
-    `held` and `consumers` are of the first 10,000 tasks that are held in the database; `held_capped`: there are more.
+    `paused` is about the topic, `paused_tasks` counts tasks: all that are READY in a paused topic. `failed` includes
+    `exhausted`. `running` and `consumers` are of the first 10,000 tasks that are held in the database;
+    `running_capped`: there are more.
     """
 
     topic: str
     paused: bool
-    due: int
-    later: int
-    waiting: int
-    held: int
+    ready: int
+    scheduled: int
+    retrying: int
+    blocked: int
+    paused_tasks: int
+    running: int
     failed: int
     suspended: int
     expired: int
-    held_capped: bool
+    running_capped: bool
     consumers: int
     oldest_seconds: int | None
     last_end_seconds: int | None
@@ -33,9 +43,9 @@ class TopicGlance:
 class TaskFilter:
     """Which tasks of a topic: every part may be None.
 
-    `status` is a word of TaskInfo.status; `since` and `until` are about the push, both included; `error` is contained
-    in the error, in any case, `error_group` is the group of it (ErrorGroup); without a state they look among EXPIRED,
-    FAILED and SUSPENDED tasks.
+    `status` is one of STATUSES; `exhausted` are the failed without attempts left. `since` and `until` are about the
+    push, both included. `error` is contained in the error, in any case, `error_group` is its group (ErrorGroup);
+    without a state they look among EXPIRED, FAILED and SUSPENDED tasks.
     """
 
     state: State | None = None

@@ -53,7 +53,7 @@ def test_push_reads_json_lines(ask: Ask, queue: TaskQueue, tmp_path: Path) -> No
     assert ask("push", "work", "--file", file)["pushed"] == 3
     assert [task.identifier for task in everything(queue)] == ["a", "b", "c"]
     assert everything(queue)[1].payload == {"n": 1}
-    assert everything(queue)[2].status == "waiting"
+    assert everything(queue)[2].status == "blocked"
     assert ask("push", "work", "-f", "-", stdin='"d"\n')["tasks"][0]["identifier"] == "d"
 
 

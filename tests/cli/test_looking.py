@@ -38,14 +38,25 @@ def sequences(answer: dict[str, list[dict[str, int]]]) -> list[int]:
 
 def test_topics_are_shown_in_a_line_each(run: Run, ask: Ask, busy: TaskQueue) -> None:
     heading, _, quiet, work = run("topics").stdout.splitlines()
-    assert heading.split() == ["topic", "due", "later", "held", "failed", "owners", "oldest", "due", "last", "end"]
-    assert quiet == "quiet (paused)"
+    assert heading.split() == [
+        "topic",
+        "ready",
+        "scheduled",
+        "running",
+        "failed",
+        "owners",
+        "oldest",
+        "due",
+        "last",
+        "end",
+    ]
+    assert quiet.split() == ["quiet", "(paused)", "0", "0", "0", "0", "0"]
     assert work.split()[:6] == ["work", "1", "1", "1", "1", "1"]
     [only] = ask("topics", "--search", "WOR")["topics"]
-    assert {name: only[name] for name in ("due", "later", "held", "failed", "suspended")} == {
-        "due": 1,
-        "later": 1,
-        "held": 1,
+    assert {name: only[name] for name in ("ready", "scheduled", "running", "failed", "suspended")} == {
+        "ready": 1,
+        "scheduled": 1,
+        "running": 1,
         "failed": 1,
         "suspended": 0,
     }
@@ -73,7 +84,7 @@ def test_ls_shows_the_newest_first(run: Run, ask: Ask) -> None:
     lines = run("ls", "work").stdout.splitlines()
     assert "scheduled" in lines[2]
     assert "in 59 min" in lines[2]
-    assert lines[5].split()[:4] == [str(first), "a", "FAILED", "exhausted"]
+    assert lines[5].split()[:4] == [str(first), "a", "failed", "2"]
     assert lines[5].endswith("Refused: no")
     assert "private" not in run("ls", "work").output
     assert "private" not in run("ls", "work", "--json").output
@@ -85,6 +96,9 @@ def test_ls_shows_the_newest_first(run: Run, ask: Ask) -> None:
         (["--state", "FAILED"], ["a"]),
         (["--state", "active"], ["b"]),
         (["--status", "scheduled"], ["d"]),
+        (["--status", "failed"], ["a"]),
+        (["--status", "exhausted"], ["a"]),
+        (["--status", "running"], ["b"]),
         (["--identifier", "c"], ["c"]),
         (["--reference", "r"], ["a"]),
         (["--error", "REFUSED"], ["a"]),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.cli import ls, parameters, push, revive, selection
+from airflow_provider_taskq.cli import parameters, push, revive, selection
 from airflow_provider_taskq.cli.program import SECTIONS, VERBS, on_airflow, standalone
 from airflow_provider_taskq.queue import Insertion, Result, Revival, State, bounds
 from airflow_provider_taskq.queue.durations import LONGEST_DURATION
@@ -82,7 +82,6 @@ def test_words_of_the_options_are_those_of_the_queue() -> None:
     assert tuple(Insertion) == push.INSERTIONS
     assert tuple(Revival) == revive.BY
     assert tuple(result.name for result in Result) == revive.RESULTS
-    assert len(set(ls.STATUSES)) == 14
     assert (parameters.LONGEST_STORED, parameters.LONGEST_DURATION) == (bounds.LONGEST_STORED, LONGEST_DURATION)
 
 

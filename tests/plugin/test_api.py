@@ -95,11 +95,11 @@ def test_topics_come_with_counts_by_name_page_by_page(client: Client) -> None:
     found = topics(client)
     assert list(found) == sorted(found)
     orders = found["orders"]
-    assert orders["held"] == {"count": 2, "capped": False}
-    assert (orders["due"]["count"], orders["later"]["count"], orders["consumers"]) == (9, 4, 1)
+    assert orders["running"] == {"count": 2, "capped": False}
+    assert (orders["ready"]["count"], orders["scheduled"]["count"], orders["consumers"]) == (9, 4, 1)
     assert found["payments"]["failed"]["count"] == 5
     assert found["payments"]["expired"]["count"] == 1
-    assert found["waiting"]["waiting"]["count"] == 1
+    assert found["waiting"]["blocked"]["count"] == 1
     assert [name for name, each in found.items() if each["paused"]] == ["reports"]
     assert found["nobody"]["oldest_seconds"] >= 0
     assert found["empty"]["oldest_seconds"] is None
@@ -114,7 +114,7 @@ def test_topics_come_with_counts_by_name_page_by_page(client: Client) -> None:
 def test_topics_are_sorted_narrowed_to_trouble_and_added_up(client: Client) -> None:
     whole = told(client, "topics", size=100)
     known = {each["topic"]: each for each in whole["topics"]}
-    for key in ("due", "held", "failed"):
+    for key in ("ready", "running", "failed"):
         shown = told(client, "topics", sort=key, order="desc", size=2)
         assert [each["topic"] for each in shown["topics"]] == sorted(known, key=lambda t: (-known[t][key]["count"], t))[
             :2
@@ -189,7 +189,7 @@ def test_tasks_are_found_by_what_is_known_of_them(client: Client) -> None:
     assert names(client, topic="payments", status="exhausted") == names(client, topic="payments", state="FAILED")
     assert names(client, topic="payments", state="FAILED", status="ready") == []
     assert names(client, topic="reports", status="paused") == ["report-2", "report-1"]
-    assert names(client, topic="waiting", status="waiting") == ["invoice-0"]
+    assert names(client, topic="waiting", status="blocked") == ["invoice-0"]
     assert names(client, topic="orders", since="2100-01-01T00:00:00Z") == []
     assert names(client, topic="orders", until="2001-01-01T00:00:00+02:00") == []
     assert len(names(client, topic="nobody", since="2001-01-01T00:00:00Z", until="2100-01-01T00:00:00Z")) == 30
@@ -221,7 +221,7 @@ def test_a_task_says_why_and_what_became_of_it_and_who_holds_it_in_airflow(clien
     }
     assert [event["what"] for event in one["timeline"]] == ["pushed", "held"]
     assert (one["task"]["payload_bytes"], one["task"]["output_bytes"]) == (52, None)
-    (waiting,) = told(client, "tasks", topic="waiting", status="waiting")["tasks"]
+    (waiting,) = told(client, "tasks", topic="waiting", status="blocked")["tasks"]
     blocked = told(client, "task", topic="waiting", sequence=waiting["sequence"])
     assert "payment-0" in blocked["why"]
     (dependency,) = blocked["depends_on"]

@@ -7,8 +7,17 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_provider_taskq.queue import Decision, NewTask, Result, State, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue import (
+    Decision,
+    NewTask,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+)
+from airflow_provider_taskq.queue.browse import STATUSES, TaskFilter
 
 
 def fail(queue: TaskQueue, number: int) -> list[int]:
@@ -26,16 +35,16 @@ def test_counts_stop_at_their_cap(queue: TaskQueue) -> None:
     queue.push("work", [NewTask(f"due-{n}", priority=n % 3) for n in range(7)])
     queue.push("work", [NewTask(f"later-{n}", delay=timedelta(hours=1), priority=5) for n in range(6)])
     (seen,) = queue.browse_topics(cap=5)
-    assert (seen.due, seen.later) == (5, 5)
+    assert (seen.ready, seen.scheduled) == (5, 5)
     (whole,) = queue.browse_topics(cap=100)
-    assert (whole.due, whole.later) == (7, 6)
+    assert (whole.ready, whole.scheduled) == (7, 6)
 
 
 def test_due_and_later_are_told_apart_at_every_priority(queue: TaskQueue, conn: psycopg.Connection) -> None:
     queue.push("work", [NewTask(f"{n}", priority=n % 5 - 2) for n in range(10)])
     conn.execute("UPDATE taskq.live SET available_at = clock_timestamp() + interval '1 hour' WHERE sequence % 2 = 0")
     (seen,) = queue.browse_topics()
-    assert (seen.due, seen.later) == (5, 5)
+    assert (seen.ready, seen.scheduled) == (5, 5)
 
 
 def test_a_search_stops_at_its_budget_and_goes_on_from_there(queue: TaskQueue) -> None:
@@ -68,10 +77,58 @@ def test_every_status_finds_exactly_the_tasks_that_have_it(queue: TaskQueue) -> 
     queue.poll("work", owner)
     everything = queue.find_tasks("work", TaskFilter(), size=100).sequences
     statuses = {line.sequence: line.status for line in queue.browse_tasks("work", everything)}
-    assert set(statuses.values()) == {"exhausted", "suspended", "active", "ready", "waiting"}
+    assert set(statuses.values()) == {"exhausted", "suspended", "running", "ready", "blocked"}
     for status in {*statuses.values(), "failed", "paused", "retrying", "scheduled", "no such"}:
-        expected = {sequence for sequence, has in statuses.items() if has == status}
+        words = {status, "exhausted"} if status == "failed" else {status}
+        expected = {sequence for sequence, has in statuses.items() if has in words}
         assert set(queue.find_tasks("work", TaskFilter(status=status)).sequences) == expected, status
+
+
+def in_every_status(queue: TaskQueue) -> None:
+    """Tasks of `work` in each status that waits, of several priorities and reasons, and some in others."""
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
+    owner = queue.register("worker")
+    queue.push("work", ["retry due", "retry later", "retry paused", "held", "gone"])
+    due, later, paused, _, gone = queue.poll("work", owner, 5)
+    queue.complete(owner, {**dict.fromkeys([due, later, paused], Result.FAILURE), gone: Result.SUCCESS})
+    queue.set_due("work", due.sequence, queue.now())
+    asleep = queue.push("work", ["asleep", NewTask("asleep too", depends_on=[("work", "held")])])
+    for task in (paused, *asleep):
+        queue.pause_task("work", task.sequence)
+    soon = queue.push("work", [NewTask("soon", delay=timedelta(hours=1)), NewTask("soon too", delay=timedelta(days=1))])
+    queue.push("work", ["a", NewTask("b", priority=9), NewTask("c", priority=-9)])
+    queue.push("work", [NewTask(str(number), depends_on=[("work", "soon")]) for number in range(4)])
+    assert len(soon) == 2
+
+
+@pytest.mark.parametrize("topic_is", ["running", "paused"])
+def test_the_count_of_each_status_is_what_its_list_has(queue: TaskQueue, topic_is: str) -> None:
+    in_every_status(queue)
+    if topic_is == "paused":
+        queue.pause_topic("work")
+    glance = queue.browse_topic("work")
+    assert glance is not None
+    counts = {status: getattr(glance, {"paused": "paused_tasks"}.get(status, status), None) for status in STATUSES}
+    listed = {status: len(queue.find_tasks("work", TaskFilter(status=status)).sequences) for status in STATUSES}
+    assert {status: number for status, number in listed.items() if counts[status] is not None} == {
+        status: number for status, number in counts.items() if number is not None
+    }
+    waiting = {status: listed[status] for status in ("ready", "scheduled", "retrying", "blocked", "paused")}
+    expected = {"ready": 3, "scheduled": 2, "retrying": 2, "blocked": 4, "paused": 3}
+    none = dict.fromkeys(expected, 0)
+    assert waiting == (expected if topic_is == "running" else {**none, "paused": sum(expected.values())})
+    assert (listed["running"], listed["succeeded"]) == (1, 1)
+
+
+def test_retries_in_their_turn_at_a_probe_count_as_retrying(queue: TaskQueue) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=5, probe=True)))
+    owner = queue.register("worker")
+    queue.push("work", ["a", "b"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
+    glance = queue.browse_topic("work")
+    assert glance is not None
+    assert (glance.retrying, glance.blocked, glance.ready) == (2, 0, 0)
+    assert len(queue.find_tasks("work", TaskFilter(status="retrying")).sequences) == 2
 
 
 def test_a_push_is_told_from_others_between_its_ends(open_queue: Callable[[], TaskQueue], queue: TaskQueue) -> None:
@@ -113,7 +170,7 @@ def test_a_reader_may_browse_and_see_the_trail_and_leaves_none(conn: psycopg.Con
     try:
         conn.execute("SELECT taskq.grant_access('taskq_page_reader', 'reader')")
         conn.execute(sql.SQL("SET ROLE {}").format(role))
-        assert [topic.due for topic in queue.browse_topics()] == [1]
+        assert [topic.ready for topic in queue.browse_topics()] == [1]
         (found,) = queue.find_tasks("work", TaskFilter()).sequences
         assert queue.browse_tasks("work", [found])[0].status == "ready"
         assert (queue.browse_owners(), queue.browse_locks(), queue.browse_readers()) == (([], None), [], [])

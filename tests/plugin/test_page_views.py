@@ -79,8 +79,8 @@ def test_the_page_says_why_tasks_are_not_running(tab: OpenTab, page_dsns: dict[s
 def test_the_filter_lives_in_the_address(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("tasks", topic="payments")
-    main.get_by_label("State", exact=True).select_option("state:FAILED")
-    expect(visit.page).to_have_url(re.compile("state=FAILED"))
+    main.get_by_label("Status", exact=True).select_option("failed")
+    expect(visit.page).to_have_url(re.compile("status=failed"))
     rows = main.get_by_test_id("tasks").get_by_role("row")
     expect(rows).to_have_count(6)
     main.get_by_label("Order").select_option("oldest")
@@ -96,7 +96,7 @@ def test_the_filter_lives_in_the_address(tab: OpenTab) -> None:
     sequences = [int(text.removeprefix("#")) for text in rows.locator("td >> text=/^#\\d+$/").all_inner_texts()]
     assert sequences == sorted(sequences)
     main.get_by_role("button", name="Clear").click()
-    expect(visit.page).not_to_have_url(re.compile("state="))
+    expect(visit.page).not_to_have_url(re.compile("status="))
 
 
 def test_what_is_chosen_before_the_page_has_followed_the_address_is_kept(tab: OpenTab) -> None:

@@ -17,7 +17,10 @@ SINCE, UNTIL = NOW - timedelta(hours=20), NOW - timedelta(hours=19)
 FILTERS = [
     TaskFilter(),
     *(TaskFilter(state=state) for state in State),
-    *(TaskFilter(status=status) for status in ("retrying", "scheduled", "ready", "waiting", "exhausted", "failed")),
+    *(
+        TaskFilter(status=status)
+        for status in ("retrying", "scheduled", "ready", "blocked", "paused", "exhausted", "failed")
+    ),
     TaskFilter(identifier="task-7"),
     TaskFilter(reference="batch-500"),
     TaskFilter(reference="batch-500", state=State.FAILED),

@@ -189,7 +189,7 @@ def test_a_reset_dependent_waits_anew(queue: TaskQueue, owner: Owner) -> None:
 def test_a_waiting_task_says_so(queue: TaskQueue, owner: Owner) -> None:
     _first, second = queue.push("work", ["a", dependent("a")])
     info = known(queue, second)
-    assert (info.state, info.status, info.attempt) == (State.READY, "waiting", 0)
+    assert (info.state, info.status, info.attempt) == (State.READY, "blocked", 0)
     assert info.available_at == info.created, "its place, not when somebody looks at it next"
     finish(queue, owner)
     finish(queue, owner)

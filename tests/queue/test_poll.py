@@ -57,7 +57,7 @@ def test_a_poll_makes_tasks_active_and_counts_the_attempt(queue: TaskQueue, owne
     assert task == pushed
     assert (task.payload, task.reference, task.attempt, task.redelivered) == ({"x": 1}, "ref", 1, False)
     info = known(queue, task)
-    assert (info.state, info.status, info.owner) == (State.ACTIVE, "active", owner.name)
+    assert (info.state, info.status, info.owner) == (State.ACTIVE, "running", owner.name)
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])

@@ -30,7 +30,7 @@ def test_a_dict_has_the_fields_of_a_task(queue: TaskQueue) -> None:
     assert (task.identifier, task.payload, task.reference) == ("a", {"total": 12}, "r")
     found = queue.task("work", task.sequence)
     assert found is not None
-    assert (found.priority, found.status) == (5, "waiting")
+    assert (found.priority, found.status) == (5, "blocked")
     assert found.available_at == datetime(2030, 1, 1, tzinfo=UTC)
     assert [one.identifier for one in queue.dependencies("work", task.sequence)] == ["first"]
 

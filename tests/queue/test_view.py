@@ -174,16 +174,24 @@ def test_a_topic_is_a_line_with_what_is_due_waiting_and_held(queue: TaskQueue, o
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
     queue.poll("work", owner)
     empty, work = rows(queue, source="taskq.topics_at_a_glance")
-    assert [empty[name] for name in ("topic", "paused", "due", "oldest", "last_end")] == ["empty", True, 0, None, None]
-    counts = [work[name] for name in ("paused", "due", "later", "waiting", "held", "own_partition")]
-    assert counts == [False, 1, 1, 1, 1, False]
+    assert [empty[name] for name in ("topic", "paused", "ready", "oldest", "last_end")] == [
+        "empty",
+        True,
+        0,
+        None,
+        None,
+    ]
+    counts = [
+        work[name] for name in ("paused", "ready", "scheduled", "retrying", "blocked", "running", "own_partition")
+    ]
+    assert counts == [False, 1, 1, 0, 1, 1, False]
     assert timedelta() <= work["last_end"] <= work["oldest"] < timedelta(minutes=1)
 
 
 def test_counts_at_a_glance_are_capped(own_queue: TaskQueue) -> None:
     own_queue.push_stream("work", numbered(5000))
     [work] = rows(own_queue, source="taskq.topics_at_a_glance")
-    assert work["due"] == 1000
+    assert work["ready"] == 1000
 
 
 def test_a_reader_may_look_at_the_views_and_at_no_table(own_queue: TaskQueue, reader: str) -> None:
@@ -194,7 +202,7 @@ def test_a_reader_may_look_at_the_views_and_at_no_table(own_queue: TaskQueue, re
     queue.conn.execute(f"SET ROLE {reader}".encode())
     assert len(rows(queue)) == 4
     assert len(queue.conn.execute("SELECT * FROM taskq.newest('work')").fetchall()) == 4
-    assert rows(queue, source="taskq.topics_at_a_glance")[0]["held"] == 1
+    assert rows(queue, source="taskq.topics_at_a_glance")[0]["running"] == 1
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         queue.conn.execute("SELECT FROM taskq.live")
 

@@ -13,11 +13,11 @@ const KINDS = [
 const ended = (bar) => bar.succeeded + bar.failed + bar.other;
 const sum = (bars, kind) => bars.reduce((total, bar) => total + bar[kind], 0);
 
-/** Failures among what succeeded or failed, in per cent; null where nothing did. */
+/** The share that FAILED of all that ended, in per cent, as `taskq stats` and health tell it; null where nothing ended. */
 function failureRate(bars) {
   const failed = sum(bars, "failed");
-  const decided = failed + sum(bars, "succeeded");
-  return decided ? (100 * failed) / decided : null;
+  const ended = failed + sum(bars, "succeeded") + sum(bars, "other");
+  return ended ? (100 * failed) / ended : null;
 }
 
 const percent = (rate) => (rate === null ? "none failed" : `${rate < 10 && rate > 0 ? rate.toFixed(1) : Math.round(rate)} % failed`);

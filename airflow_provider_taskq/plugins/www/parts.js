@@ -5,15 +5,15 @@ import { clock, distance, moment } from "./words.js";
 
 // Airflow's own colours of task states, given to the states that mean the same here.
 const PALETTES = {
+  running: "running",
   active: "running",
   ready: "info",
   scheduled: "scheduled",
-  waiting: "deferred",
+  blocked: "deferred",
   retrying: "up_for_retry",
   paused: "queued",
   expired: "upstream_failed",
   failed: "failed",
-  exhausted: "failed",
   suspended: "restarting",
   filtered: "skipped",
   succeeded: "success",
@@ -25,8 +25,9 @@ const PALETTES = {
   critical: "failed",
 };
 
-/** A state in Airflow's colours, and always in words. */
-export function State({ name, ...props }) {
+/** A status in Airflow's colours, and always in words: a task without attempts left is a failed one here. */
+export function State({ name: status, ...props }) {
+  const name = { exhausted: "failed", active: "running" }[status] ?? status;
   const look = { colorPalette: PALETTES[name] ?? "gray", variant: "solid", borderRadius: "full", fontSize: "xs", px: 2 };
   return h(UI.Badge, { ...look, whiteSpace: "nowrap", ...props }, name);
 }

@@ -71,6 +71,8 @@ class Reading(Holdings):
         topic = self.topics[task.topic]
         if task.state is State.FAILED and task.attempt >= topic.policy.retry.max_attempts:
             return "exhausted"
+        if task.state is State.ACTIVE:
+            return "running"
         if task.state is not State.READY:
             return task.state.name.lower()
         if topic.paused:

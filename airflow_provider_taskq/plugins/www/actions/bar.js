@@ -7,7 +7,7 @@ import { KINDS } from "./options.js";
 
 const OF_TASKS = ["retry", "reassign", "purge"];
 export const OF_WAITING = ["run_now", "set_priority", "cancel"];
-const NOT_WAITING = ["active", "expired", "failed", "exhausted", "suspended", "filtered", "succeeded", "recreated", "redundant"];
+const NOT_WAITING = ["running", "expired", "failed", "exhausted", "suspended", "filtered", "succeeded", "recreated", "redundant"];
 
 /** What can be done to the tasks of a filter or a selection: to tasks that wait, to tasks that have ended, or to both. */
 function kindsOf(filter, ticked, tasks) {

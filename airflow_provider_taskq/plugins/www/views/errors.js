@@ -11,13 +11,13 @@ const LOOKED_AT = 10000; // FAILED tasks that the server looks at
 function Retry({ topic, group, onDone }) {
   const { mayAct, act } = useActing();
   if (!mayAct || !group.failed) return null;
-  const filter = { state: "FAILED", error_group: group.error };
+  const filter = { status: "failed", error_group: group.error };
   const subject = `${plural(group.failed, "task")} of ${topic} that failed with ${group.error}`;
   return h(Do, { icon: "again", size: "xs", onClick: () => act({ action: "retry", topic, filter, subject, onDone }) }, "Retry");
 }
 
 function columns(topic, place, asOf, onDone) {
-  const tasks = (group) => place.at({ view: "tasks", topic, state: "FAILED", error_group: group.error });
+  const tasks = (group) => place.at({ view: "tasks", topic, status: "failed", error_group: group.error });
   return [
     { title: "Failed", number: true, show: (group) => (group.failed ? h(To, { to: tasks(group) }, number(group.failed)) : "0") },
     { title: "Retrying", number: true, empty: (group) => !group.retrying, show: (group) => number(group.retrying) },

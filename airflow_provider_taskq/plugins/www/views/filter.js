@@ -8,12 +8,16 @@ import { fromWall, toWall } from "../zone.js";
 const MORE = ["reference", "since", "until", "error", "error_group"];
 
 const STATES = [
-  ["Waiting its turn", [["state:READY", "READY, all"], ["status:ready", "ready"], ["status:scheduled", "scheduled"], ["status:retrying", "retrying"], ["status:waiting", "waiting for others"]]],
-  ["Running", [["state:ACTIVE", "ACTIVE"]]],
-  ["In trouble", [["state:FAILED", "FAILED, all"], ["status:exhausted", "exhausted"], ["state:EXPIRED", "EXPIRED"], ["state:SUSPENDED", "SUSPENDED"]]],
-  ["Done", [["state:SUCCEEDED", "SUCCEEDED"], ["state:FILTERED", "FILTERED"], ["state:RECREATED", "RECREATED"], ["state:REDUNDANT", "REDUNDANT"]]],
+  ["Waiting", ["ready", "scheduled", "retrying", "blocked", "paused"]],
+  ["Running", ["running"]],
+  ["In trouble", ["failed", "expired", "suspended"]],
+  ["Done", ["succeeded", "filtered", "recreated", "redundant"]],
 ];
 
+/** The status that a link by state means; READY has several. */
+const statusOf = (state) => (state === "ACTIVE" ? "running" : state === "READY" ? "READY" : (state ?? "").toLowerCase());
+
+const word = (value) => h("option", { key: value, value }, value);
 const option = ([value, text]) => h("option", { key: value, value }, text);
 
 /** A field with its label above it. */
@@ -53,18 +57,15 @@ export function Filter({ place, children }) {
   const [more, setMore] = useState(MORE.some((name) => place[name]));
   const [cleared, setCleared] = useState(0);
   const set = (name) => (value) => place.go({ [name]: value, after: null, before: null }, { replace: true, ifHere: true });
-  const state = place.status ? `status:${place.status}` : place.state ? `state:${place.state}` : "";
-  const setState = (value) => {
-    const [kind, name] = value.split(":");
-    const none = { state: null, status: null, after: null, before: null };
-    place.go(value ? { ...none, [kind]: name } : none, { replace: true });
-  };
+  const status = place.status ?? statusOf(place.state);
+  const setStatus = (word) => place.go({ state: null, status: word || null, after: null, before: null }, { replace: true });
   const clear = () => {
     setCleared(cleared + 1); // new fields: what was typed last, and the address does not say yet, is over as well
     place.go(Object.fromEntries([...FILTERS, "after", "before"].map((name) => [name, null])));
   };
   const field = (Kind, name, label, props) => h(Kind, { key: `${name} ${cleared}`, label, value: place[name], onChange: set(name), ...props });
-  const groups = STATES.map(([title, options]) => h("optgroup", { key: title, label: title }, options.map(option)));
+  const groups = STATES.map(([title, options]) => h("optgroup", { key: title, label: title }, options.map(word)));
+  const known = !status || STATES.some(([, words]) => words.includes(status));
   const fill = (least) => `repeat(auto-fill, minmax(min(100%, ${least}), 1fr))`;
   const grid = { gridTemplateColumns: { base: fill("8.5rem"), md: fill("12rem") }, gap: 3, alignItems: "end" };
   const any = FILTERS.some((name) => place[name]);
@@ -75,7 +76,7 @@ export function Filter({ place, children }) {
       UI.Grid,
       grid,
       children,
-      h(Choice, { label: "State", value: state, onChange: setState }, option(["", "Any"]), groups),
+      h(Choice, { label: "Status", value: status, onChange: setStatus }, option(["", "Any"]), known ? null : word(status), groups),
       field(Typed, "identifier", "Identifier", { placeholder: "exactly" }),
       h(
         Choice,

@@ -10,7 +10,7 @@ function Moment({ task, asOf }) {
     ? ["ended", task.completed]
     : task.state === "ACTIVE"
       ? [Date.parse(task.lease_until) < Date.parse(asOf) ? "lease lapsed" : "lease ends", task.lease_until]
-      : task.state === "READY" && task.status !== "waiting"
+      : task.state === "READY" && task.status !== "blocked"
         ? ["due", task.available_at]
         : ["pushed", task.created];
   if (!at) return "–";
@@ -30,7 +30,7 @@ function columns(place, asOf, topics, owners) {
     { title: "Task", width: "6rem", look: { fontWeight: "semibold" }, show: (task) => link(task, `#${task.sequence}`) },
     topics && { title: "Topic", show: (task) => h(To, { to: place.at({ topic: task.topic }) }, task.topic) },
     { title: "Identifier", look: CLAMPED, show: (task) => link(task, task.identifier) },
-    { title: "State", show: (task) => h(State, { name: task.status }) },
+    { title: "Status", show: (task) => h(State, { name: task.status }) },
     { title: "Attempt", number: true, empty: (task) => !task.attempt, show: (task) => task.attempt },
     { title: "Pushed", show: (task) => h("time", { dateTime: task.created }, moment(task.created)), look: { whiteSpace: "nowrap" } },
     { title: "When", look: { whiteSpace: "nowrap" }, show: (task) => h(Moment, { task, asOf }) },

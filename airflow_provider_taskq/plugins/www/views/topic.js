@@ -12,13 +12,15 @@ import { InAirflow } from "./in_airflow.js";
 import { TaskList } from "./tasks.js";
 
 const DEPTHS = [
-  ["Due", "due", { state: "READY", status: null }],
-  ["Later", "later", { status: "scheduled", state: null }],
-  ["Waiting", "waiting", { status: "waiting", state: null }],
-  ["Held", "held", { state: "ACTIVE", status: null }],
-  ["Failed", "failed", { state: "FAILED", status: null }, "failed"],
-  ["Suspended", "suspended", { state: "SUSPENDED", status: null }],
-  ["Expired", "expired", { state: "EXPIRED", status: null }, "failed"],
+  ["Ready", "ready", "ready"],
+  ["Scheduled", "scheduled", "scheduled"],
+  ["Retrying", "retrying", "retrying"],
+  ["Blocked", "blocked", "blocked"],
+  ["Paused", "paused_tasks", "paused"],
+  ["Running", "running", "running"],
+  ["Failed", "failed", "failed", "failed"],
+  ["Suspended", "suspended", "suspended"],
+  ["Expired", "expired", "expired", "failed"],
 ];
 
 function Depth({ title, of, to, palette }) {
@@ -48,8 +50,8 @@ function Plain({ title, children }) {
 function Depths({ topic, place }) {
   const grid = { gridTemplateColumns: "repeat(auto-fit, minmax(min(45%, 7rem), 1fr))", gap: 2 };
   const here = { view: null, topic: topic.topic };
-  const depth = ([title, name, filter, palette]) =>
-    h(Depth, { key: name, title, of: topic[name], palette, to: place.at({ ...here, ...filter }) });
+  const depth = ([title, name, status, palette]) =>
+    h(Depth, { key: name, title, of: topic[name], palette, to: place.at({ ...here, status }) });
   return h(UI.Grid, grid, DEPTHS.map(depth), h(Plain, { title: "Oldest due" }, duration(topic.oldest_seconds)));
 }
 

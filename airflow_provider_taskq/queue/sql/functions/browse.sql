@@ -1,11 +1,12 @@
 -- Browse: what a page shows of topics, owners, locks, readers and ticks. Everything is read with bounds, so that ten million tasks
 -- cost the same as ten thousand: a count goes up to a cap, a walk over rows up to a budget, and what was not looked at is said.
 
--- Topics whose name contains p_search (p_exact: is p_search), after a name, in order: at most p_size. Counts go up to p_cap; held
--- and consumers are of the first 10,000 tasks that are held in the database, `held_capped` where there are more.
+-- Topics whose name contains p_search (p_exact: is p_search), after a name, in order: at most p_size. Counts go up to p_cap, by
+-- the statuses of taskq.task_info; running and consumers are of the first 10,000 tasks that are held in the database, `running_capped`
+-- where there are more.
 CREATE FUNCTION taskq.browse_topics(p_search text, p_exact boolean, p_after text, p_size int, p_cap int)
-RETURNS TABLE (topic text, paused boolean, due bigint, later bigint, waiting bigint, held bigint, failed bigint, suspended bigint,
-               expired bigint, held_capped boolean, consumers bigint, oldest_seconds bigint, last_end_seconds bigint)
+RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused_tasks bigint, running bigint,
+               failed bigint, suspended bigint, expired bigint, running_capped boolean, consumers bigint, oldest_seconds bigint, last_end_seconds bigint)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
@@ -22,9 +23,9 @@ BEGIN
         ORDER BY p.name LIMIT greatest(p_size, 0)
     LOOP
         topic := v_topic.name; paused := v_topic.paused;
-        held := v_topic.held; held_capped := v_capped; consumers := v_topic.consumers;
-        SELECT r.due, r.later INTO due, later FROM taskq.count_ready(v_topic.topic_id, p_cap) r;
-        waiting := taskq.count_waiting(v_topic.topic_id, p_cap);
+        running := v_topic.held; running_capped := v_capped; consumers := v_topic.consumers;
+        SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked, paused_tasks
+        FROM taskq.count_waiting(v_topic.topic_id, v_topic.paused, p_cap) r;
         expired := taskq.count_troubled(v_topic.topic_id, 2, p_cap);
         failed := taskq.count_troubled(v_topic.topic_id, 3, p_cap);
         suspended := taskq.count_troubled(v_topic.topic_id, 4, p_cap);
@@ -44,39 +45,59 @@ BEGIN
     GROUP BY n.topic_id;
 END $$;
 
--- How many READY tasks that wait for nothing else are due, and how many will be, each up to a cap: priority by priority, as only
--- there their times stand in order.
-CREATE FUNCTION taskq.count_ready(p_topic_id int, p_cap int, OUT due bigint, OUT later bigint) LANGUAGE plpgsql STABLE
+-- How many READY tasks of a topic have each status of taskq.task_info, each up to a cap. In a paused topic all are paused. Else it looks
+-- priority by priority, as only there their times stand in order, at p_cap * 10 rows that are due and as many that are not.
+CREATE FUNCTION taskq.count_waiting(
+    p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
+    OUT paused bigint
+) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_priority smallint := 101;
+    v_asleep   bigint;
 BEGIN
-    due := 0;
-    later := 0;
+    ready := 0; scheduled := 0; paused := 0;
+    IF p_paused THEN
+        retrying := 0; blocked := 0;
+        paused := (SELECT count(*) FROM (
+            (SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+             ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT p_cap)
+            UNION ALL
+            (SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0
+             ORDER BY l.waits, l.available_at, l.sequence LIMIT p_cap) LIMIT p_cap) n);
+        RETURN;
+    END IF;
     LOOP
         v_priority := (SELECT l.priority FROM taskq.live l
                        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
                        ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
-        EXIT WHEN v_priority IS NULL OR due >= p_cap AND later >= p_cap;
-        due := due + (SELECT count(*) FROM (
-            SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority
-                                       AND l.available_at <= v_now
-            ORDER BY l.available_at, l.sequence LIMIT p_cap - due) n);
-        later := later + (SELECT count(*) FROM (
-            SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority
-                                       AND l.available_at > v_now
-            ORDER BY l.available_at, l.sequence LIMIT p_cap - later) n);
+        EXIT WHEN v_priority IS NULL OR ready >= p_cap AND scheduled >= p_cap AND paused >= p_cap;
+        ready := ready + (SELECT count(*) FROM (SELECT FROM (
+            SELECT l.attempt FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                AND l.priority = v_priority AND l.available_at <= v_now
+            ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w WHERE w.attempt = 0 LIMIT p_cap - ready) n);
+        scheduled := scheduled + (SELECT count(*) FROM (SELECT FROM (
+            SELECT l.attempt, l.available_at FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                AND l.priority = v_priority AND l.available_at > v_now
+            ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w
+            WHERE w.attempt = 0 AND w.available_at <> taskq.paused_until() LIMIT p_cap - scheduled) n);
+        paused := paused + (SELECT count(*) FROM (
+            SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                AND l.priority = v_priority AND l.available_at = taskq.paused_until()
+            ORDER BY l.available_at, l.sequence LIMIT p_cap - paused) n);
     END LOOP;
-END $$;
-
--- How many READY tasks wait for their dependencies or for the probe of their topic, up to a cap.
-CREATE FUNCTION taskq.count_waiting(p_topic_id int, p_cap int) RETURNS bigint LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-BEGIN
-    RETURN (SELECT count(*) FROM (
-        SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0
-        ORDER BY l.waits, l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n);
+    SELECT count(*) FILTER (WHERE n.due_again IS DISTINCT FROM taskq.paused_until()), count(*) FILTER (WHERE n.due_again = taskq.paused_until())
+    INTO blocked, v_asleep FROM (
+        SELECT l.due_again FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0 AND l.waits = 1
+        ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n;
+    paused := least(p_cap, paused + v_asleep);
+    SELECT count(*) FILTER (WHERE n.available_at <> taskq.paused_until()), count(*) FILTER (WHERE n.available_at = taskq.paused_until() AND n.waits = 2)
+    INTO retrying, v_asleep FROM (
+        SELECT l.available_at, l.waits FROM taskq.live l
+        WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> 1
+        ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n;
+    paused := least(p_cap, paused + v_asleep);
 END $$;
 
 -- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.

@@ -2,7 +2,7 @@
 
 -- Tasks of a topic by a filter, every part of which may be NULL, in order of sequence (p_newest: descending), beyond p_after. At most
 -- p_size, of p_budget rows that are looked at, in the index that leads to the fewest; looked_to: the last of these where there are
--- more beyond. p_status is as in taskq.task_info; p_since and p_until are about the push, both included; p_error is contained in the
+-- more beyond. p_status is as in taskq.task_info, but that failed includes exhausted; p_since and p_until are about the push, both included; p_error is contained in the
 -- error, in any case, p_error_group is its group (taskq.error_group); without a state they look among EXPIRED, FAILED and SUSPENDED
 -- tasks.
 CREATE FUNCTION taskq.find_tasks(
@@ -33,7 +33,7 @@ BEGIN
     IF v_state = 0 AND coalesce(p_identifier, p_reference) IS NULL THEN
         v_held := taskq.all_held(v_topic.topic_id, p_budget);
     END IF;
-    v_source := taskq.source_of(v_state, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
+    v_source := taskq.source_of(v_state, p_status, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
     v_walk := taskq.walk_of(v_source, v_order);
     v_filter := taskq.filter_of(v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
     EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
@@ -49,9 +49,9 @@ END $$;
 
 -- The state that tasks of a status are in; NULL for what is no status.
 CREATE FUNCTION taskq.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'waiting', 'paused') THEN 1
+    SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN 1
                 WHEN p_status = 'exhausted' THEN 3 WHEN p_status = '' THEN NULL
-                ELSE array_position(ARRAY['active', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded', 'recreated',
+                ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded', 'recreated',
                                           'redundant'], p_status) - 1 END
 $$;
 
@@ -65,11 +65,12 @@ BEGIN
 END $$;
 
 -- Where to look for tasks of a filter.
-CREATE FUNCTION taskq.source_of(p_state int, p_identifier text, p_reference text, p_error text, p_held bigint[])
+CREATE FUNCTION taskq.source_of(p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[])
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_identifier IS NOT NULL THEN 'identifier'
                 WHEN p_reference IS NOT NULL THEN 'reference'
                 WHEN p_held IS NOT NULL THEN 'held'
+                WHEN p_status = 'retrying' THEN 'retrying'
                 WHEN p_state <= 1 THEN 'live'
                 WHEN p_state <= 4 THEN 'troubled'
                 WHEN p_state IS NOT NULL THEN 'ended'
@@ -86,6 +87,8 @@ BEGIN
         WHEN 'identifier' THEN 'SELECT s.sequence FROM taskq.task s WHERE s.identifier = $5 AND s.topic_id = $1 AND ' || v_rest
         WHEN 'reference' THEN 'SELECT s.sequence FROM taskq.task s WHERE s.reference = $6 AND s.topic_id = $1 AND ' || v_rest
         WHEN 'held' THEN 'SELECT s.sequence FROM unnest($8) s (sequence) WHERE ' || v_rest
+        WHEN 'retrying' THEN 'SELECT s.sequence FROM taskq.live s WHERE s.topic_id::bigint = $1 AND s.holder IS NULL AND s.attempt > 0
+                                AND ' || v_rest
         WHEN 'troubled' THEN 'SELECT s.sequence FROM taskq.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4)
                                 AND s.state::int = $4 AND ' || v_rest
         WHEN 'any trouble' THEN (
@@ -102,11 +105,13 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' AND ', 'WHERE true',
         CASE WHEN p_state = 0 THEN 'l.holder IS NOT NULL' WHEN p_state = 1 THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
              WHEN p_state IS NOT NULL THEN 'e.state = $4' END,
-        CASE p_status WHEN 'paused' THEN '$12' WHEN 'waiting' THEN 'NOT $12 AND l.waits = 1'
-                      WHEN 'retrying' THEN 'NOT $12 AND l.waits <> 1 AND l.attempt > 0'
-                      WHEN 'scheduled' THEN 'NOT $12 AND l.waits <> 1 AND l.attempt = 0 AND l.available_at > clock_timestamp()'
-                      WHEN 'ready' THEN 'NOT $12 AND l.waits <> 1 AND l.attempt = 0 AND l.available_at <= clock_timestamp()'
-                      WHEN 'exhausted' THEN 'e.attempt >= $11' WHEN 'failed' THEN 'e.attempt < $11' END,
+        CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN CASE p_status WHEN 'paused' THEN '' ELSE 'NOT ' END
+            || '($12 OR coalesce(CASE WHEN l.waits = 1 THEN l.due_again END, l.available_at) = taskq.paused_until())' END,
+        CASE p_status WHEN 'blocked' THEN 'l.waits = 1'
+                      WHEN 'retrying' THEN 'l.waits <> 1 AND l.attempt > 0'
+                      WHEN 'scheduled' THEN 'l.waits <> 1 AND l.attempt = 0 AND l.available_at > clock_timestamp()'
+                      WHEN 'ready' THEN 'l.waits <> 1 AND l.attempt = 0 AND l.available_at <= clock_timestamp()'
+                      WHEN 'exhausted' THEN 'e.attempt >= $11' END,
         CASE WHEN p_reference IS NOT NULL THEN 't.reference = $6' END,
         CASE WHEN p_since IS NOT NULL THEN 't.created >= $13' END,
         CASE WHEN p_until IS NOT NULL THEN 't.created <= $14' END,

@@ -7,11 +7,11 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        coalesce(l.redelivered, e.redelivered) AS redelivered,
        CASE WHEN l.sequence IS NULL THEN e.state WHEN l.holder IS NULL THEN 1 ELSE 0 END AS state,
        e.descent,
-       CASE WHEN l.holder IS NOT NULL THEN 'active'
+       CASE WHEN l.holder IS NOT NULL THEN 'running'
             WHEN l.sequence IS NOT NULL THEN CASE
                 WHEN p.paused OR coalesce(CASE WHEN l.waits = 1 THEN l.due_again END, l.available_at) = timestamptz '4999-12-03 10:15:30Z'
                     THEN 'paused'  -- taskq.paused_until()
-                WHEN l.waits = 1 THEN 'waiting'
+                WHEN l.waits = 1 THEN 'blocked'
                 WHEN l.attempt > 0 THEN 'retrying'
                 WHEN l.available_at > clock_timestamp() THEN 'scheduled'
                 ELSE 'ready' END

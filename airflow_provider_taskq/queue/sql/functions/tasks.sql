@@ -108,11 +108,11 @@ BEGIN
     RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic_id AND v.sequence = ANY (v_sequences) ORDER BY v.sequence DESC;
 END $$;
 
--- A line a topic. due and later: of its first thousand READY tasks in the order of a poll; waiting: those that wait for
--- dependencies or a probe, counted to a thousand; held: of the first ten thousand that anybody holds. oldest: how long the task
+-- A line a topic, its counts as if it were not paused. ready, scheduled and retrying: of its first thousand READY tasks in the order of a
+-- poll; blocked: those that wait for dependencies, counted to a thousand; running: of the first ten thousand that anybody holds. oldest: how long the task
 -- that has been due for longest has been so; last_end: how long ago the last of its newest hundred ended.
 CREATE VIEW taskq.topics_at_a_glance AS
-SELECT p.name AS topic, p.paused, r.due, r.later, w.waiting, coalesce(h.held, 0) AS held,
+SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, coalesce(h.held, 0) AS running,
        statement_timestamp() - (taskq.longest_due(p.topic_id)).since AS oldest,
        statement_timestamp() - (SELECT CASE WHEN max(n.completed) IS NOT NULL
                                        THEN greatest(least(max(n.completed), timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') END
@@ -121,12 +121,14 @@ SELECT p.name AS topic, p.paused, r.due, r.later, w.waiting, coalesce(h.held, 0)
        to_regclass('taskq.live_' || p.topic_id) IS NOT NULL AS own_partition, p.topic_id
 FROM taskq.topic p
 CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE l.available_at <= statement_timestamp()) AS due,
-           count(*) FILTER (WHERE l.available_at > statement_timestamp()) AS later
-    FROM (SELECT n.available_at FROM taskq.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits <= 0
+    SELECT count(*) FILTER (WHERE l.attempt = 0 AND l.available_at <= statement_timestamp()) AS ready,
+           count(*) FILTER (WHERE l.attempt = 0 AND l.available_at > statement_timestamp()) AS scheduled,
+           count(*) FILTER (WHERE l.attempt > 0) AS retrying
+    FROM (SELECT n.available_at, n.attempt FROM taskq.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits <= 0
           ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) r
 CROSS JOIN LATERAL (
-    SELECT count(*) AS waiting FROM (SELECT FROM taskq.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits > 0 LIMIT 1000) l) w
+    SELECT count(*) AS blocked FROM (SELECT FROM taskq.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits > 0 AND n.waits = 1
+                                     LIMIT 1000) l) w
 LEFT JOIN (SELECT l.topic_id, count(*) AS held FROM (SELECT n.topic_id FROM taskq.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
            GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
 ORDER BY p.name;

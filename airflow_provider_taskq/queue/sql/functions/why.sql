@@ -86,7 +86,7 @@ BEGIN
                 ELSE format('it is ready, with %s before it', v_place - 1) END;
 END $$;
 
--- How many tasks of each topic ended in each state, by spans of time up to now: spans counted back, 0 the last one. Reads at most
+-- How many tasks of each topic ended in each of the states FAILED to SUCCEEDED, by spans of time up to now: spans counted back, 0 the last one. Reads at most
 -- p_pages pages of what has ended, a random share of them where there are more, and multiplies: so it costs the same for ten
 -- million tasks as for ten thousand. sampled: the share that was read.
 CREATE FUNCTION taskq.throughput(p_span interval, p_spans int, p_topic text DEFAULT NULL, p_pages int DEFAULT 2000)
@@ -108,7 +108,7 @@ BEGIN
         RETURN QUERY EXECUTE format(
             'SELECT p.name, n.span, n.state, round(n.count * 100 / $1)::bigint, $1 / 100 FROM (
                  SELECT e.topic_id, e.state::int, floor(extract(epoch FROM $2 - e.completed) / $3)::int AS span, count(*) AS count
-                 FROM %s e %s WHERE e.completed > $2 - $4 AND e.completed <= $2
+                 FROM %s e %s WHERE e.completed > $2 - $4 AND e.completed <= $2 AND e.state BETWEEN 3 AND 6
                  GROUP BY 1, 2, 3) n
              JOIN taskq.topic p ON p.topic_id = n.topic_id WHERE $5 IS NULL OR p.name = $5',
             v_table.name, CASE WHEN v_share < 100 THEN format('TABLESAMPLE SYSTEM (%s)', v_share) ELSE '' END)
