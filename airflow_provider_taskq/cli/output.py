@@ -29,7 +29,20 @@ STYLES = {
     "NOTICE": "blue",
     "WARNING": "yellow",
     "CRITICAL": "bold red",
+    "ready": "green",
+    "scheduled": "blue",
+    "blocked": "magenta",
     "paused": "yellow",
+    "retrying": "yellow",
+    "running": "cyan",
+    "failed": "red",
+    "suspended": "yellow",
+    "filtered": "blue",
+    "succeeded": "green",
+    "expired": "yellow",
+    "redundant": "dim",
+    "recreated": "dim",
+    "exhausted": "red",
 }
 _AS_LONG_AS_IT_GETS = 10_000
 

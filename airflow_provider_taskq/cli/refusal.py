@@ -1,5 +1,7 @@
 """What cannot be done becomes a sentence on stderr, and an exit code."""
 
+import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +10,14 @@ import click
 
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.text import plain
+
+# The kind of access that a verb needs; the others only look.
+_KINDS = {
+    **dict.fromkeys(("push", "offer", "drop"), "producer"),
+    **dict.fromkeys(("retry", "reassign", "release", "pause", "resume", "purge", "run-now", "priority"), "operator"),
+    **dict.fromkeys(("cancel", "expire"), "operator"),
+    "worker": "consumer",
+}
 
 
 @contextmanager
@@ -19,7 +29,7 @@ def refusals_as_sentences(session: Session) -> Iterator[None]:
         _tell(session, error.format_message())
         raise
     except Exception as error:
-        sentence = _sentence(error)
+        sentence = _sentence(session, error)
         if sentence is None:
             raise
         _tell(session, sentence)
@@ -44,16 +54,38 @@ def _kind(error: Exception) -> type[click.ClickException]:
     return _InvalidArgument if isinstance(error, InvalidArgument) else click.ClickException
 
 
-def _sentence(error: Exception) -> str | None:
+def _sentence(session: Session, error: Exception) -> str | None:
     """The error in a sentence, where it is one that a person can do something about."""
     if "psycopg" not in sys.modules:  # then it comes from neither, and importing it would only cost time
         return None
     import psycopg
 
-    from airflow_provider_taskq.queue import TaskQueueError
+    from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
 
+    if isinstance(error, UnknownTopic):
+        return _with_command(str(error))
     if isinstance(error, TaskQueueError | TimeoutError):  # the latter of a worker that gets no lease in time
         return str(error)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return _with_grant(session, str(error.diag.message_primary))
     if isinstance(error, psycopg.Error):
         return error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
     return None
+
+
+def _with_command(sentence: str) -> str:
+    """The sentence about an unknown topic, which names the SQL function, with the command that creates the topic."""
+    named = re.match(r"topic '((?:[^']|'')+)'", sentence)
+    topic = shlex.quote(named[1].replace("''", "'")) if named else "TOPIC"
+    return sentence.replace("create it with create_topic", f"create it with: taskq topics create {topic}")
+
+
+def _with_grant(session: Session, sentence: str) -> str:
+    """The sentence about a missing right, with the statement by which the owner of the schema grants it."""
+    context = click.get_current_context(silent=True)
+    verb = (context.invoked_subcommand if context is not None else None) or ""
+    # Of these the subcommands change something, and who is denied a function may look at least.
+    changes = verb in ("topics", "ticks", "owners") and "function" in sentence
+    kind = _KINDS.get(verb, "operator" if changes else "reader")
+    role = (session.role or "ROLE").replace("'", "''")
+    return f"{sentence}; the owner of the schema grants the right by: SELECT taskq.grant_access('{role}', '{kind}')"

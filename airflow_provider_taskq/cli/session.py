@@ -20,6 +20,7 @@ class Session:
     def __init__(self) -> None:
         self.name: str | None = None
         self.json = False
+        self.role: str | None = None
 
     def name_database(self, name: str) -> None:
         """Takes what `--dsn` or `--conn-id` says."""
@@ -39,6 +40,7 @@ class Session:
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
+            self.role = conn.info.user
             conn.read_only = True
             yield TaskQueue(conn)
 
@@ -48,6 +50,7 @@ class Session:
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
+            self.role = conn.info.user
             queue = TaskQueue(conn)
             queue.acting(actor())
             yield queue
@@ -60,6 +63,7 @@ class Session:
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
+            self.role = conn.info.user
             conn.autocommit, conn.read_only = True, read_only
             yield TaskQueue(conn)
 

@@ -9,7 +9,7 @@ import click
 
 from airflow_provider_taskq.cli.finding import ERROR
 from airflow_provider_taskq.cli.output import facts, table
-from airflow_provider_taskq.cli.parameters import SEQUENCE, Function, topic_argument
+from airflow_provider_taskq.cli.parameters import Function, topic_argument
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import shortened, task_document
 from airflow_provider_taskq.cli.text import plain
@@ -19,27 +19,28 @@ from airflow_provider_taskq.queue.browse import Dependency, TaskLine, Texts
 from airflow_provider_taskq.queue.decoding import decode_json, json_defect
 
 WHOLE = 2**31 - 1
+LAST_SEQUENCE = 2**63 - 1
 
 
 def _task_arguments(function: Function) -> Function:
-    """TOPIC with SEQUENCE, or with --identifier for the newest task of that name."""
+    """TOPIC with SEQUENCE or IDENTIFIER; --identifier is for an identifier that looks like a sequence."""
     wrapped: Any = click.option("--identifier", "-i", help="The newest task of this identifier.")(function)
-    wrapped = click.argument("sequence", type=SEQUENCE, required=False)(wrapped)
+    wrapped = click.argument("named", required=False, metavar="[SEQUENCE|IDENTIFIER]")(wrapped)
     made: Function = topic_argument(wrapped)
     return made
 
 
 @click.command(
-    help="Show one task and what happened to it: the one with this SEQUENCE, or the newest of an identifier."
+    help="Show one task and what happened to it: the one with this SEQUENCE, or the newest of this IDENTIFIER."
 )
 @_task_arguments
 @click.option("--payload", is_flag=True, help="Show payload and output, which may be private.")
 @click.pass_obj
-def show(session: Session, topic: str, sequence: int | None, identifier: str | None, payload: bool) -> None:
+def show(session: Session, topic: str, named: str | None, identifier: str | None, payload: bool) -> None:
     """Shows the task, why it does not run, and its timeline."""
     with session.looking() as queue:
         now = queue.now()
-        task = _found(queue, topic, sequence, identifier)
+        task = _found(queue, topic, named, identifier)
         told = queue.why(topic, task.sequence)
         timeline = queue.timeline(topic, task.sequence)
         depends_on = queue.dependencies(topic, task.sequence)
@@ -63,26 +64,37 @@ def show(session: Session, topic: str, sequence: int | None, identifier: str | N
 @click.command(help="Say in one sentence why a task is not running, or that it runs, or how it ended.")
 @_task_arguments
 @click.pass_obj
-def why(session: Session, topic: str, sequence: int | None, identifier: str | None) -> None:
+def why(session: Session, topic: str, named: str | None, identifier: str | None) -> None:
     """Says why."""
     with session.looking() as queue:
-        task = _found(queue, topic, sequence, identifier)
+        task = _found(queue, topic, named, identifier)
         told = queue.why(topic, task.sequence)
     document = {"topic": topic, "sequence": task.sequence, "identifier": task.identifier, "state": task.state.name}
     session.answer({**document, "why": told}, f"Task {task.sequence} ({task.identifier}): {told}.")
 
 
-def _found(queue: TaskQueue, topic: str, sequence: int | None, identifier: str | None) -> TaskLine:
-    """The task that is asked for; exit code 1 where there is none."""
-    if (sequence is None) == (identifier is None):
-        raise click.UsageError("name the task either by its SEQUENCE or by --identifier")
-    if identifier is not None:
-        sequence = queue.newest_of(topic, [identifier])[identifier]
+def _found(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> TaskLine:
+    """The task that is asked for, a number by its sequence before its identifier; exit code 1 where there is none."""
+    if (named is None) == (identifier is None):
+        raise click.UsageError("name the task either by its SEQUENCE or IDENTIFIER, or by --identifier")
+    sequence = _sequence_of(named)
     found = [] if sequence is None else queue.browse_tasks(topic, [sequence], ERROR)
     if not found:
-        called = f"of sequence {sequence}" if identifier is None else f"of identifier {identifier!r}"
-        raise click.ClickException(plain(f"topic {topic!r} has no task {called}"))
+        called = identifier or named or ""
+        newest = queue.newest_of(topic, [called])[called]
+        found = [] if newest is None else queue.browse_tasks(topic, [newest], ERROR)
+    if not found:
+        which = f"of identifier {identifier or named!r}"
+        which = which if sequence is None else f"of sequence {sequence}, and none {which}"
+        raise click.ClickException(plain(f"topic {topic!r} has no task {which}"))
     return found[0]
+
+
+def _sequence_of(named: str | None) -> int | None:
+    """The sequence that a word names; None for a word that is none."""
+    if named is None or not (named.isascii() and named.isdigit()):
+        return None
+    return sequence if (sequence := int(named)) <= LAST_SEQUENCE else None
 
 
 def _facts(

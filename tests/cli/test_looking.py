@@ -159,7 +159,9 @@ def test_why_answers_in_a_sentence(run: Run, ask: Ask, busy: TaskQueue) -> None:
 @pytest.mark.parametrize("verb", ["show", "why"])
 @pytest.mark.usefixtures("queue")
 def test_a_task_that_is_not_there_is_exit_code_1(run: Run, verb: str) -> None:
-    assert run(verb, "work", 17, code=1).stderr == "Error: topic 'work' has no task of sequence 17\n"
+    assert run(verb, "work", 17, code=1).stderr == (
+        "Error: topic 'work' has no task of sequence 17, and none of identifier '17'\n"
+    )
     assert "of identifier 'x'" in run(verb, "work", "-i", "x", code=1).stderr
     assert "either by its SEQUENCE" in run(verb, "work", code=2).stderr
 
@@ -277,7 +279,7 @@ def test_only_a_terminal_gets_colours(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert "\x1b" not in run("ls", "work").stdout
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal would have it
     monkeypatch.setenv("TERM", "xterm")
-    assert "\x1b[31mFAILED" in run("ls", "work").stdout
+    assert "\x1b[31mfailed" in run("ls", "work").stdout
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[31m" not in run("ls", "work").stdout
 
@@ -337,3 +339,16 @@ def test_errors_groups_failures_and_names_the_command_that_retries_a_group(
     assert ask(*shlex.split(command)[1:], "--yes")["revived"] == 2
     assert [one["error"] for one in ask("errors", "work")["errors"]] == ["TimeoutError"]
     assert ask("ls", "work", "--state", "READY")["tasks"][0]["error_summary"] is None
+
+
+def test_a_task_is_found_by_sequence_or_by_identifier(run: Run, ask: Ask, queue: TaskQueue) -> None:
+    queue.push("work", ["c-100"])
+    [newest] = queue.push("work", ["c-100"])
+    [number] = queue.push("work", [str(newest.sequence)])
+    assert ask("why", "work", "c-100")["sequence"] == newest.sequence
+    assert ask("show", "work", "c-100")["task"]["sequence"] == newest.sequence
+    assert ask("why", "work", newest.sequence)["sequence"] == newest.sequence
+    assert ask("why", "work", "-i", newest.sequence)["sequence"] == number.sequence
+    [other] = queue.push("work", ["99999999"])
+    assert ask("why", "work", "99999999")["sequence"] == other.sequence
+    assert "no task of identifier 'c-1'" in run("why", "work", "c-1", code=1).stderr

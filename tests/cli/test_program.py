@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.cli import parameters, push, revive, selection
 from airflow_provider_taskq.cli.program import SECTIONS, VERBS, on_airflow, standalone
-from airflow_provider_taskq.queue import Insertion, Result, Revival, State, bounds
+from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, bounds, connect
 from airflow_provider_taskq.queue.durations import LONGEST_DURATION
 from tests.cli.conftest import Ask, Run
 
@@ -89,7 +90,7 @@ def test_exit_codes_tell_usage_from_refusal(run: Run) -> None:
     assert "No such command" in run("polish", code=2).stderr
     assert "Missing argument" in run("ls", code=2).stderr
     refused = run("ls", "nowhere", code=1)
-    assert refused.stderr == "Error: topic 'nowhere' is not known; create it with create_topic\n"
+    assert refused.stderr == "Error: topic 'nowhere' is not known; create it with: taskq topics create nowhere\n"
     assert refused.stdout == ""
 
 
@@ -191,3 +192,34 @@ def test_a_shell_completes_verbs_options_topics_and_states(run: Run, complete: C
     assert complete("ls", "ord") == ["orders"]
     assert complete("ls", "orders", "--state", "F") == ["FAILED", "FILTERED"]
     assert "--identifier" in complete("ls", "orders", "--id")
+
+
+def test_a_misspelled_command_gets_a_suggestion(run: Run) -> None:
+    assert "Did you mean 'topics'?" in run("topcs", code=2).stderr
+    assert "Did you mean" not in run("xyzzy", code=2).stderr
+
+
+def test_an_unknown_topic_names_the_command_that_creates_it(run: Run) -> None:
+    for words in (["ls", "no where"], ["push", "no where", "a"]):
+        said = run(*words, code=1).stderr
+        assert "taskq topics create 'no where'" in said
+        assert "create_topic" not in said
+
+
+def test_a_missing_grant_names_the_statement_that_grants_it(
+    run: Run, own_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = f"taskq_denied_{uuid4().hex[:8]}"
+    with connect(own_dsn, autocommit=True) as conn:
+        TaskQueue(conn).create_topic("work")
+        conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+        monkeypatch.setenv("TASKQ_DSN", make_conninfo(own_dsn, user=role, password="secret"))
+        try:
+            assert f"SELECT taskq.grant_access('{role}', 'reader')" in run("topics", code=1).stderr
+            conn.execute("SELECT taskq.grant_access(%s, 'reader')", (role,))
+            run("topics")
+            for words, kind in ((["pause", "work"], "operator"), (["push", "work", "a"], "producer")):
+                assert f"SELECT taskq.grant_access('{role}', '{kind}')" in run(*words, code=1).stderr
+        finally:
+            conn.execute("SELECT taskq.revoke_access(%s)", (role,))
+            conn.execute(f"DROP ROLE {role}".encode())
