@@ -103,10 +103,10 @@ def test_what_is_chosen_before_the_page_has_followed_the_address_is_kept(tab: Op
     visit = tab()
     main = visit.view("tasks", topic="payments")
     expect(main.get_by_test_id("tasks")).to_be_visible()
-    state, order = main.get_by_label("State", exact=True), main.get_by_label("Order")
-    at_once(main, (state, "state:FAILED"), (order, "oldest"))
-    expect(visit.page).to_have_url(re.compile("state=FAILED.*order=oldest"))
-    expect(state).to_have_value("state:FAILED")
+    state, order = main.get_by_label("Status", exact=True), main.get_by_label("Order")
+    at_once(main, (state, "failed"), (order, "oldest"))
+    expect(visit.page).to_have_url(re.compile("status=failed.*order=oldest"))
+    expect(state).to_have_value("failed")
     expect(order).to_have_value("oldest")
 
 
@@ -132,7 +132,7 @@ def test_a_cleared_filter_stays_cleared_though_it_was_typed_just_now(tab: OpenTa
     expect(main.get_by_test_id("tasks")).to_be_visible()
     main.get_by_label("Identifier").fill("payment-1")
     main.get_by_role("button", name="Clear").click()
-    expect(main.get_by_label("State", exact=True)).to_have_value("")
+    expect(main.get_by_label("Status", exact=True)).to_have_value("")
     visit.page.clock.fast_forward(10_000)
     expect(main.get_by_label("Identifier")).to_have_value("")
     assert "identifier" not in visit.page.url
