@@ -14,6 +14,7 @@ from psycopg.rows import TupleRow, tuple_row
 from airflow_provider_taskq.hooks.lineage import ObservedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 from airflow_provider_taskq.queue.connection import defaults_for
+from airflow_provider_taskq.queue.errors import one_line
 
 # Read by DbApiHook from a connection's extra; to libpq they are unknown words, and it refuses those.
 _OPTIONS_OF_SQL_HOOKS = {
@@ -108,7 +109,7 @@ class TaskQHook(PostgresHook):
         except (AirflowException, TaskQueueError) as error:
             return False, str(error)
         except psycopg.Error as error:
-            return False, _first_line(error)
+            return False, one_line(error)
         return True, f"The queue in database {database!r} is ready."
 
     def _create_connection(self, conn_args: dict[str, Any]) -> Any:
@@ -127,7 +128,7 @@ class TaskQHook(PostgresHook):
             yield
         except psycopg.Error as error:
             raise TaskQConnectionError(
-                f"Airflow connection {self.get_conn_id()!r} does not reach its database: {_first_line(error)}"
+                f"Airflow connection {self.get_conn_id()!r} does not reach its database: {one_line(error)}"
             ) from None
 
 
@@ -155,9 +156,3 @@ class TaskQAsyncHook(TaskQHook):
         connection = await get_async_connection(self.get_conn_id(), hook=type(self))
         extra = await asyncio.to_thread(lambda: connection.extra_dejson)
         return str(extra.get("listen", False)).lower() in {"true", "1", "yes", "on"}
-
-
-def _first_line(error: psycopg.Error) -> str:
-    """What libpq says first."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 
-from airflow_provider_taskq.queue.errors import TaskQueueError
+from airflow_provider_taskq.queue.errors import TaskQueueError, one_line
 
 DSN_VARIABLE = "TASKQ_DSN"
 DSN_FILE_VARIABLE = "TASKQ_DSN_FILE"
@@ -39,7 +39,7 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
             raise TaskQueueError("the DSN of the queue's database is not well formed: write @ in its password as %40")
         return psycopg.connect(found, **{"prepare_threshold": None, **defaults_for(found, options), **options})
     except psycopg.OperationalError as error:
-        raise TaskQueueError(f"cannot connect to the queue's database: {_first_line(error)}") from None
+        raise TaskQueueError(f"cannot connect to the queue's database: {one_line(error)}") from None
     except psycopg.ProgrammingError as error:
         raise TaskQueueError(f"the DSN of the queue's database is not well formed: {_hidden(error)}") from None
 
@@ -90,11 +90,6 @@ def _dsn_in_file(file: Path) -> str:
     return found
 
 
-def _first_line(error: psycopg.Error) -> str:
-    """What libpq says first; its messages name host, port and user, never the password."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
 def _hidden(error: psycopg.Error) -> str:
     """A parse error without the text that was parsed, which libpq quotes and which may hold the password."""
-    return _first_line(error).split('"')[0].strip(" :")
+    return one_line(error).split('"')[0].strip(" :")

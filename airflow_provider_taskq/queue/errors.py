@@ -99,6 +99,12 @@ def own_error(error: psycopg.Error) -> TaskQueueError | None:
     return None
 
 
+def one_line(error: BaseException) -> str:
+    """The first line of an error: the reason without hints. libpq names host, port and user, never the password."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 def _rule(constraint: str) -> str:
     """The field that a constraint named by PostgreSQL is about: topic_max_attempts_check is about max_attempts."""
     return constraint.partition("_")[2].removesuffix("_check") + " is out of its range"

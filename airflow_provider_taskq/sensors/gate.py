@@ -17,6 +17,7 @@ from airflow.providers.common.compat.sdk import (
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.links import TaskQTopicLink
+from airflow_provider_taskq.sensors.gate_log import GateLog
 from airflow_provider_taskq.sensors.start import trigger_args
 
 if TYPE_CHECKING:
@@ -85,15 +86,44 @@ class TaskQGate(BaseSensorOperator):
         """The trigger that waits for the same; `how` has the arguments that all of them take."""
 
     def poke(self, context: "Context") -> PokeReturnValue:
-        """Looks once."""
-        found = self.look(context)
+        """Looks once, and logs what is waited for if that has changed.
+
+        A queue that could be reached by an earlier look of the same try, and now cannot, is waited for as well.
+        """
+        gate_log = self._gate_log(context)
+        try:
+            found = self.look(context)
+            if found is None:
+                gate_log.log_status()
+        except (AirflowFailException, AirflowSkipException):
+            raise
+        except Exception as error:
+            if not gate_log.log_loss(error, silent=self.silent_fail):
+                raise
+            self.__dict__.pop("hook", None)  # the next one reads the Airflow connection again: its password may change
+            found = None
         return PokeReturnValue(found is not None, found)
+
+    def _gate_log(self, context: "Context") -> GateLog:
+        """What this try logs of its wait: one for all looks of this process."""
+        kept: GateLog | None = self.__dict__.get("_kept_log")
+        if kept is None:
+            wait = self._trigger(context, taskq_conn_id=self.taskq_conn_id).wait
+            kept = self.__dict__["_kept_log"] = GateLog(
+                lambda: self.hook, wait, self.log, context, stored=self.reschedule
+            )
+        return kept
 
     def execute(self, context: "Context") -> Any:
         """Waits in the mode that was chosen."""
         if not self.deferrable:
             began = self._began(context)
-            result = super().execute(context)
+            try:
+                result = super().execute(context)
+            except (AirflowSensorTimeout, AirflowSkipException) as error:
+                if error.__cause__ is None:  # Airflow's own timeout, not what a look has raised
+                    raise type(error)(self._timeout_message(context)) from error
+                raise
             metrics.gate_opened(self.topic, began)
             return result
         deadline = datetime.now(UTC) + timedelta(seconds=self.timeout)
@@ -113,6 +143,16 @@ class TaskQGate(BaseSensorOperator):
         if isinstance(event, dict) and event["status"] == "error":
             raise AirflowException(event["message"])
         return self._defer(context, ends)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: "Context") -> Any:
+        """Resumes; where Airflow ended the deferral at its timeout, the error says what was waited for."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (AirflowSensorTimeout, AirflowSkipException) as error:
+            timed_out = isinstance(error, AirflowSensorTimeout) or isinstance(error.__cause__, AirflowSensorTimeout)
+            if timed_out and next_method != self.execute_complete.__name__:  # by Airflow, which says just that
+                raise type(error)(self._timeout_message(context)) from error.__cause__
+            raise
 
     @property
     def _ends_in_trigger(self) -> bool:
@@ -160,8 +200,9 @@ class TaskQGate(BaseSensorOperator):
         """Waits in the triggerer for what is left of the time."""
         remaining = deadline - datetime.now(UTC)
         if remaining <= timedelta(0):
-            message = f"The gate was not open within {self.timeout} seconds."
+            message = self._timeout_message(context)
             raise AirflowSkipException(message) if self.soft_fail else AirflowSensorTimeout(message)
+        self._gate_log(context).log_status_if_possible()
         since = (deadline - timedelta(seconds=self.timeout)).isoformat()
         return self.defer(
             trigger=self._trigger(
@@ -177,6 +218,10 @@ class TaskQGate(BaseSensorOperator):
             kwargs={"deadline": deadline.isoformat()},
             timeout=remaining,
         )
+
+    def _timeout_message(self, context: "Context") -> str:
+        """That the time is over, and what was waited for, as the log says it."""
+        return f"The gate was not open within {self.timeout:g} seconds. {self._gate_log(context).sentence()}"
 
     def _look_or_skip(self, context: "Context") -> dict[str, Any] | None:
         """Looks; what goes wrong is treated as in the other modes, where BaseSensorOperator does that."""

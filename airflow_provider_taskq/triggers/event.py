@@ -48,7 +48,7 @@ class AnewWait(ReadyWait):
     def outcome(self, seen: Sequence[Seen]) -> int | None:
         """How many are ready, once they are others."""
         ready = ReadyWait.outcome(self, seen)
-        ((_, waited, looked),) = seen
+        waited, looked = seen[0].waited, seen[0].looked
         return ready if waited is not None and waited < looked - self.since else None
 
 

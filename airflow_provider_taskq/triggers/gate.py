@@ -1,6 +1,7 @@
 """What the triggers of gates share: they wait, and then end the task, or resume it when Airflow can bear it."""
 
 import asyncio
+import logging
 from abc import abstractmethod
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,11 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.queue import InvalidArgument, TaskQueueError
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
+from airflow_provider_taskq.triggers.wait_log import WaitLog
 from airflow_provider_taskq.triggers.waits import Wait
 from airflow_provider_taskq.triggers.watcher import watcher
+
+log = logging.getLogger(__name__)
 
 # Not the loop's own threads: Airflow logs the event of a trigger in these, which would wait behind all other gates.
 _STORING = ThreadPoolExecutor(2, thread_name_prefix="taskq results")
@@ -50,6 +54,7 @@ class GateTrigger(BaseTrigger):
         self.stores = stores
         self.resume_after = resume_after
         self.since = since
+        self.wait_log: WaitLog | None = None  # made in `run`, whose context is the one of this trigger
 
     @property
     @abstractmethod
@@ -82,10 +87,14 @@ class GateTrigger(BaseTrigger):
         loop = asyncio.get_running_loop()
         began = loop.time()
         since = datetime.fromisoformat(self.since) if self.since else datetime.now(UTC)
+        self.wait_log = WaitLog(log)
         try:
             facts = await self._open()
         except (AirflowException, TaskQueueError, ValueError) as error:
             facts = {"status": "error", "message": str(error)}
+            log.error("The gate waits no more: %s", error)  # noqa: TRY400  expected, and the message says what to do
+        else:
+            log.info("The trigger has ended its wait: %s", facts)
         if self.ends_task and facts["status"] == "ready" and await self._stored(facts):
             metrics.gate_opened(self.topic, since, in_triggerer=True)
             yield TaskSuccessEvent()
@@ -103,7 +112,7 @@ class GateTrigger(BaseTrigger):
 
     async def _open(self) -> dict[str, Any]:
         """Waits until the gate is open, or will not be; returns the facts of that."""
-        return self.facts(await watcher(self.taskq_conn_id).until(self.wait))
+        return self.facts(await watcher(self.taskq_conn_id).until(self.wait, self.wait_log))
 
     async def _stored(self, facts: dict[str, Any]) -> bool:
         """Stores what the gate returns, as a worker would. If that fails, a worker has to end the task.

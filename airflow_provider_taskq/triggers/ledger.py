@@ -5,18 +5,29 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from airflow_provider_taskq.triggers.waits import NOTHING, Question, ReadyWait, Seen, Wait
+from airflow_provider_taskq.queue import TopicStatus
+from airflow_provider_taskq.triggers.wait_log import WaitLog
+from airflow_provider_taskq.triggers.waits import NOTHING, UNKNOWN, Question, ReadyWait, Seen, Wait
 
 
 class Asked:
     """A question, asked once for all waits that it concerns, and what was said to it last."""
 
-    __slots__ = ("question", "seen", "standing")
+    __slots__ = ("known", "question", "seen", "standing")
 
     def __init__(self, question: Question) -> None:
         self.question = question
         self.seen: Seen = NOTHING
+        self.known = False
+        """Whether a look has found the topic."""
         self.standing: set[Standing] = set()
+
+    def answer(self, seen: Seen) -> None:
+        """Keeps what a look has said; of an unknown topic also whether an earlier look has found it."""
+        if seen.number == UNKNOWN:
+            self.seen = seen._replace(known=self.known)
+        else:
+            self.seen, self.known = seen, True
 
     @property
     def limit(self) -> int:
@@ -37,11 +48,20 @@ class Standing:
     def __init__(self, wait: Wait[Any], asked: tuple[Asked, ...]) -> None:
         self.wait = wait
         self.asked = asked
-        self.answers: dict[Future[Any], None] = {}
+        self.answers: dict[Future[Any], WaitLog | None] = {}
 
     def outcome(self) -> Any:
         """What it is answered by what was said last, or None as long as it goes on."""
         return self.wait.outcome([asked.seen for asked in self.asked])
+
+    def sentence(self, status: TopicStatus) -> str:
+        """What it waits for, by what was said last and the status of its topic."""
+        return self.wait.sentence([asked.seen for asked in self.asked], status)
+
+    @property
+    def logs(self) -> list[WaitLog]:
+        """The logs of the tasks that wait for this."""
+        return [log for log in self.answers.values() if log is not None]
 
 
 class Ledger:
@@ -68,15 +88,15 @@ class Ledger:
         """The shortest interval between two looks that anybody wants."""
         return min(self._intervals, default=1.0)
 
-    def add(self, wait: Wait[Any], answer: Future[Any]) -> None:
-        """Somebody waits from now on."""
+    def add(self, wait: Wait[Any], answer: Future[Any], log: WaitLog | None = None) -> None:
+        """Adds a wait; changes of it are written into the log."""
         standing = self._standing.get(wait)
         if standing is None:
             standing = self._standing[wait] = Standing(wait, tuple(map(self._asking, wait.questions)))
             for asked in standing.asked:
                 asked.standing.add(standing)
             self.changes += 1
-        standing.answers[answer] = None
+        standing.answers[answer] = log
         self._intervals[wait.poll_interval] += 1
 
     def remove(self, wait: Wait[Any], answer: Future[Any]) -> None:
@@ -101,9 +121,11 @@ class Ledger:
             return list(self._asked.values())
         return [asked for topic in topics for asked in self._topics.get(topic, ())]
 
-    def standing(self) -> list[Standing]:
-        """All waits."""
-        return list(self._standing.values())
+    def standing(self, waits: Iterable[Wait[Any]] | None = None) -> list[Standing]:
+        """All waits, or those of these that have not ended."""
+        if waits is None:
+            return list(self._standing.values())
+        return [self._standing[wait] for wait in waits if wait in self._standing]
 
     def _asking(self, question: Question) -> Asked:
         """The one entry of a question."""

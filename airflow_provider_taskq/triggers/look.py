@@ -7,7 +7,9 @@ from typing import Any, LiteralString, TypeVar
 import psycopg
 from psycopg.rows import TupleRow, tuple_row
 
+from airflow_provider_taskq.queue import Condition, TaskQueue, TopicStatus
 from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.topic_status import CAP, LOOK_UP
 from airflow_provider_taskq.triggers.ledger import Asked, Standing
 from airflow_provider_taskq.triggers.waits import JunctureQuestion, ReadyQuestion, Seen, StateQuestion, Wait
 
@@ -23,7 +25,7 @@ _EVERYTHING = (
     " %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
 )
 # Only rows that tell something travel: of ten thousand topics without a task, none.
-_TELLING = " WHERE number IS NOT NULL AND (kind <> 'ready' OR number <> 0) AND (kind <> 'juncture' OR number <= 0)"
+_TELLING = " WHERE number IS NOT NULL AND (kind <> 'ready' OR number <> 0)"
 
 
 class Look:
@@ -80,14 +82,35 @@ class Look:
         return {self._kinds[kind][position - 1]: Seen(number, waited, began) for kind, position, number, waited in rows}
 
 
+async def statuses(
+    connection: psycopg.AsyncConnection[TupleRow], topics: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], TopicStatus]:
+    """The status of topics under a condition each; unknown topics are left out."""
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(LOOK_UP, (*map(list, zip(*topics, strict=True)), CAP))
+        rows = await cursor.fetchall()
+    return {topics[position - 1]: TopicStatus(topics[position - 1][0], *counts) for position, *counts in rows}
+
+
+def sentence_now(queue: TaskQueue, wait: Wait[Any]) -> tuple[str, TopicStatus]:
+    """Looks once for a wait: what it waits for, and the status of its topic. UnknownTopic where there is none."""
+    status = queue.topic_status(wait.topic, Condition(wait.condition))
+    return _looked(queue.conn, wait).sentence(status), status
+
+
 def outcome_now(connection: psycopg.Connection[Any], wait: Wait[Outcome]) -> Outcome | None:
     """Looks once for a wait: its outcome, or None as long as it has to go on. UnknownTopic for a topic that is none."""
+    return wait.outcome([asked.seen for asked in _looked(connection, wait).asked])
+
+
+def _looked(connection: psycopg.Connection[Any], wait: Wait[Any]) -> Standing:
+    """A wait with the answers of one look."""
     standing = Standing(wait, tuple(map(Asked, wait.questions)))
     for asked in standing.asked:
         asked.standing.add(standing)
     for asked, seen in Look(standing.asked).taken_now(connection).items():
-        asked.seen = seen
-    return wait.outcome([asked.seen for asked in standing.asked])
+        asked.answer(seen)
+    return standing
 
 
 def _append(columns: tuple[list[Any], ...], row: tuple[Any, ...]) -> None:

@@ -89,7 +89,7 @@ class TaskQTrigger(GateTrigger):
             return await super()._open()
         request = self._request(size)
         while (claim := await self._claimed(request)) is None:
-            await watcher(self.taskq_conn_id).until(self.wait)
+            await watcher(self.taskq_conn_id).until(self.wait, self.wait_log)
             if (claim := await self._claimed(request)) is not None:
                 break
             await asyncio.sleep(self.poke_interval)  # other consumers were quicker

@@ -1,10 +1,12 @@
 """What can be waited for, what is asked of the queue for it, and when the answer ends the wait."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from airflow_provider_taskq.queue import State, UnknownTopic
+from airflow_provider_taskq.queue import State, TopicStatus, UnknownTopic
+from airflow_provider_taskq.queue.topic_status import waits_for_groups, waits_for_ready, waits_for_states
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
@@ -13,12 +15,14 @@ class Seen(NamedTuple):
     """What taskq.watch says to a question: a number, and the seconds that the oldest due task has waited.
 
     Both None where there is nothing to tell: no task is ready, none of the identifier is stored, groups are still
-    waited for. `looked` is the moment of `time.monotonic()` at which the look began: it was said after that.
+    waited for. `looked` is the moment of `time.monotonic()` at which the look began: it was said after that. `known`
+    tells of a topic that does not exist whether an earlier look has found it.
     """
 
     number: int | None
     waited: float | None
     looked: float = 0.0
+    known: bool = False
 
 
 NOTHING = Seen(None, None)
@@ -69,8 +73,15 @@ class Wait(Protocol[Outcome_co]):
     def questions(self) -> tuple[Question, ...]:
         """What is to be asked for it, each look again."""
 
+    @property
+    def condition(self) -> str:
+        """The condition under which the topic's tasks are counted for `sentence`."""
+
     def outcome(self, seen: Sequence[Seen]) -> Outcome_co | None:
         """What it is answered, or None as long as it goes on; `seen` is what was said to each of its questions."""
+
+    def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:
+        """What it waits for, for a log and for the error of a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +101,16 @@ class ReadyWait:
 
     def outcome(self, seen: Sequence[Seen]) -> int | None:
         """How many are ready; they were counted no further than the most that anybody waits for."""
-        ((ready, waited, _),) = seen
+        ((ready, waited, *_),) = seen
         if not ready:
             return None
-        _check(self.topic, ready)
+        _check(self.topic, seen[0])
         aged = self.max_wait is not None and waited is not None and waited >= self.max_wait
         return ready if ready >= self.min_tasks or aged else None
+
+    def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:  # noqa: ARG002  the status has the counts
+        """How many tasks it waits for, and what the topic has."""
+        return waits_for_ready(status, self.min_tasks, self.condition, self.max_wait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +130,28 @@ class StateWait:
 
     def outcome(self, seen: Sequence[Seen]) -> dict[str, str | None] | None:
         """The state of each identifier, by name; None where no task of it is stored."""
-        found: dict[str, str | None] = {}
-        for identifier, (number, _, _) in zip(self.identifiers, seen, strict=True):
-            _check(self.topic, number)
-            found[identifier] = None if number is None else State(number).name
+        for one in seen:
+            _check(self.topic, one)
+        found = self._found(seen)
         names = found.values()
         over = all(name in self.states for name in names) or any(name in self.failed_states for name in names)
         return found if over else None
+
+    @property
+    def condition(self) -> str:
+        """None: states are counted by identifier."""
+        return "NONE"
+
+    def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:
+        """Which states it waits for, and which identifiers are in another one."""
+        return waits_for_states(status, self._found(seen), self.states)
+
+    def _found(self, seen: Sequence[Seen]) -> dict[str, str | None]:
+        """The state of each identifier, by name; None where no task of it is stored."""
+        return {
+            identifier: None if one.number is None or one.number == UNKNOWN else State(one.number).name
+            for identifier, one in zip(self.identifiers, seen, strict=True)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +171,26 @@ class JunctureWait:
 
     def outcome(self, seen: Sequence[Seen]) -> int | None:
         """How many groups there are, once none is waited for."""
-        ((number, _, _),) = seen
-        _check(self.topic, number)
-        return len(self.groups) if number == 0 else None
+        _check(self.topic, seen[0])
+        return len(self.groups) if seen[0].number == 0 else None
+
+    @property
+    def condition(self) -> str:
+        """None: groups are counted by name."""
+        return "NONE"
+
+    def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:
+        """How many groups it waits for, and how many of them were released."""
+        return waits_for_groups(status, len(self.groups), seen[0].number)
 
 
-def _check(topic: str, number: int | None) -> None:
+def unknown_topic(topic: str, *, known: bool = False) -> UnknownTopic:
+    """The error about a topic that does not exist; `known` if it was seen before."""
+    what = "was dropped; create it again" if known else "does not exist; create it"
+    return UnknownTopic(f"topic {topic!r} {what} with: taskq topics create {shlex.quote(topic)}")
+
+
+def _check(topic: str, seen: Seen) -> None:
     """Refuses a topic that the queue does not know."""
-    if number == UNKNOWN:
-        raise UnknownTopic(f"topic {topic!r} is not known, it was dropped")
+    if seen.number == UNKNOWN:
+        raise unknown_topic(topic, known=seen.known)

@@ -4,20 +4,23 @@ import asyncio
 import copy
 import logging
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.rows import TupleRow
 
+from airflow_provider_taskq.queue.errors import one_line
 from airflow_provider_taskq.queue.transient import is_read_only
 from airflow_provider_taskq.triggers.ledger import Asked, Ledger, Standing, concerned
 from airflow_provider_taskq.triggers.listener import Listener
-from airflow_provider_taskq.triggers.look import Look
+from airflow_provider_taskq.triggers.look import Look, statuses
 from airflow_provider_taskq.triggers.pace import Pace
 from airflow_provider_taskq.triggers.passing import concerns_all, final
+from airflow_provider_taskq.triggers.wait_log import WaitLog
 from airflow_provider_taskq.triggers.waits import NOTHING, Seen, Wait
 
 if TYPE_CHECKING:
@@ -26,9 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
+Answer = TypeVar("Answer")
 
 _PATIENCE = 30.0  # seconds after which a server that neither answers nor refuses counts as lost
 _READ_ONLY_SECONDS = 30.0  # for which a connection to a server that is read-only is used
+_STATUS_SECONDS = 10.0  # between two looks at the status of all topics, for the logs of the waits
+_STATUS_REST = 20.0  # times what such a look took
 _AT_ONCE = 100  # so many waits are answered before everybody else in the event loop gets their turn
 
 
@@ -56,18 +62,26 @@ class Watcher:
         self._left_behind: set[asyncio.Task[Any]] = set()
         self._renewed = 0.0  # when the connection was opened, by the loop's clock
         self._reads_only = False  # whether it was read-only then
+        self._untold: dict[Wait[Any], None] = {}  # waits whose logs do not say yet what they wait for
+        self._status_due = 0.0
+        self._lost: str | None = None  # why the last look failed
         self._listener = Listener(self._listening_connection, self._hear)
 
-    async def until(self, wait: Wait[Outcome]) -> Outcome:
-        """Waits, and returns the wait's outcome. UnknownTopic once its topic is none."""
+    async def until(self, wait: Wait[Outcome], wait_log: WaitLog | None = None) -> Outcome:
+        """Waits, and returns the wait's outcome. UnknownTopic once its topic is none.
+
+        What the wait is about, and each change of that, goes into `wait_log`.
+        """
         if not wait.questions:
             outcome = wait.outcome(())
             assert outcome is not None  # noqa: S101  for the type checker: what asks nothing waits for nothing
             return outcome
         loop = asyncio.get_running_loop()
         answer: Future[Outcome] = loop.create_future()
-        self._ledger.add(wait, answer)
+        self._ledger.add(wait, answer, wait_log)
         self._newcomers = True
+        if wait_log is not None:
+            self._untold[wait] = None
         if self._pace.hasten(loop.time(), wait.poll_interval):
             self._stirred.set()
         if self._looking is None:
@@ -95,6 +109,8 @@ class Watcher:
                         connection = None
                     connection = connection or await self._connected()
                     await self._take(look, connection, whole=whole)
+                    if whole:
+                        await self._log_changes(connection)
                 except TimeoutError as error:
                     connection = None
                     await self._failed(error)
@@ -159,10 +175,10 @@ class Watcher:
         loop = asyncio.get_running_loop()
         began = loop.time()
         newcomers, self._newcomers = self._newcomers and whole, self._newcomers and not whole
-        told = await self._with_patience(look, connection)
+        told = await self._with_patience(self._apart(look, connection), connection)
         took = loop.time() - began
         for asked in look.asked:
-            asked.seen = told.get(asked, NOTHING)
+            asked.answer(told.get(asked, NOTHING))
         answered = await self._answer(told)
         if whole:
             eventful = bool(answered) or newcomers
@@ -170,13 +186,54 @@ class Watcher:
         else:
             self._pace.breathe(loop.time(), took)
 
-    async def _with_patience(self, look: Look, connection: psycopg.AsyncConnection[TupleRow]) -> dict[Asked, Seen]:
+    async def _log_changes(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+        """Writes into the logs of new waits what they wait for, and now and then what has changed for the others.
+
+        One query for all of them, which costs more than a look: so it comes rarely, and never ends a wait.
+        """
+        began = asyncio.get_running_loop().time()
+        if self._lost is not None:
+            self._lost, self._status_due = None, 0.0
+            await self._tell(log.back for one in self._ledger.standing() for log in one.logs)
+        everything = began >= self._status_due
+        new, self._untold = self._untold, {}
+        standing = [one for one in self._ledger.standing(None if everything else new) if one.logs]
+        if not standing:
+            return
+        topics = list({(one.wait.topic, one.wait.condition): None for one in standing})
+        try:
+            found = await self._with_patience(statuses(connection, topics), connection)
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            log.warning("The status of %d topics could not be read: %s", len(topics), one_line(error))
+            found = {}
+        await self._tell(
+            partial(each.status, one.sentence(status), status)
+            for one in standing
+            if (status := found.get((one.wait.topic, one.wait.condition))) is not None
+            for each in one.logs
+        )
+        if everything:
+            now = asyncio.get_running_loop().time()
+            self._status_due = now + max(_STATUS_SECONDS, _STATUS_REST * (now - began))
+
+    async def _tell(self, lines: Iterable[Callable[[], None]]) -> None:
+        """Writes lines into logs, some at a time."""
+        for count, write in enumerate(lines, start=1):
+            write()
+            if count % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _with_patience(
+        self, looking: Coroutine[Any, Any, Answer], connection: psycopg.AsyncConnection[TupleRow]
+    ) -> Answer:
         """Looks; TimeoutError where the server neither answers nor refuses, and the connection is to be forgotten.
 
         psycopg, when cancelled, goes on waiting for a server that stands still. So it is left behind and not awaited;
         the connection is closed when it ends, not before: its number could be given to the next one meanwhile.
         """
-        taking = asyncio.create_task(self._apart(look, connection))
+        taking = asyncio.create_task(looking)
         done, _ = await asyncio.wait({taking}, timeout=_PATIENCE)
         if not done:
             taking.add_done_callback(lambda _: connection.pgconn.finish())
@@ -239,12 +296,16 @@ class Watcher:
         if (reason := final(error)) is not None:
             await self._end(self._ledger.standing(), reason)
         else:
-            log.warning(
-                "%d waits on Airflow connection %s cannot be looked after now: %s",
-                len(self._ledger),
-                self._conn_id,
-                error,
-            )
+            text = one_line(error)
+            if text != self._lost:
+                log.warning(
+                    "%d waits on Airflow connection %s cannot be looked after now: %s",
+                    len(self._ledger),
+                    self._conn_id,
+                    text,
+                )
+            self._lost = text
+            await self._tell(partial(each.lost, text) for one in self._ledger.standing() for each in one.logs)
         self._pace.failed(asyncio.get_running_loop().time())
 
     async def _pause(self) -> None:

@@ -134,7 +134,7 @@ def test_timeouts_and_topics_that_go_away(site: AirflowSite, queue: TaskQueue) -
     assert states == {"skipped": "skipped", "unknown": "failed", "dropped": "failed", "rescheduled": "success"}
     log = site.log_text()
     assert "topic 'nowhere' is not known; create it with create_topic" in log
-    assert "topic 'dropped' is not known, it was dropped" in log
+    assert "topic 'dropped' was dropped; create it again with: taskq topics create dropped" in log
 
 
 def test_pushes_in_all_ways_without_showing_a_payload(site: AirflowSite, queue: TaskQueue) -> None:

@@ -1,6 +1,7 @@
 """Gates on states and junctures with Airflow's own processes."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 @pytest.fixture
 def queue(site: AirflowSite, databases: tuple[str, str]) -> Iterator[TaskQueue]:
-    site.wait_dags("state_gate", "juncture_gate")
+    site.wait_dags("state_gate", "juncture_gate", "gate_logs", "gate_log_timeout")
     with connect(databases[0], autocommit=True) as connection:
         yield TaskQueue(connection)
 
@@ -67,3 +68,50 @@ def test_a_deferred_juncture_releases_groups_as_they_come(site: AirflowSite, que
     assert site.wait_run("juncture_gate", run, {"success"}, 90) == "success"
     assert returned(site, "juncture_gate", run, "gate") == {"topic": "joined", "groups": 2}
     assert {task.state for task in queue.page("joined")} == {State.READY}
+
+
+def task_log(site: AirflowSite, dag_id: str, run: str, task_id: str) -> list[str]:
+    """The lines that Airflow shows as the log of a task's first try, what its trigger logged included."""
+    path = f"dags/{dag_id}/dagRuns/{run}/taskInstances/{task_id}/logs/1"
+    return [line["event"] for line in site.get(path, full_content="true")["content"] if isinstance(line, dict)]
+
+
+def test_a_gate_logs_each_change_once_in_its_own_log_in_all_modes(site: AirflowSite, queue: TaskQueue) -> None:
+    queue.create_topic("logged")
+    queue.push("logged", [NewTask("later", delay=timedelta(days=1))])
+    run = site.trigger("gate_logs")
+    closed = "Waits for 2 ready tasks of topic 'logged'; 0 ready, 1 scheduled."
+    modes = ("poke", "reschedule", "deferrable")
+
+    def logged(text: str) -> None:
+        def seen() -> bool | None:
+            return True if all(text in "".join(task_log(site, "gate_logs", run, mode)) for mode in modes) else None
+
+        until(seen, 120, lambda: str({mode: task_log(site, "gate_logs", run, mode) for mode in modes}))
+
+    waits = {"poke": "running", "reschedule": "up_for_reschedule", "deferrable": "deferred"}
+    for mode in modes:
+        site.wait_task("gate_logs", run, mode, {waits[mode]}, 120)
+    logged(closed)
+    queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
+    queue.pause_topic("logged")
+    logged("topic paused by alice since 2")
+    queue.resume_topic("logged")
+    queue.push("logged", ["a", "b"])
+    assert site.wait_run("gate_logs", run, {"success"}, 120) == "success"
+    for mode in modes:
+        lines = [line for line in task_log(site, "gate_logs", run, mode) if line.startswith("Waits for ")]
+        # The worker logs it when the gate defers, and the trigger when it begins to wait.
+        assert lines[0] == closed, mode
+        assert sum("topic paused by alice" in line for line in lines) == 1, (mode, lines)
+        assert len(lines) <= 5, (mode, lines)
+
+
+def test_a_deferred_gate_whose_time_is_over_says_what_it_waited_for(site: AirflowSite, queue: TaskQueue) -> None:
+    queue.create_topic("late")
+    queue.pause_topic("late")
+    queue.push("late", ["a"])
+    run = site.trigger("gate_log_timeout", conf={"topic": "late"})
+    assert site.wait_run("gate_log_timeout", run, {"failed"}, 120) == "failed"
+    message = "not open within 15 seconds. Waits for 1 ready task of topic 'late'; 0 ready, 1 paused, topic paused by"
+    assert message in site.log_text()

@@ -84,4 +84,4 @@ def test_takes_tasks_in_any_state_under_an_eternal_junction(queue: TaskQueue) ->
 def test_a_topic_that_is_unknown_ends_the_wait() -> None:
     event = asyncio.run(fired(waiting(topic="nowhere", ends_task=True)))
     assert event.payload["status"] == "error"
-    assert "'nowhere' is not known" in event.payload["message"]
+    assert "'nowhere' does not exist; create it" in event.payload["message"]

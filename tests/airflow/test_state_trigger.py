@@ -103,7 +103,7 @@ def test_a_topic_that_is_dropped_ends_the_wait(queue: TaskQueue) -> None:
     queue.create_topic("other")
     event = after_a_look(waiting(topic="other", ends_task=True), lambda: queue.drop_topic("other"))
     assert event.payload["status"] == "error"
-    assert "'other' is not known" in event.payload["message"]
+    assert "'other' was dropped; create it again" in event.payload["message"]
 
 
 def test_a_missing_airflow_connection_ends_the_wait() -> None:

@@ -207,7 +207,8 @@ def test_a_topic_that_is_dropped_ends_its_wait(queue: TaskQueue, looks: list[int
         wait = waiting()
         await until(lambda: looks != [])
         queue.drop_topic("work")
-        assert (await wait).payload == {"status": "error", "message": "topic 'work' is not known, it was dropped"}
+        message = "topic 'work' was dropped; create it again with: taskq topics create work"
+        assert (await wait).payload == {"status": "error", "message": message}
 
     in_loop(test)
 

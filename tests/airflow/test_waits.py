@@ -47,8 +47,10 @@ def test_a_state_ends_a_wait_when_all_have_come_or_one_has_failed(
 def test_an_unknown_topic_is_refused_by_every_wait() -> None:
     state = StateWait("work", ("a",), STATE.states, STATE.failed_states)
     for wait in (ReadyWait("work"), JunctureWait("gate", "work", (("a",),)), state):
-        with pytest.raises(UnknownTopic, match="topic 'work' is not known"):
+        with pytest.raises(UnknownTopic, match="topic 'work' does not exist; create it with: taskq topics create work"):
             wait.outcome([Seen(-1, None)])
+        with pytest.raises(UnknownTopic, match="topic 'work' was dropped; create it again with: taskq topics create"):
+            wait.outcome([Seen(-1, None, known=True)])
 
 
 def test_pace_slows_down_while_idle_and_backs_off_while_it_fails() -> None:

@@ -1,0 +1,337 @@
+"""What a waiting gate writes into its own log: what it waits for, and each change."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.providers.common.compat.sdk import AirflowSensorTimeout, TaskDeferred
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from airflow_provider_taskq.hooks import TaskQConnectionError
+from airflow_provider_taskq.queue import NewTask, Owner, Result, TaskQueue, TopicStatus, UnknownTopic, connect
+from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
+from airflow_provider_taskq.triggers import watcher as watching
+from airflow_provider_taskq.triggers.wait_log import WaitLog
+from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait
+from airflow_provider_taskq.triggers.watcher import watcher
+from tests.airflow.conftest import Connect, context_of
+from tests.airflow.test_trigger import in_loop, until
+from tests.roles import logged_in
+
+pytestmark = pytest.mark.usefixtures("airflow_connection")
+
+NOWHERE = "host=127.0.0.1 port=1 user=x password=x dbname=x"
+TRIGGER = ContextVar("TRIGGER", default="no trigger")  # as the triggerer's own, by which it finds the log of a task
+
+
+class Lines(logging.Handler):
+    """The lines that were logged, with the trigger in whose context they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logger = logging.Logger("test")  # noqa: LOG001  one for each test
+        self.logger.addHandler(self)
+        self.texts: list[str] = []
+        self.triggers: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        self.triggers.append(TRIGGER.get())
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+TaskLog = Callable[[], list[str]]
+
+
+@pytest.fixture
+def task_log(capfd: pytest.CaptureFixture[str]) -> TaskLog:
+    """What a task in this process has logged since the last call: Airflow prints it."""
+    return lambda: re.findall(r"\[(?:info|warning) *\] (.*?) *\[airflow\.task\.", capfd.readouterr().out)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at the status of topics as often as at what is waited for."""
+    monkeypatch.setattr(watching, "_STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "_STATUS_REST", 0.0)
+
+
+def status(ready: int = 0, paused_by: str | None = None) -> TopicStatus:
+    return TopicStatus("work", ready, 0, 0, 0, 0, 0, paused_by is not None, paused_by)
+
+
+def waiting(wait: Wait[Any], lines: Lines, trigger: str = "mine") -> "asyncio.Task[Any]":
+    """A wait in the context of a trigger."""
+
+    async def run() -> Any:
+        TRIGGER.set(trigger)
+        return await watcher("taskq_default").until(wait, WaitLog(lines.logger))
+
+    return asyncio.create_task(run())
+
+
+def test_counts_are_logged_more_and_more_rarely_and_a_pause_at_once(lines: Lines) -> None:
+    now = 100.0
+    log = WaitLog(lines.logger, clock=lambda: now)
+    log.status("first", status())
+    log.status("first", status())
+    log.status("second", status(1))
+    assert lines.texts == ["first"], "the counts changed too soon"
+    now += 10
+    log.status("third", status(2))
+    log.status("fourth", status(3))
+    log.status("paused", status(3, "alice"))
+    log.status("resumed", status(3))
+    assert lines.texts == ["first", "third", "paused", "resumed"]
+    now += 19
+    log.status("fifth", status(4))
+    now += 1
+    log.status("sixth", status(5))
+    assert lines.texts[4:] == ["sixth"], "the pause between counts has doubled"
+
+
+def test_a_loss_is_logged_once_for_each_reason_and_its_end_once(lines: Lines) -> None:
+    log = WaitLog(lines.logger)
+    log.back()
+    for reason in ("refused", "refused", "wrong password", "wrong password"):
+        log.lost(reason)
+    log.back()
+    log.back()
+    log.lost("refused")
+    assert [text.rpartition(": ")[2] for text in lines.texts] == [
+        "refused",
+        "wrong password",
+        "The gate can look again.",
+        "refused",
+    ]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("wait", "first", "later"),
+    [
+        (ReadyWait("work", 3), "Waits for 3 ready tasks of topic 'work'; 0 ready.", "; 1 ready, 1 scheduled."),
+        (
+            StateWait("work", ("a", "b"), frozenset({"SUCCEEDED"}), frozenset({"FAILED"})),
+            "Waits for 2 tasks of topic 'work' to be SUCCEEDED; 0 done, 'a' has no task, 'b' has no task.",
+            "; 0 done, 'a' is READY, 'b' is READY.",
+        ),
+        (
+            JunctureWait("gate", "work", (("c",), ("d", "e"))),
+            "Waits for 2 groups of suspended tasks of topic 'work'; 0 released, 2 incomplete.",
+            "; 1 released, 1 incomplete.",
+        ),
+    ],
+)
+def test_a_wait_in_the_triggerer_logs_each_change_in_the_context_of_its_trigger(
+    queue: TaskQueue, lines: Lines, monkeypatch: pytest.MonkeyPatch, wait: Wait[Any], first: str, later: str
+) -> None:
+    monkeypatch.setattr("airflow_provider_taskq.triggers.wait_log._FIRST_PAUSE", 0.0)
+
+    async def test() -> None:
+        task = waiting(wait, lines)
+        await until(lambda: len(lines.texts) == 1)
+        queue.push("work", ["a", NewTask("b", delay=timedelta(hours=1)), NewTask("c", suspended=True)])
+        await until(lambda: lines.texts[-1].endswith(later))
+        queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
+        queue.pause_topic("work")
+        await until(lambda: "topic paused by alice since 2" in lines.texts[-1])
+        queue.resume_topic("work")
+        await until(lambda: lines.texts[-1].endswith(later))
+        task.cancel()
+
+    in_loop(test)
+    assert lines.texts[0] == first
+    assert set(lines.triggers) == {"mine"}
+    assert all(before != after for before, after in zip(lines.texts, lines.texts[1:], strict=False))
+
+
+def test_a_wrong_password_is_logged_with_its_reason_until_it_is_right_again(
+    queue: TaskQueue, dsn: str, connect_airflow: Connect, lines: Lines
+) -> None:
+    with connect(dsn, autocommit=True) as admin, logged_in(admin, dsn, "consumer") as role:
+        connect_airflow(dsn=role)
+        user = psycopg.conninfo.conninfo_to_dict(role)["user"]
+        password = psycopg.conninfo.conninfo_to_dict(role)["password"]
+
+        def change(text: str) -> None:
+            admin.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(str(user)), text))
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (user,))
+
+        async def test() -> None:
+            task = waiting(ReadyWait("work"), lines)
+            await until(lambda: len(lines.texts) == 1)
+            change("another")
+            await until(lambda: "password authentication failed" in lines.texts[-1])
+            change(str(password))
+            await until(lambda: lines.texts[-1] == "The gate can look again.", 40)
+            queue.push("work", ["a"])
+            assert await task == 1
+
+        in_loop(test)
+    assert "another" not in "".join(lines.texts)
+    assert str(password) not in "".join(lines.texts)
+
+
+def test_a_stopped_server_is_logged_once(own_server: EmbeddedPostgres, connect_airflow: Connect, lines: Lines) -> None:
+    connect_airflow(dsn=own_server.dsn)
+
+    async def test() -> None:
+        tasks = [waiting(ReadyWait("work", number), lines, f"trigger {number}") for number in (1, 2)]
+        await until(lambda: len(lines.texts) == 2)
+        await asyncio.to_thread(own_server.stop)
+        await until(lambda: len(lines.texts) >= 4)
+        await asyncio.to_thread(own_server.start)
+        await until(lambda: lines.texts.count("The gate can look again.") == 2, 40)
+        for task in tasks:
+            task.cancel()
+
+    in_loop(test)
+    assert sorted(set(lines.triggers)) == ["trigger 1", "trigger 2"]
+
+
+def test_a_status_that_cannot_be_read_ends_no_wait(
+    queue: TaskQueue, conn: psycopg.Connection, lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    conn.execute("DROP FUNCTION taskq.topic_status")
+
+    async def test() -> None:
+        task = waiting(ReadyWait("work"), lines)
+        await until(lambda: "The status of 1 topics could not be read" in caplog.text)
+        queue.push("work", ["a"])
+        assert await task == 1
+
+    in_loop(test)
+    assert lines.texts == []
+
+
+def test_an_unknown_topic_and_a_dropped_one_are_told_apart(queue: TaskQueue, lines: Lines) -> None:
+    async def test() -> None:
+        with pytest.raises(
+            UnknownTopic, match="topic 'new one' does not exist; create it with: taskq topics create 'n"
+        ):
+            await waiting(ReadyWait("new one"), lines)
+        task = waiting(ReadyWait("work"), lines)
+        await until(lambda: len(lines.texts) == 1)
+        queue.drop_topic("work")
+        with pytest.raises(UnknownTopic, match="topic 'work' was dropped; create it again with: taskq topics create"):
+            await task
+
+    in_loop(test)
+
+
+def sensors() -> list[Callable[..., Any]]:
+    ready = lambda **how: TaskQSensor(task_id="gate", topic="work", min_tasks=3, **how)  # noqa: E731
+    state = lambda **how: TaskQStateSensor(task_id="gate", topic="work", identifiers=["a"], **how)  # noqa: E731
+    groups = lambda **how: TaskQJunctureSensor(task_id="gate", topic="work", groups=[["a"]], **how)  # noqa: E731
+    return [ready, state, groups]
+
+
+@pytest.mark.parametrize("sensor", sensors())
+def test_a_gate_that_pokes_logs_changes_only(queue: TaskQueue, task_log: TaskLog, sensor: Callable[..., Any]) -> None:
+    gate, context = sensor(), context_of()
+    gate.poke(context)
+    gate.poke(context)
+    queue.pause_topic("work")
+    gate.poke(context)
+    gate.poke(context)
+    queue.resume_topic("work")
+    gate.poke(context)
+    said = [text for text in task_log() if text.startswith("Waits for ")]
+    assert [("topic paused by" in text) for text in said] == [False, True, False]
+    assert said[0] == said[2]
+
+
+def test_gates_that_poke_wait_through_a_lost_connection_and_a_changed_password(
+    own_server: EmbeddedPostgres, connect_airflow: Connect, task_log: TaskLog
+) -> None:
+    connect_airflow(dsn=own_server.dsn)
+    gates, context = [sensor() for sensor in sensors()], context_of()
+    for gate in gates:
+        assert not gate.poke(context)
+    own_server.stop()
+    for gate in gates:
+        assert not gate.poke(context)
+        assert not gate.poke(context)
+    own_server.start()
+    connect_airflow(dsn=make_conninfo(own_server.dsn, password="wrong"))
+    for gate in gates:
+        assert not gate.poke(context)
+    connect_airflow(dsn=own_server.dsn)
+    for gate in gates:
+        assert not gate.poke(context)
+    texts = task_log()
+    lost = [text for text in texts if "cannot look and waits on" in text]
+    assert len(lost) == 2 * len(gates)
+    assert sum("Connection refused" in text for text in lost) == len(gates)
+    assert sum("password authentication failed" in text for text in lost) == len(gates)
+    assert texts.count("The gate can look again.") == len(gates)
+
+
+def test_a_first_look_without_a_connection_fails(connect_airflow: Connect) -> None:
+    connect_airflow(dsn=NOWHERE)
+    with pytest.raises(TaskQConnectionError, match=r"does not reach its database: .*Connection refused"):
+        sensors()[0]().poke(context_of())
+
+
+@pytest.mark.usefixtures("conn")
+def test_a_silent_gate_logs_an_unknown_topic_once(task_log: TaskLog) -> None:
+    gate, context = sensors()[0](silent_fail=True), context_of()
+    gate.poke(context)
+    gate.poke(context)
+    (text,) = task_log()
+    assert text.startswith("The gate cannot look and waits on: topic 'work' ")
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("sensor", sensors())
+def test_a_gate_logs_what_it_waits_for_when_it_defers(task_log: TaskLog, sensor: Callable[..., Any]) -> None:
+    with pytest.raises(TaskDeferred):
+        sensor(deferrable=True).execute(context_of())
+    assert sum(text.startswith("Waits for ") for text in task_log()) == 1
+
+
+@pytest.mark.parametrize("mode", [{}, {"deferrable": True}])
+def test_a_timeout_says_what_was_waited_for_and_why_it_did_not_come(queue: TaskQueue, mode: dict[str, Any]) -> None:
+    queue.push("work", ["a", NewTask("b", delay=timedelta(hours=1))])
+    queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
+    queue.pause_topic("work")
+    message = (
+        r"not open within 0.1 seconds. Waits for 3 ready tasks of topic 'work'; 0 ready, 1 scheduled, 1 paused,"
+        r" topic paused by alice since 2\d{3}-"
+    )
+    gate = sensors()[0](timeout=0.1, poke_interval=0.1, **mode)
+    ends = gate.execute if not mode else partial(gate.resume_execution, "__fail__", {"error": "Trigger timeout"})
+    with pytest.raises(AirflowSensorTimeout, match=message):
+        ends(context_of())
+
+
+def test_a_timeout_without_a_connection_says_why(connect_airflow: Connect) -> None:
+    connect_airflow(dsn=NOWHERE)
+    with pytest.raises(
+        AirflowSensorTimeout, match=r"seconds\. The last look failed: Airflow connection 'taskq_default' d"
+    ):
+        sensors()[0](deferrable=True).resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
+
+
+def test_no_payload_is_in_a_log(queue: TaskQueue, owner: Owner, task_log: TaskLog) -> None:
+    queue.push("work", [NewTask("a", payload={"secret": "marked"}), NewTask("b", payload="marked")])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 1), Result.SUSPENSION))
+    for sensor in sensors():
+        sensor().poke(context_of())
+    texts = task_log()
+    assert "Waits for " in texts[0]
+    assert "marked" not in "".join(texts)
