@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
 from airflow_provider_taskq.triggers.waits import ReadyWait, Seen
 from airflow_provider_taskq.triggers.watcher import watcher
 
@@ -67,11 +67,15 @@ class TaskQEventTrigger(BaseEventTrigger):
     again. One that `refusal` refuses is ended as a FAILURE with its reason, which a retry policy of the topic may try
     again. No task is lost: each has its event stored at least once. An event comes twice where the triggerer ended, or
     its database connection or lease was lost, after the event was stored and before the task was ended; `sequences`
-    tells. The event is `{"topic", "claimed", "sequences"}`; a run that Airflow made of several events finds all of
-    them in `triggering_asset_events`. Of a burst of events, Airflow keeps those that come after its first for the next
-    run, and makes that when another event comes. So events without tasks, `claimed` is 0, close a burst and follow each
-    start: `cooldown` seconds after the last task was ended, and twice again, later and later. Do not limit the runs of
-    such a DAG: while they are at their limit, its events wait for the next one after that.
+    tells. The event is `{"topic", "claimed", "sequences", "identifiers"}`: all sequences, and the identifiers of the
+    first 100 tasks. A run that Airflow made of several events finds all of them in `triggering_asset_events`.
+
+    Airflow starts a run with the first event of a burst, and leaves those that come before that run is made to the run
+    that the next event starts. So the event of the last task of a burst is fired `cooldown` seconds after the one
+    before: it starts a run that gets all that were left. While a DAG is at its limit of active runs
+    (`max_active_runs`, 16 unless set), or the scheduler takes longer than `cooldown`, Airflow leaves that one behind,
+    too, until another event comes. For a topic where none may come for long, `closing_events` repeats events without
+    tasks (`claimed` is 0) after each burst and each start.
 
     Triggers with equal arguments are one stream: each task's event reaches the assets of all of them. So use one
     asset a topic, for any number of DAGs. Triggers with different arguments are competitors: each task goes to one.
@@ -81,7 +85,10 @@ class TaskQEventTrigger(BaseEventTrigger):
     :param taskq_conn_id: the Airflow connection.
     :param min_tasks: peek: how many ready tasks are enough.
     :param cooldown: peek: seconds after which the event is repeated, as long as so many are ready (60 unless given);
-        claim: seconds after which a burst is closed (10 unless given). Longer than the scheduler needs for a round.
+        claim: seconds between the last event of a burst and the one before (10 unless given). Longer than the scheduler
+        needs for a round. With 0 all events are fired at once.
+    :param closing_events: claim: how many events without tasks follow a burst and a start, the first after `cooldown`
+        seconds, each later one after twice as long; for a DAG whose runs reach `max_active_runs`.
     :param condition: under which condition tasks are counted or taken.
     :param batch_size: claim: how many tasks an event has at the most; it does not wait until there are as many.
     :param order: claim: in which order tasks are taken.
@@ -103,6 +110,7 @@ class TaskQEventTrigger(BaseEventTrigger):
         order: str = "FIRST_IN_FIRST_OUT",
         owner: str | None = None,
         lease: float = 60.0,
+        closing_events: int = 0,
         poll_interval: float = 1.0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -116,6 +124,7 @@ class TaskQEventTrigger(BaseEventTrigger):
         self.order = order
         self.owner = owner
         self.lease = lease
+        self.closing_events = closing_events
         self.poll_interval = poll_interval
         self._check()
 
@@ -132,6 +141,7 @@ class TaskQEventTrigger(BaseEventTrigger):
             "order": str(self.order),
             "owner": self.owner,
             "lease": self.lease,
+            "closing_events": self.closing_events,
             "poll_interval": self.poll_interval,
         }
 
@@ -145,13 +155,21 @@ class TaskQEventTrigger(BaseEventTrigger):
             raise AirflowException(CLAIM_NEEDS)
         what: dict[str, Any] = {"topic": self.topic, "min_tasks": self.min_tasks, "condition": self.condition}
         what["poll_interval"] = self.poll_interval
+        trouble: str | None = None
         while True:
             try:
                 ready = await watcher(self.taskq_conn_id).until(ReadyWait(**what))
             except (AirflowException, TaskQueueError) as error:
-                log.warning("Topic %r cannot be looked at, again in %.0f seconds: %s", self.topic, _RETRY, error)
+                # A topic that was dropped is one that does not exist at the next look: that is no change.
+                text = UnknownTopic.__name__ if isinstance(error, UnknownTopic) else str(error)
+                if text != trouble:
+                    trouble = text
+                    log.warning("Topic %r cannot be looked at, tried again until it can: %s", self.topic, error)
                 await asyncio.sleep(_RETRY)
                 continue
+            if trouble is not None:
+                trouble = None
+                log.info("Topic %r can be looked at again.", self.topic)
             since = time.monotonic()
             yield _event({"topic": self.topic, "ready": ready})
             await self._anew_or_cooled(AnewWait(**what, since=since))
@@ -175,6 +193,7 @@ class TaskQEventTrigger(BaseEventTrigger):
                 owner=kwargs["owner"] or _owner_of(kwargs),
                 lease=kwargs["lease"],
                 cooldown=kwargs["cooldown"],
+                closing_events=kwargs["closing_events"],
                 batch_size=kwargs["batch_size"],
                 order=kwargs["order"],
                 condition=kwargs["condition"],
@@ -209,6 +228,8 @@ class TaskQEventTrigger(BaseEventTrigger):
             raise ValueError(f"mode {self.mode!r} is neither 'peek' nor 'claim'")
         if self.min_tasks < 1 or self.batch_size < 1:
             raise ValueError("min_tasks and batch_size are 1 at least")
+        if self.cooldown < 0 or self.closing_events < 0:
+            raise ValueError("cooldown and closing_events are 0 at least")
         if self.lease < _SHORTEST_LEASE:
             raise ValueError(f"a lease of {self.lease:g} seconds is too short to be kept: {_SHORTEST_LEASE:g} at least")
         if self.mode == "claim" and not has_shared_streams():

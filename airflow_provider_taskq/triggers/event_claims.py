@@ -3,25 +3,27 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.queue import LeaseLost, Result, TaskQueueError
+from airflow_provider_taskq.queue import LeaseLost, Result, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.queue.errors import one_line
+from airflow_provider_taskq.triggers.event_burst import Burst
 from airflow_provider_taskq.triggers.event_holding import Claim, Holding, Settlement
 from airflow_provider_taskq.triggers.event_line import Line
-from airflow_provider_taskq.triggers.waits import ReadyWait
+from airflow_provider_taskq.triggers.waits import ReadyWait, unknown_topic
 from airflow_provider_taskq.triggers.watcher import watcher
 
 log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 128  # tasks whose events Airflow has not confirmed, at the most (or two batches); its own bound is 1,024
-_CLOSINGS = 3  # events that close a burst: after the cooldown, then twice and four times as long after the one before
 _LONGEST_BACK_OFF = 30.0
 _PARTING = 5.0  # seconds that giving back may take at the end: the lease ends by itself, too
 
@@ -37,6 +39,7 @@ class Claiming:
     owner: str
     lease: float
     cooldown: float
+    closing_events: int
     batch_size: int
     order: str
     condition: str
@@ -49,6 +52,12 @@ class TaskClaims(SharedStreamProducer):
     The owner's name is the same after a restart, so what a killed triggerer held is taken over and fired again. Where
     two triggerers run the same stream, one leads: the other waits until the owner gives no sign of life for half its
     lease, so that the two do not take each other's tasks away for ever.
+
+    Airflow leaves an event that comes soon after another to the run that the next event starts. So the last claim of a
+    burst is held back until `cooldown` seconds after the event before was settled: its event starts a run, which gets
+    all that was left. The tasks of a claim that is held back are held in the queue too, so whatever becomes of this
+    triggerer, they have their event later. An event without tasks is fired only if that claim was refused, or if the
+    trigger asks for `closing_events`.
 
     A lease that is lost after all ends the stream; Airflow starts it anew, and what is not ended is fired again.
     Everything else is tried again with growing pauses: an event-driven DAG has nobody who would restart its trigger.
@@ -64,8 +73,10 @@ class TaskClaims(SharedStreamProducer):
         self._in_flight: dict[int, None] = {}
         self._settled = asyncio.Event()
         self._beat_due = 0.0
-        self._closing_due: float | None = None  # when a burst is to be closed; None where none is open
-        self._closings = 0
+        self._burst = Burst(claiming.cooldown, claiming.closing_events)
+        self._failures = 0
+        self._trouble: str | None = None  # what was logged of the failure that goes on
+        self._topic_known = False
         self._doubtful = True  # whether something may be held that is not in flight
         self._drained = True  # whether the last poll found less than it asked for
         self._waiting_told = False
@@ -73,19 +84,17 @@ class TaskClaims(SharedStreamProducer):
 
     async def open_stream(self) -> AsyncIterator[tuple[Claim, Claim]]:
         """Yields claims, each as what the triggers see and what is settled; ends with an error only: LeaseLost."""
-        failures = 0
         try:
             while True:
                 try:
                     claims = await self._next()
-                    failures = 0
                 except LeaseLost:
                     metrics.count(metrics.LEASE_LOST, 1, topic=self._claiming.topic, in_triggerer=True)
                     raise
                 except (*_LOST, psycopg.Error, TaskQueueError, AirflowException) as error:
                     claims = []
-                    failures += 1
-                    await self._wait_after(error, failures)
+                    self._failures += 1
+                    await self._wait_after(error, self._failures)
                 for claim in claims:
                     yield claim, claim
         finally:
@@ -110,8 +119,9 @@ class TaskClaims(SharedStreamProducer):
                 await self._wait_after(error, failures)
         for one in settlements:
             self._in_flight.pop(one.sequence, None)
-        if settlements or not all(map(_stored, batch)):
-            self._open_burst()
+        now = asyncio.get_running_loop().time()
+        for item in batch:
+            self._burst.settled(item.broker_payload, now)
         self._settled.set()
         self._count(settlements)
 
@@ -136,15 +146,17 @@ class TaskClaims(SharedStreamProducer):
             known = set(self._in_flight)  # before the question: what is settled meanwhile is not to be fired again
             held = [one for one in await self._holding.held() if one[0] not in known]
             self._doubtful = False
-            return self._claims(held)
+            return self._fired(held)
         if not self._has_room():
-            self._settled.clear()
-            await self._wait(self._settled.wait())
+            await self._wait(None)
             return []
         wait = ReadyWait(self._claiming.topic, 1, self._claiming.condition, poll_interval=self._claiming.poll_interval)
         if self._drained and not await self._wait(watcher(self._claiming.conn_id).until(wait)):
-            return self._closing()
-        return await self._claim()
+            self._works()
+            return self._burst.due(asyncio.get_running_loop().time(), self._claiming.topic)
+        claims = await self._claim()
+        self._works()
+        return claims
 
     async def _claim(self) -> list[Claim]:
         """Polls a batch."""
@@ -155,14 +167,14 @@ class TaskClaims(SharedStreamProducer):
         self._drained = len(polled) < self._claiming.batch_size
         if not polled:  # others were faster
             await asyncio.sleep(min(self._claiming.poll_interval, self._beat))
-        return self._claims(polled)
+        return self._fired(polled)
 
-    def _claims(self, tasks: Sequence[tuple[int, str]]) -> list[Claim]:
-        """Makes batches of tasks; they are in flight from now on."""
+    def _fired(self, tasks: Sequence[tuple[int, str]]) -> list[Claim]:
+        """Makes batches of tasks, which are in flight from now on; those whose events are to be fired now."""
         self._in_flight.update(dict.fromkeys(sequence for sequence, _ in tasks))
         size = self._claiming.batch_size
         batches = [tasks[start : start + size] for start in range(0, len(tasks), size)]
-        return [
+        claims = [
             Claim(
                 self._claiming.topic,
                 tuple(sequence for sequence, _ in batch),
@@ -170,21 +182,7 @@ class TaskClaims(SharedStreamProducer):
             )
             for batch in batches
         ]
-
-    def _open_burst(self) -> None:
-        """Airflow may leave events behind from now on, until one comes a good while after them."""
-        self._closing_due = asyncio.get_running_loop().time() + self._claiming.cooldown
-        self._closings = 0
-
-    def _closing(self) -> list[Claim]:
-        """An event without tasks, where a burst is to be closed; again later, as a slow scheduler leaves it behind."""
-        now = asyncio.get_running_loop().time()
-        if self._closing_due is None or now < self._closing_due:
-            return []
-        self._closings += 1
-        pause = self._claiming.cooldown * 2.0**self._closings
-        self._closing_due = now + pause if self._closings < _CLOSINGS else None
-        return [Claim(self._claiming.topic, (), ())]
+        return self._burst.fired(claims, asyncio.get_running_loop().time())
 
     async def _leads(self) -> bool:
         """Becomes the owner, unless another triggerer is it and alive."""
@@ -195,7 +193,7 @@ class TaskClaims(SharedStreamProducer):
             await asyncio.sleep(self._beat)
             return False
         await self._holding.register()
-        self._open_burst()  # the triggerer before may have left one
+        self._burst.started(asyncio.get_running_loop().time())
         self._beat_due = asyncio.get_running_loop().time() + self._beat
         return True
 
@@ -206,23 +204,41 @@ class TaskClaims(SharedStreamProducer):
             await self._holding.heartbeat()
             self._beat_due = loop.time() + self._beat
 
-    async def _wait(self, event: Awaitable[object]) -> bool:
-        """Waits for something, until there is something else to do at the longest; whether it happened."""
-        due = min(self._beat_due, self._closing_due or self._beat_due)
-        left = due - asyncio.get_running_loop().time()
+    async def _wait(self, event: Coroutine[Any, Any, object] | None) -> bool:
+        """Waits for something, or until a claim comes back or something else is due; whether it happened."""
+        due = min(self._beat_due, self._burst.due_at or self._beat_due)
+        left = max(due - asyncio.get_running_loop().time(), 0.0)
+        self._settled.clear()
+        awaited = None if event is None else asyncio.ensure_future(event)
+        waits = {asyncio.ensure_future(self._settled.wait()), *([awaited] if awaited else [])}
         try:
-            async with asyncio.timeout(max(left, 0.0)):
-                await event
-        except TimeoutError:
+            done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+        if awaited is None or awaited not in done:
             return False
+        awaited.result()
         return True
 
     async def _wait_after(self, error: Exception, failures: int) -> None:
         """Sleeps, after a failure; what was asked last may have been carried out."""
-        pause = min(2.0 ** (failures - 1), _LONGEST_BACK_OFF, self._beat) * random.uniform(0.5, 1.0)  # noqa: S311
-        log.warning("Claims of topic %r have to wait %.0f seconds: %s", self._claiming.topic, pause, error)
+        pause = min(2.0 ** min(failures - 1, 10), _LONGEST_BACK_OFF, self._beat) * random.uniform(0.5, 1.0)  # noqa: S311
+        if isinstance(error, UnknownTopic):
+            error = unknown_topic(self._claiming.topic, known=self._topic_known)
+        text = one_line(error)
+        if text != self._trouble:
+            self._trouble = text
+            log.warning("Topic %r cannot be claimed, tried again until it can: %s", self._claiming.topic, text)
         self._doubtful, self._beat_due = True, 0.0
         await asyncio.sleep(pause)
+
+    def _works(self) -> None:
+        """Notes that the topic could be looked at, or polled: what else works says nothing about that."""
+        self._failures, self._topic_known = 0, True
+        if self._trouble is not None:
+            self._trouble = None
+            log.info("Topic %r can be claimed again.", self._claiming.topic)
 
     def _has_room(self) -> bool:
         size = self._claiming.batch_size

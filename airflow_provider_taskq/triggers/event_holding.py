@@ -9,6 +9,7 @@ from airflow_provider_taskq.queue import Result
 from airflow_provider_taskq.queue.wire import interval_text
 from airflow_provider_taskq.triggers.event_line import Line
 
+NAMED = 100  # identifiers of an event, at most
 _AGAIN = "5 seconds"  # a task whose event was not stored is due again then, so that a failure is no busy loop
 
 
@@ -22,10 +23,17 @@ class Claim:
     fired: int = 0
     """How many triggers have handed their event over to Airflow."""
     refusals: list[str] = field(default_factory=list)
+    starts_run: bool = True
+    """Whether the event was fired so long after the one before that it starts a run of its own."""
 
     def event(self) -> dict[str, Any]:
-        """What the DAG is told: names, counts and sequences."""
-        return {"topic": self.topic, "claimed": len(self.sequences), "sequences": list(self.sequences)}
+        """What the DAG is told: the topic, how many tasks, and of the first `NAMED` of them sequence and identifier."""
+        return {
+            "topic": self.topic,
+            "claimed": len(self.sequences),
+            "sequences": list(self.sequences),
+            "identifiers": list(self.identifiers[:NAMED]),
+        }
 
 
 @dataclass(frozen=True, slots=True)

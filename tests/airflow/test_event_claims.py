@@ -1,8 +1,10 @@
 """Claims through Airflow's own shared streams, with what the triggerer does around them."""
 
 import asyncio
+import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -22,6 +24,7 @@ from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, connect
 from airflow_provider_taskq.triggers import event_line
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
+from airflow_provider_taskq.triggers.event_claims import TaskClaims
 from airflow_provider_taskq.triggers.event_holding import Claim
 from tests.airflow.conftest import Connect
 from tests.faults.poison import POISON, poison
@@ -44,6 +47,7 @@ class Triggerer:
         self.streams = SharedStreamManager(ack_timeout=ack_timeout, _now=lambda: self.now)
         self.events: list[tuple[int, TriggerEvent]] = []
         self.unstored: list[tuple[int, int]] = []
+        self.stores = False  # whether events are stored at once
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.before_taking: Callable[[], Awaitable[Any]] | None = None
 
@@ -75,7 +79,9 @@ class Triggerer:
                     await self.before_taking()
                 seq = self.streams.bind_pending_event(trigger_id=number, key=key)
                 self.events.append((number, event))
-                if seq is not None:
+                if seq is not None and self.stores:
+                    self.streams.confirm_persisted([seq])
+                elif seq is not None:
                     self.unstored.append((number, seq))
         finally:
             await self.streams.unsubscribe(number, key)
@@ -91,7 +97,7 @@ async def triggerer(**arguments: Any) -> AsyncIterator[Triggerer]:
 
 
 def claiming(kind: type[TaskQEventTrigger] = TaskQEventTrigger, **arguments: Any) -> TaskQEventTrigger:
-    return kind(**{"topic": "work", "mode": "claim", "poll_interval": 0.05, "cooldown": 600, **arguments})
+    return kind(**{"topic": "work", "mode": "claim", "poll_interval": 0.05, "cooldown": 0, **arguments})
 
 
 def producer(trigger: TaskQEventTrigger) -> SharedStreamProducer:
@@ -127,7 +133,8 @@ def test_a_task_is_ended_only_after_its_event_is_stored(queue: TaskQueue) -> Non
             pushed = await asyncio.to_thread(queue.push, "work", [NewTask("a", payload="secret"), NewTask("b")])
             await until(lambda: len(airflow.events) == 2)
             assert [event.payload for _, event in airflow.events] == [
-                {"topic": "work", "claimed": 1, "sequences": [task.sequence]} for task in pushed
+                {"topic": "work", "claimed": 1, "sequences": [task.sequence], "identifiers": [task.identifier]}
+                for task in pushed
             ]
             assert set(states(queue).values()) == {State.ACTIVE}
             airflow.store()
@@ -301,24 +308,123 @@ def test_batches_are_as_large_as_there_are_tasks(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_events_without_tasks_close_a_burst_and_follow_a_start(queue: TaskQueue) -> None:
-    """Airflow makes no run of the later events of a burst before another event comes."""
+def claimed(airflow: Triggerer) -> list[int]:
+    """How many tasks each event told of."""
+    return [event.payload["claimed"] for _, event in airflow.events]
+
+
+def test_no_event_is_without_tasks_and_the_last_of_a_burst_comes_after_the_cooldown(queue: TaskQueue) -> None:
+    """Airflow leaves events behind that come soon after another: the last one starts a run that gets all of them."""
 
     async def test() -> None:
         async with triggerer() as airflow:
-            airflow.start(claiming(cooldown=0.5))
+            airflow.start(claiming(cooldown=2))
+            queue.push("work", ["a", "b", "c"])
+            await until(lambda: len(airflow.events) == 2 and count(queue, State.ACTIVE) == 3)
+            airflow.store()
+            settled = time.monotonic()
+            await until(lambda: len(airflow.events) == 3)
+            assert time.monotonic() - settled >= 1.9
+            airflow.store()
+            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
+            await asyncio.sleep(4)  # for what must not come
+            assert claimed(airflow) == [1, 1, 1]
 
-            def told() -> list[int]:
-                return [event.payload["claimed"] for _, event in airflow.events]
+    in_loop(test)
 
-            await until(lambda: told() == [0, 0, 0])
+
+def test_what_is_held_back_is_fired_by_the_next_triggerer(queue: TaskQueue) -> None:
+    async def test() -> None:
+        tasks = queue.push("work", ["a", "b"])
+        async with triggerer() as airflow:
+            airflow.start(claiming(cooldown=600))
+            await until(lambda: len(airflow.events) == 1 and count(queue, State.ACTIVE) == 2)
+            airflow.store()
+            await until(lambda: count(queue, State.SUCCEEDED) == 1)
+        async with triggerer() as after:
+            after.start(claiming(cooldown=600))
+            await until(lambda: len(after.events) == 1)
+            assert airflow.sequences() + after.sequences() == [task.sequence for task in tasks]
+
+    in_loop(test)
+
+
+def test_if_the_last_task_of_a_burst_is_refused_one_event_without_tasks_follows(queue: TaskQueue) -> None:
+    async def test() -> None:
+        async with triggerer() as airflow:
+            airflow.start(claiming(Picky, cooldown=0.5))
+            queue.push("work", ["a", "b", "bad"])
+            await until(lambda: len(airflow.events) == 2)
+            airflow.store()
+            await until(lambda: claimed(airflow) == [1, 1, 0])
+            airflow.store()
+            await asyncio.sleep(2)  # for what must not come
+            assert claimed(airflow) == [1, 1, 0]
+            assert states(queue) == {"a": State.SUCCEEDED, "b": State.SUCCEEDED, "bad": State.FAILED}
+
+    in_loop(test)
+
+
+def test_events_name_all_sequences_and_the_first_identifiers(queue: TaskQueue) -> None:
+    async def test() -> None:
+        tasks = queue.push("work", [NewTask(f"id-{number:03}", payload="private") for number in range(150)])
+        async with triggerer() as airflow:
+            airflow.start(claiming(batch_size=150))
+            await until(lambda: len(airflow.events) == 1)
+            assert airflow.events[0][1].payload == {
+                "topic": "work",
+                "claimed": 150,
+                "sequences": [task.sequence for task in tasks],
+                "identifiers": [f"id-{number:03}" for number in range(100)],
+            }
+
+    in_loop(test)
+
+
+def test_a_missing_topic_is_logged_once_and_asked_for_more_and_more_rarely(
+    queue: TaskQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[int] = []
+    wait_after = TaskClaims._wait_after
+
+    async def noted(self: TaskClaims, error: Exception, failures: int) -> None:
+        pauses.append(failures)
+        await wait_after(self, error, failures)
+
+    monkeypatch.setattr(TaskClaims, "_wait_after", noted)
+
+    async def test() -> None:
+        async with triggerer() as airflow:
+            airflow.start(claiming(topic="later"))
+            await until(lambda: len(pauses) >= 3)
+            queue.create_topic("later")
+            queue.push("later", ["a"])
+            await until(lambda: len(airflow.events) == 1)
+            airflow.store()
+            await until(lambda: "can be claimed again" in caplog.text)
+            queue.drop_topic("later")
+            await until(lambda: "was dropped" in caplog.text)
+
+    with caplog.at_level(logging.INFO):
+        in_loop(test)
+    assert pauses[:3] == [1, 2, 3], "a heartbeat that works ends no back-off"
+    assert caplog.text.count("topic 'later' does not exist; create it with: taskq topics create later") == 1
+    assert caplog.text.count("topic 'later' was dropped; create it again with: taskq topics create later") == 1
+
+
+def test_events_without_tasks_close_a_burst_and_follow_a_start_where_they_are_wanted(queue: TaskQueue) -> None:
+    """For a DAG at its limit of runs: Airflow makes no run of the last events before another event comes."""
+
+    async def test() -> None:
+        async with triggerer() as airflow:
+            airflow.start(claiming(cooldown=0.5, closing_events=3))
+
+            airflow.stores = True
+            await until(lambda: claimed(airflow) == [0, 0, 0])
             await asyncio.sleep(3)
-            assert told() == [0, 0, 0]
-            airflow.store()
+            assert claimed(airflow) == [0, 0, 0]
             queue.push("work", ["a", "b"])
-            await until(lambda: told() == [0, 0, 0, 1, 1])
-            airflow.store()
-            await until(lambda: told() == [0, 0, 0, 1, 1, 0, 0, 0])
+            await until(lambda: claimed(airflow) == [0, 0, 0, 1, 1, 0, 0, 0])
             assert set(states(queue).values()) == {State.SUCCEEDED}
 
     in_loop(test)
