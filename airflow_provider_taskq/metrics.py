@@ -32,9 +32,9 @@ PURGED = "taskq.purged"
 LEASE_LOST = "taskq.lease_lost"
 
 # Timings
-GATE_WAIT = "taskq.gate_wait"  # from a gate's first look until it opened
+GATE_WAIT = "taskq.gate_wait_ms"  # from a gate's first look until it opened
 POLL_TIME = "taskq.poll_ms"  # of one call that takes tasks
-RUN_TIME = "taskq.run_seconds"  # of a batch, from its poll to its completion
+RUN_TIME = "taskq.run_ms"  # of a batch, from its poll to its completion
 
 # Gauges
 DEPTH = "taskq.depth"  # by state

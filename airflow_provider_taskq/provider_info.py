@@ -95,6 +95,12 @@ def _connection_type() -> dict[str, Any]:
                 "description": "What pg_stat_activity shows (airflow-taskq unless set)",
                 "schema": {"type": ["string", "null"]},
             },
+            "listen": {
+                "label": "Listen for notifications",
+                "description": "Whether the triggerer listens on a second connection, and looks at once when a topic "
+                "has something new (off unless set). Leave it off behind a transaction pooler.",
+                "schema": {"type": ["boolean", "null"]},
+            },
         },
         "ui-field-behaviour": {
             "hidden-fields": [],

@@ -1,8 +1,8 @@
 """Assets `taskq://`: a topic, named by its server or by the Airflow connection that reaches it.
 
-`taskq://host:port/database/topic` names the thing itself, as `postgres://` does; lineage reports it, as the hook knows
-the server. `taskq://conn_id/topic` is what a DAG's author knows; `topic_asset` makes it, for outlets and schedules.
-The topic is percent-encoded, as it may have any character. Airflow compares assets as texts: to it these are two.
+`taskq://conn_id/topic` is what the author of a DAG knows: `topic_asset` makes it for outlets and schedules, and lineage
+reports the same. `taskq://host:port/database/topic` names the topic on its server; a hook with a `database` of its own
+reports that. The topic is percent-encoded, as it may have any character. Airflow compares assets as texts.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException, NoOpCollector,
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.rows import TupleRow, tuple_row
 
+from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topic_asset
 from airflow_provider_taskq.hooks.lineage import ObservedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 from airflow_provider_taskq.queue.connection import defaults_for
@@ -33,7 +34,11 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class TaskQConnectionError(AirflowException):
-    """The database behind an Airflow connection cannot be reached as the connection says."""
+    """The database behind an Airflow connection cannot be reached as the connection says; `reason` says why."""
+
+    def __init__(self, conn_id: str, reason: str) -> None:
+        super().__init__(f"Airflow connection {conn_id!r} does not reach its database: {reason}")
+        self.reason = reason
 
 
 class TaskQHook(PostgresHook):
@@ -78,7 +83,7 @@ class TaskQHook(PostgresHook):
         queue.report(self)
 
     def report_lineage(self, *, inputs: Iterable[str] = (), outputs: Iterable[str] = ()) -> None:
-        """Reports topics that tasks were taken from, and topics that tasks were pushed to, as assets of the server.
+        """Reports topics that tasks were taken from, and topics that tasks were pushed to, as assets (`topic_asset`).
 
         `transaction` does this itself; it is for who works on a connection of `get_conn`. Without a reader of
         lineage, nothing is looked up. Never raises: what it tells of is committed.
@@ -87,25 +92,32 @@ class TaskQHook(PostgresHook):
             collector = get_hook_lineage_collector()
             if isinstance(collector, NoOpCollector):
                 return
-            connection = self.get_connection(self.get_conn_id())
-            place = {
-                "host": connection.host or "localhost",
-                "port": connection.port or 5432,
-                "database": self.database or connection.schema or connection.login or "postgres",
-            }
             for topic in sorted(inputs):
-                collector.add_input_asset(context=self, scheme="taskq", asset_kwargs={**place, "topic": topic})
+                collector.add_input_asset(context=self, uri=self._asset_uri(topic))
             for topic in sorted(outputs):
-                collector.add_output_asset(context=self, scheme="taskq", asset_kwargs={**place, "topic": topic})
+                collector.add_output_asset(context=self, uri=self._asset_uri(topic))
         except Exception:
             self.log.warning("Lineage could not be reported.", exc_info=True)
 
+    def _asset_uri(self, topic: str) -> str:
+        """The URI of a topic's asset, as `topic_asset` makes it for authors; by server where it is another database."""
+        if not self.database:
+            return topic_asset(topic, self.get_conn_id()).uri
+        connection = self.get_connection(self.get_conn_id())
+        host, port = connection.host or "localhost", connection.port or DEFAULT_PORT
+        return create_asset(host=host, port=port, database=self.database, topic=topic).uri
+
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the stub says None, the hook does this
-        """Whether the server answers and has the schema of this release; else what to do, in one sentence."""
+        """Whether the server answers and has the schema of this release; else what to do, in one sentence.
+
+        Airflow tests a form under a connection id of that moment, so no sentence names it.
+        """
         try:
             with self.get_conn() as connection:
                 verify(connection)
                 database = connection.info.dbname
+        except TaskQConnectionError as error:
+            return False, f"The database cannot be reached: {error.reason}"
         except (AirflowException, TaskQueueError) as error:
             return False, str(error)
         except psycopg.Error as error:
@@ -127,9 +139,7 @@ class TaskQHook(PostgresHook):
         try:
             yield
         except psycopg.Error as error:
-            raise TaskQConnectionError(
-                f"Airflow connection {self.get_conn_id()!r} does not reach its database: {one_line(error)}"
-            ) from None
+            raise TaskQConnectionError(self.get_conn_id(), one_line(error)) from None
 
 
 class TaskQAsyncHook(TaskQHook):

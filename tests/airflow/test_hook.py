@@ -186,7 +186,9 @@ def test_a_failed_connection_is_one_sentence_without_the_password(
         assert said in sentence
         assert "\n" not in sentence
         assert password not in sentence
-        assert hook.test_connection() == (False, sentence)
+        reason = sentence.partition("does not reach its database: ")[2]
+        assert hook.test_connection() == (False, f"The database cannot be reached: {reason}")
+        assert hook.get_conn_id() not in reason
 
 
 def test_an_option_that_is_none_is_named(connect_airflow: Connect) -> None:

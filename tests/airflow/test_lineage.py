@@ -5,6 +5,7 @@ from airflow.exceptions import AirflowRescheduleException  # common-compat has a
 from airflow.providers.common.compat.sdk import HookLineageCollector
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_provider_taskq.assets.taskq import topic_asset
 from airflow_provider_taskq.hooks import TaskQHook, taskq
 from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQPushOperator
 from airflow_provider_taskq.queue import Result, TaskQueue
@@ -22,33 +23,26 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-@pytest.fixture
-def server(dsn: str) -> str:
-    """The beginning of the URIs of all assets on the test's server."""
-    parts = conninfo_to_dict(dsn)
-    return f"taskq://{parts['host']}:{parts['port']}/{parts['dbname']}"
-
-
 def seen(collector: Any) -> tuple[list[str], list[str]]:
     """The URIs of inputs and outputs."""
     found = collector.collected_assets
     return [entry.asset.uri for entry in found.inputs], [entry.asset.uri for entry in found.outputs]
 
 
-def test_a_push_is_an_output(collector: Any, server: str) -> None:
+def test_a_push_is_an_output_under_the_name_that_authors_give_it(collector: Any) -> None:
     TaskQPushOperator(task_id="push", topic="work", tasks=["a"]).execute(context_of())
-    assert seen(collector) == ([], [f"{server}/work"])
+    assert seen(collector) == ([], [topic_asset("work").uri])
 
 
-def test_a_completion_is_an_input(collector: Any, server: str, queue: TaskQueue) -> None:
+def test_a_completion_is_an_input(collector: Any, queue: TaskQueue) -> None:
     TaskQCompleteOperator(task_id="complete", claim=claim_of(queue, "a")).execute(context_of())
-    assert seen(collector) == ([f"{server}/work"], [])
+    assert seen(collector) == ([topic_asset("work").uri], [])
 
 
-def test_a_claim_of_a_gate_is_an_input(collector: Any, server: str, queue: TaskQueue) -> None:
+def test_a_claim_of_a_gate_is_an_input(collector: Any, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     TaskQSensor(task_id="gate", topic="work", claim=1).execute(context_of())
-    assert seen(collector) == ([f"{server}/work"], [])
+    assert seen(collector) == ([topic_asset("work").uri], [])
 
 
 def test_a_gate_that_looks_or_stays_closed_is_none(collector: Any, queue: TaskQueue) -> None:
@@ -60,7 +54,7 @@ def test_a_gate_that_looks_or_stays_closed_is_none(collector: Any, queue: TaskQu
 
 
 def test_a_transaction_that_takes_from_one_topic_and_pushes_to_another_is_both(
-    collector: Any, server: str, queue: TaskQueue
+    collector: Any, queue: TaskQueue
 ) -> None:
     queue.create_topic("next/one")
     queue.push("work", ["a"])
@@ -70,7 +64,7 @@ def test_a_transaction_that_takes_from_one_topic_and_pushes_to_another_is_both(
         transaction.push("next/one", [task.identifier])
         transaction.complete(owner, {task: Result.SUCCESS})
         assert seen(collector) == ([], [])
-    assert seen(collector) == ([f"{server}/work"], [f"{server}/next%2Fone"])
+    assert seen(collector) == ([topic_asset("work").uri], [topic_asset("next/one").uri])
 
 
 def test_what_takes_nothing_and_pushes_nothing_is_neither(collector: Any) -> None:
@@ -102,12 +96,28 @@ def test_lineage_that_cannot_be_reported_fails_no_task(
     assert len(queue.page("work")) == 1
 
 
+def test_a_hook_of_another_connection_reports_that_connections_asset(
+    collector: Any, connect_airflow: Connect, queue: TaskQueue
+) -> None:
+    queue.push("work", ["a"])
+    with TaskQHook(connect_airflow("mine")).transaction() as transaction:
+        transaction.push("work", ["b"])
+    assert seen(collector) == ([], [topic_asset("work", "mine").uri])
+
+
+def test_a_hook_of_another_database_reports_an_asset_of_the_server(collector: Any, dsn: str) -> None:
+    parts = conninfo_to_dict(dsn)
+    with TaskQHook(database=str(parts["dbname"])).transaction() as transaction:
+        transaction.push("work", ["a"])
+    assert seen(collector) == ([], [f"taskq://{parts['host']}:{parts['port']}/{parts['dbname']}/work"])
+
+
 def test_nothing_is_looked_up_where_nobody_reads(connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     hook = TaskQHook(connect_airflow())
 
     def refuse(*_: Any) -> None:
         raise AssertionError("the connection was looked up")
 
-    monkeypatch.setattr(hook, "get_connection", refuse)
+    monkeypatch.setattr(hook, "_asset_uri", refuse)
     monkeypatch.setattr(hook.log, "warning", refuse)
     hook.report_lineage(inputs=["work"], outputs=["work"])

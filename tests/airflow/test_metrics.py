@@ -209,7 +209,7 @@ HOUR = timedelta(hours=1)
 def waited(receiver: Receiver) -> timedelta:
     """How long the only gate waited that was reported."""
     ((name, length, tags),) = receiver.told
-    assert (name, tags) == ("taskq.gate_wait", {"topic": "work"})
+    assert (name, tags) == ("taskq.gate_wait_ms", {"topic": "work"})
     assert isinstance(length, timedelta)
     return length
 
@@ -363,7 +363,7 @@ def test_topics_that_are_not_chosen_are_reported_as_others(receiver: Receiver, m
 def test_a_gates_wait_is_timed(receiver: Receiver) -> None:
     metrics.gate_opened("work", datetime.now(UTC) - timedelta(minutes=2))
     ((name, waited, tags),) = receiver.told
-    assert (name, tags) == ("taskq.gate_wait", {"topic": "work"})
+    assert (name, tags) == ("taskq.gate_wait_ms", {"topic": "work"})
     assert timedelta(minutes=2) <= waited < timedelta(minutes=3)
 
 

@@ -77,6 +77,16 @@ def test_the_connection_type_is_the_hooks() -> None:
     assert connection_type["hook-name"] == hook.hook_name
 
 
+def test_the_form_of_a_connection_has_a_field_for_each_option_of_ours() -> None:
+    """As Airflow's API server reads it for the form in the browser."""
+    from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
+
+    (form,) = [one for one in HookMetaService.hook_meta_data() if one.connection_type == "taskq"]
+    fields = form.extra_fields or {}
+    assert set(fields) == {"sslmode", "connect_timeout", "application_name", "listen"}
+    assert fields["listen"]["schema"]["type"] == ["boolean", "null"]
+
+
 def test_imports_nothing_heavy() -> None:
     program = (
         "import sys; from airflow_provider_taskq.provider_info import get_provider_info; get_provider_info();"
