@@ -8,6 +8,7 @@ import click
 from rich.console import RenderableType
 
 from airflow_provider_taskq.cli.asking import ask, plural
+from airflow_provider_taskq.cli.command_group import CommandGroup
 from airflow_provider_taskq.cli.output import facts, table
 from airflow_provider_taskq.cli.parameters import AGE, SEQUENCE, dry_run_option, yes_option
 from airflow_provider_taskq.cli.session import Session
@@ -22,6 +23,7 @@ MOST = 1_000  # tasks that the count of what an owner holds goes to
 
 
 @click.group(
+    cls=CommandGroup,
     invoke_without_command=True,
     help="List the owners whose lease is not gone, the newest registration first: what they hold, and until when.",
 )

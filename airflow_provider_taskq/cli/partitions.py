@@ -5,6 +5,7 @@ from datetime import timedelta
 import click
 
 from airflow_provider_taskq.cli.asking import plural
+from airflow_provider_taskq.cli.command_group import CommandGroup
 from airflow_provider_taskq.cli.parameters import DURATION, dry_run_option, topic_argument
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
@@ -14,7 +15,7 @@ _patience = click.option(
 )
 
 
-@click.group(help="Give a busy topic its own tables, or put it back into the shared ones.")
+@click.group(cls=CommandGroup, help="Give a busy topic its own tables, or put it back into the shared ones.")
 def partition() -> None:
     """Groups the commands."""
 

@@ -5,13 +5,13 @@ So `taskq --help` and the completion of a verb's name import click and nothing e
 
 import copy
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import click
 
 from airflow_provider_taskq import __version__
+from airflow_provider_taskq.cli.command_group import CommandGroup
 from airflow_provider_taskq.cli.parameters import checked
 from airflow_provider_taskq.cli.refusal import refusals_as_sentences
 from airflow_provider_taskq.cli.session import Session
@@ -58,7 +58,7 @@ SECTIONS = {
 VERBS = {verb: place for section in SECTIONS.values() for verb, place in section.items()}
 
 
-class Program(click.Group):
+class Program(CommandGroup):
     """All verbs; `naming` is the option that says which database."""
 
     def __init__(self, naming: click.Option, description: str) -> None:
@@ -80,18 +80,6 @@ class Program(click.Group):
             return None
         found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name.replace("-", "_"))
         return found if cmd_name == "completion" else self._with_common_options(found)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is named; of a misspelled one the error suggests the nearest."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            near = get_close_matches(args[0], VERBS, n=1)
-            if not near or "Did you mean" in error.message:  # later versions of click suggest by themselves
-                raise
-            raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Writes the verbs by section, without importing one."""

@@ -6,6 +6,7 @@ from datetime import timedelta
 import click
 
 from airflow_provider_taskq.cli.asking import plural
+from airflow_provider_taskq.cli.command_group import CommandGroup
 from airflow_provider_taskq.cli.glance import glances
 from airflow_provider_taskq.cli.output import table
 from airflow_provider_taskq.cli.parameters import DURATION, TOPIC, dry_run_option, topic_argument
@@ -20,6 +21,7 @@ MOST = 1_000  # ticks that a count goes to
 
 
 @click.group(
+    cls=CommandGroup,
     invoke_without_command=True,
     help="List recurring tasks that wait: of each prefix and hash how many, the next and the last.",
 )

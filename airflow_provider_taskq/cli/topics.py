@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from airflow_provider_taskq.cli.asking import ask, plural
+from airflow_provider_taskq.cli.command_group import CommandGroup
 from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_rows, glances
 from airflow_provider_taskq.cli.output import facts, table
 from airflow_provider_taskq.cli.parameters import dry_run_option, topic_argument, yes_option
@@ -16,6 +17,7 @@ from airflow_provider_taskq.queue import UnknownTopic
 
 
 @click.group(
+    cls=CommandGroup,
     invoke_without_command=True,
     help="List the topics: what is due, what comes later, what is held and what went wrong.",
 )

@@ -196,6 +196,7 @@ def test_a_shell_completes_verbs_options_topics_and_states(run: Run, complete: C
 
 def test_a_misspelled_command_gets_a_suggestion(run: Run) -> None:
     assert "Did you mean 'topics'?" in run("topcs", code=2).stderr
+    assert "Did you mean 'create'?" in run("topics", "creat", code=2).stderr
     assert "Did you mean" not in run("xyzzy", code=2).stderr
 
 
