@@ -13,8 +13,8 @@ from airflow_provider_taskq.cli.parameters import Function, topic_argument
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import shortened, task_document
 from airflow_provider_taskq.cli.text import plain
-from airflow_provider_taskq.cli.words import ago
-from airflow_provider_taskq.queue import Happening, TaskQueue, UnreadablePayload
+from airflow_provider_taskq.cli.words import ago, attempt_times
+from airflow_provider_taskq.queue import Happening, State, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.browse import Dependency, TaskLine, Texts
 from airflow_provider_taskq.queue.decoding import decode_json, json_defect
 
@@ -57,7 +57,7 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
         facts(_facts(task, told, depends_on, now)),
         *_wholes(task, texts),
         "",
-        table(["when", "what", "?#attempt", "~by", "~error"], rows),
+        table(["when", "what", "?times", "?#attempt", "~by", "~error"], rows),
     )
 
 
@@ -109,6 +109,7 @@ def _facts(
     yield "was", task.descent
     yield "why", told
     yield "attempt", task.attempt or None
+    yield "times", attempt_times(task.waited, task.ran, "running for" if task.state is State.ACTIVE else "ran")
     yield "crashes", task.crashes or None
     yield "redelivered", "yes" if task.redelivered else None
     yield "owner", task.owner
@@ -148,10 +149,16 @@ def _value(name: str, text: str | None) -> dict[str, Any]:
     return {name: value} if reason is None else {name: None, f"{name}_unreadable": reason, f"{name}_text": text}
 
 
+# A lapsed lease tells only how long the task was held.
+_RUN_VERBS = {"held": "running for", "lapsed": "held for"}
+
+
 def _happening_row(happening: Happening, now: datetime) -> tuple[object, ...]:
     """A line of the timeline."""
     when = "now" if happening.happened is None else _when(happening.happened, now)
-    return when, _what(happening), happening.attempt or "", _who(happening), shortened(happening.error_summary)
+    times = attempt_times(happening.waited, happening.ran, _RUN_VERBS.get(happening.what, "ran"))
+    attempt, who = happening.attempt or "", _who(happening)
+    return when, _what(happening), times, attempt, who, shortened(happening.error_summary)
 
 
 def _who(happening: Happening) -> str | None:

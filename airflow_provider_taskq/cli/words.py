@@ -64,6 +64,20 @@ def in_words(duration: timedelta | None) -> str:
     return f"{seconds // 86_400} days"
 
 
+def elapsed(duration: timedelta) -> str:
+    """A duration, a short one to two digits: 40 ms, 1.2 s."""
+    thousandths = max(0, round(duration / timedelta(milliseconds=1)))
+    if thousandths < 1000:
+        return f"{thousandths} ms"
+    return f"{thousandths / 1000:.1f}".removesuffix(".0") + " s" if thousandths < 9950 else in_words(duration)
+
+
+def attempt_times(waited: timedelta | None, ran: timedelta | None, verb: str = "ran") -> str:
+    """Queue time and run time of an attempt: waited 3 s · ran 1.2 s; empty if no attempt was polled."""
+    words = (None if waited is None else f"waited {elapsed(waited)}", None if ran is None else f"{verb} {elapsed(ran)}")
+    return " · ".join(filter(None, words))
+
+
 def exactly(duration: timedelta) -> str:
     """A duration to the millisecond, as `parse_duration` reads it: 1h30m."""
     rest, pieces = round(duration / timedelta(milliseconds=1)), []

@@ -100,6 +100,8 @@ def task(line: TaskLine) -> Shape:
         "error_summary": line.error_summary,
         "payload_bytes": line.payload_bytes,
         "output_bytes": line.output_bytes,
+        "waited_seconds": seconds(line.waited),
+        "ran_seconds": seconds(line.ran),
         "links": links(line.owner),
     }
 
@@ -118,6 +120,8 @@ def happening(each: Happening) -> Shape:
         "other": other,
         "error": each.error,
         "error_summary": each.error_summary,
+        "waited_seconds": seconds(each.waited),
+        "ran_seconds": seconds(each.ran),
         "links": links(each.holder),
     }
 

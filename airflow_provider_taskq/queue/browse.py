@@ -68,7 +68,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A task without its payload and output, of which it has the bytes; `error` is cut, or None unless asked for."""
+    """A task without its payload and output, of which it has the bytes; `error` is cut, or None unless asked for.
+
+    `waited` is the queue time of the last attempt, from when the task was due to its poll; `ran` its run time, from the
+    poll to the end, or to now while it runs. Both are None if no attempt runs or was completed.
+    """
 
     sequence: int
     topic: str
@@ -90,6 +94,8 @@ class TaskLine:
     error_summary: str | None
     payload_bytes: int | None
     output_bytes: int | None
+    waited: timedelta | None
+    ran: timedelta | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,8 @@ class TaskInfo(Task):
 
     `error` is the bounded traceback of the last failure, `error_summary` the same in one line of at most 200
     characters, such as `ValueError: no mailbox for bad-1`.
+    `polled` is when the last attempt was claimed; None while the task is READY, and for a task that ended without being
+    polled or is EXPIRED.
     """
 
     state: State
@@ -191,6 +193,7 @@ class TaskInfo(Task):
     output: Json = field(repr=False)
     error: str | None
     error_summary: str | None
+    polled: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def task_of(topic: str, row: Sequence[Any]) -> Task:
 
 def task_info_of(row: Sequence[Any]) -> TaskInfo:
     """A task with everything about it from a row of the view taskq.task_info."""
-    values = list(row[:19])
+    values = list(row[:20])
     values[7] = State(values[7])
     values[8] = None if values[8] is None else State(values[8])
     return TaskInfo(*values)

@@ -136,8 +136,12 @@ def test_show_tells_everything_but_what_is_private(run: Run, ask: Ask) -> None:
         assert part in told
     assert "word" not in told
     assert '{"private":"word"}' in run("show", "work", "-i", "a", "--payload").stdout.replace(" ", "")
+    assert told.count(" ms · ran ") + told.count(" s · ran ") == 3, "of the task, of its failure and of its end"
     answer = ask("show", "work", "-i", "a")
     assert "payload" not in answer["task"]
+    assert answer["timeline"][-1]["waited"] == answer["task"]["waited"] >= 0
+    assert answer["timeline"][-1]["ran"] == answer["task"]["ran"] >= 0
+    assert answer["timeline"][0]["waited"] is None
     assert answer["task"]["payload_bytes"] == 18
     assert [event["what"] for event in answer["timeline"]] == ["pushed", "failed", "ended"]
     assert ask("show", "work", answer["task"]["sequence"], "--payload")["task"]["payload"] == {"private": "word"}

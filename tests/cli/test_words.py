@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from airflow_provider_taskq.cli.text import plain
-from airflow_provider_taskq.cli.words import ago, exactly, in_words, moment_at, moment_of
+from airflow_provider_taskq.cli.words import ago, attempt_times, elapsed, exactly, in_words, moment_at, moment_of
 from airflow_provider_taskq.queue.bounds import FIRST_MOMENT, LAST_MOMENT
 from airflow_provider_taskq.queue.durations import parse_duration
 
@@ -46,6 +46,19 @@ def test_durations_are_told_in_short_words() -> None:
     assert [in_words(timedelta(seconds=s)) for s in (0, 119, 120, 7199, 7200, 11_100, 172_800)] == [
         *("0 s", "119 s", "2 min", "119 min", "2 h", "3 h 5 min", "2 days")
     ]
+
+
+def test_short_durations_have_two_digits() -> None:
+    spans = (0, 0.04, 0.9994, 0.9996, 1.24, 3, 9.94, 10.4, 130)
+    assert [elapsed(timedelta(seconds=span)) for span in spans] == [
+        *("0 ms", "40 ms", "999 ms", "1 s", "1.2 s", "3 s", "9.9 s", "10 s", "2 min")
+    ]
+
+
+def test_queue_time_and_run_time_are_one_phrase() -> None:
+    assert attempt_times(timedelta(seconds=3), timedelta(seconds=1.2)) == "waited 3 s · ran 1.2 s"
+    assert attempt_times(timedelta(seconds=3), timedelta(0), "running for") == "waited 3 s · running for 0 ms"
+    assert attempt_times(None, None) == ""
 
 
 def test_ages_are_told_in_words() -> None:

@@ -54,6 +54,9 @@ def fill(dsn: str) -> None:
             "UPDATE taskq.ended SET completed = completed - (sequence % 24) * interval '1 hour'"
             " - (sequence % 50) * interval '1 minute' WHERE completed IS NOT NULL AND sequence % 3 > 0"
         )
+        conn.execute(
+            "UPDATE taskq.ended SET polled = completed - (sequence % 40) * interval '0.1 s' WHERE polled IS NOT NULL"
+        )
         conn.execute("ANALYZE")
 
 

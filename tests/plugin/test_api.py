@@ -220,6 +220,9 @@ def test_a_task_says_why_and_what_became_of_it_and_who_holds_it_in_airflow(clien
         "task_instance": "dags/shop/runs/manual__1/tasks/claim",
     }
     assert [event["what"] for event in one["timeline"]] == ["pushed", "held"]
+    assert one["timeline"][1]["waited_seconds"] == one["task"]["waited_seconds"] > 0
+    assert one["task"]["ran_seconds"] > 0
+    assert one["timeline"][0]["ran_seconds"] is None
     assert (one["task"]["payload_bytes"], one["task"]["output_bytes"]) == (52, None)
     (waiting,) = told(client, "tasks", topic="waiting", status="blocked")["tasks"]
     blocked = told(client, "task", topic="waiting", sequence=waiting["sequence"])

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from airflow_provider_taskq.queue import Result, TaskQueue, connect
+from airflow_provider_taskq.queue import Result, State, TaskQueue, connect
 from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
 from tests.plugin.browser import OpenTab, is_api, sentence
 from tests.plugin.page_site import PageSite
@@ -74,6 +74,24 @@ def test_the_page_says_why_tasks_are_not_running(tab: OpenTab, page_dsns: dict[s
     for (topic, identifier), words in expected.items():
         main = visit.view(topic=topic, sequence=found[topic, identifier])
         expect(main.get_by_test_id("why")).to_contain_text(words)
+
+
+def test_lists_and_the_timeline_show_queue_time_and_run_time(tab: OpenTab, page_dsns: dict[str, str]) -> None:
+    visit = tab()
+    with connect(page_dsns["situations"], autocommit=True) as conn:
+        page = TaskQueue(conn).page("orders", size=100)
+    ended = next(task for task in page if task.state is State.SUCCEEDED)
+    held = next(task for task in page if task.state is State.ACTIVE)
+    ready = next(task for task in page if task.identifier == "later")
+    for task, times in ((ended, r"waited [\d.]+ m?s · ran [\d.]+ m?s"), (held, r"waited .+ · running for .+")):
+        main = visit.view(topic="orders", view="tasks", identifier=task.identifier)
+        expect(main.get_by_test_id("tasks")).to_contain_text(re.compile(times))
+        main = visit.view(topic="orders", sequence=task.sequence)
+        expect(main.get_by_test_id("times")).to_have_text(re.compile(f"^{times}$"))
+        expect(main.get_by_role("definition").filter(has_text=re.compile(f"^{times}$"))).to_have_count(1)
+    main = visit.view(topic="orders", sequence=ready.sequence)
+    expect(main.get_by_test_id("timeline")).to_be_visible()
+    expect(main.get_by_test_id("times")).to_have_count(0)
 
 
 def test_the_filter_lives_in_the_address(tab: OpenTab) -> None:

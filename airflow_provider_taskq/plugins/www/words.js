@@ -35,6 +35,19 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} days`;
 }
 
+/** A duration in seconds, a short one to two digits: 40 ms, 1.2 s. */
+export function elapsed(seconds) {
+  const thousandths = Math.max(0, Math.round(seconds * 1000));
+  if (thousandths < 1000) return `${thousandths} ms`;
+  return thousandths < 9950 ? `${Number((thousandths / 1000).toFixed(1))} s` : duration(Math.round(seconds));
+}
+
+/** Queue time and run time of an attempt: waited 3 s · ran 1.2 s; null if no attempt was polled. */
+export function attemptTimes({ waited_seconds: waited, ran_seconds: ran }, verb = "ran") {
+  const words = [waited === null ? null : `waited ${elapsed(waited)}`, ran === null ? null : `${verb} ${elapsed(ran)}`];
+  return words.filter(Boolean).join(" · ") || null;
+}
+
 /** A size in bytes. */
 export function bytes(value) {
   if (value === null || value === undefined) return "–";

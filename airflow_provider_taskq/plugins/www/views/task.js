@@ -4,7 +4,7 @@ import { useActing } from "../actions/acting.js";
 import { h, To, UI } from "../host.js";
 import { useLive } from "../live.js";
 import { Facts, Part, Shown, State, Title, Verbatim, When } from "../parts.js";
-import { bytes, sentence } from "../words.js";
+import { attemptTimes, bytes, sentence } from "../words.js";
 import { InAirflow } from "./in_airflow.js";
 import { Payload } from "./payload.js";
 import { Holder } from "./task_rows.js";
@@ -39,6 +39,7 @@ function facts(task, asOf, place) {
     ["Due", ended ? null : h(When, { at: task.available_at, from: asOf })],
     ["Ended", ended ? h(When, { at: task.completed, from: asOf }) : null],
     ["Attempt", String(task.attempt)],
+    ["Last attempt", attemptTimes(task, task.state === "ACTIVE" ? "running for" : "ran")],
     ["Crashes", task.crashes ? String(task.crashes) : null],
     ["Redelivered", task.redelivered ? "yes: an owner before lost its lease" : null],
     ["Priority", String(task.priority)],

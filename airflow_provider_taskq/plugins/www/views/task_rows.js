@@ -1,8 +1,8 @@
 /** Tasks as rows, the same in every view that lists them. */
-import { h, To, UI } from "../host.js";
+import { Fragment, h, To, UI } from "../host.js";
 import { State } from "../parts.js";
 import { Rows } from "../table.js";
-import { distance, moment } from "../words.js";
+import { attemptTimes, distance, moment } from "../words.js";
 
 /** When something happens to a task next, or happened last. */
 function Moment({ task, asOf }) {
@@ -14,7 +14,9 @@ function Moment({ task, asOf }) {
         ? ["due", task.available_at]
         : ["pushed", task.created];
   if (!at) return "–";
-  return h("time", { dateTime: at, title: moment(at) }, `${word} ${distance(at, asOf)}`);
+  const times = attemptTimes(task, task.state === "ACTIVE" ? "running for" : "ran");
+  const shown = h("time", { dateTime: at, title: moment(at) }, `${word} ${distance(at, asOf)}`);
+  return times ? h(Fragment, null, shown, h(UI.Box, { fontSize: "xs", color: "fg.muted" }, times)) : shown;
 }
 
 /** Who holds a task, with the way to its task instance where it is one. */

@@ -2,7 +2,7 @@
 import { h, To, UI } from "../host.js";
 import { Icon } from "../icons.js";
 import { When } from "../parts.js";
-import { person } from "../words.js";
+import { attemptTimes, person } from "../words.js";
 import { InAirflow } from "./in_airflow.js";
 import { Holder } from "./task_rows.js";
 
@@ -45,6 +45,14 @@ function told(event) {
   return words[event.what] ?? event.what;
 }
 
+/** The verb for the run time of an attempt: a lapsed lease tells only how long the task was held. */
+const RUN_VERBS = { held: "running for", lapsed: "held for" };
+
+function Times({ event }) {
+  const times = attemptTimes(event, RUN_VERBS[event.what]);
+  return times ? h(UI.Box, { fontSize: "sm", "data-testid": "times" }, times) : null;
+}
+
 /** The copy that a task was recreated as: only there is `other` the number of a task. */
 function Copy({ event, place, task }) {
   if (event.what !== "recreated" || !event.other) return null;
@@ -69,6 +77,7 @@ function Event({ event, asOf, place, task, last }) {
       { pb: last ? 0 : 4, gap: 1, minW: 0 },
       h(UI.Timeline.Title, { flexWrap: "wrap", fontSize: "sm" }, told(event), h(Copy, { event, place, task })),
       h(UI.Timeline.Description, null, event.happened ? h(When, { at: event.happened, from: asOf }) : "now"),
+      h(Times, { event }),
       people,
       event.links ? h(UI.Box, { fontSize: "sm" }, h(InAirflow, { links: event.links })) : null,
       event.error ? h(Reason, { error: event.error, summary: event.error_summary }) : null,

@@ -152,11 +152,13 @@ BEGIN
 END $$;
 
 -- What is shown of tasks, in no order: everything but payload and output, of which it says the bytes. Tracebacks are cut to p_error
--- characters; with 0 there are only their summaries.
+-- characters; with 0 there are only their summaries. waited and ran are taskq.queue_time and taskq.run_time of the last attempt, of a
+-- running task until now.
 CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
 RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text, attempt int, crashes int,
                redelivered boolean, priority int, created timestamptz, available_at timestamptz, completed timestamptz, owner text,
-               lease_until timestamptz, error text, error_summary text, payload_bytes int, output_bytes int)
+               lease_until timestamptz, error text, error_summary text, payload_bytes int, output_bytes int,
+               waited interval, ran interval)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
@@ -167,7 +169,9 @@ BEGIN
     SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt, i.crashes::int, i.redelivered,
            i.priority::int, i.created, i.available_at, i.completed, i.owner,
            CASE WHEN i.state = 0 THEN (SELECT o.lease_until FROM taskq.owner o WHERE o.name = i.owner) END,
-           CASE WHEN p_error > 0 THEN left(i.error, p_error) END, i.error_summary, octet_length(i.payload::text), octet_length(i.output::text)
+           CASE WHEN p_error > 0 THEN left(i.error, p_error) END, i.error_summary, octet_length(i.payload::text), octet_length(i.output::text),
+           taskq.queue_time(i.created, i.available_at, i.polled),
+           taskq.run_time(i.polled, CASE WHEN i.state = 0 THEN statement_timestamp() ELSE i.completed END)
     FROM unnest(p_sequences) AS u (sequence)
     CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.sequence = u.sequence OFFSET 0) i;
 END $$;

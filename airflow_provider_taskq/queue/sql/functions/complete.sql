@@ -86,9 +86,9 @@ BEGIN
     WITH gone AS (
         DELETE FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) RETURNING *
     ), moved AS (
-    INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
+    INSERT INTO taskq.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
                              identifier, output, error, error_summary)
-    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.topic_id, g.attempt, d.result + 3, g.crashes,
+    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, d.result + 3, g.crashes,
            g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error),
            CASE WHEN d.error IS NULL THEN g.error_summary ELSE d.summary END
     FROM gone g
@@ -114,7 +114,8 @@ BEGIN
                      WHERE d.result = 0 OR d.result = 1 AND d.delay IS NOT NULL);
     v_topics := taskq.topics_held(p_owner_id, v_asked);
     WITH judged AS MATERIALIZED (
-        SELECT l.sequence, l.topic_id, l.attempt, d.result = 0 AND NOT f.young AS noted, p.probe, d.error, d.summary,
+        SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
+               d.result = 0 AND NOT f.young AS noted, p.probe, d.error, d.summary,
                CASE WHEN d.result = 1 THEN taskq.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
@@ -127,14 +128,15 @@ BEGIN
                                    taskq.retry_delay(p, l.attempt) AS delay) f
         WHERE d.result = 1 OR f.young OR f.delay IS NOT NULL
     ), told AS (
-        INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, error, error_summary)
-        SELECT v_now, j.topic_id, j.sequence, 1, 0, j.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = p_owner_id),
+        INSERT INTO taskq.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder, error, error_summary)
+        SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, 1, 0, j.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = p_owner_id),
                right(j.error, 2000), j.summary
         FROM judged j
         WHERE j.noted AND taskq.is_noted(j.attempt)
     ), back AS (
         UPDATE taskq.live l SET
             holder = NULL,
+            polled = NULL,
             available_at = j.due,
             attempt = CASE WHEN j.noted THEN l.attempt ELSE l.attempt - 1 END,
             waits = CASE WHEN j.noted AND j.probe THEN 2 ELSE l.waits END,

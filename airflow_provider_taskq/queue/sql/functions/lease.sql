@@ -14,7 +14,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, waits = taskq.waits_again(l.topic_id, l.attempt, l.waits),
+    UPDATE taskq.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq.waits_again(l.topic_id, l.attempt, l.waits),
         available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = v_owner_id;
     GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -41,25 +41,25 @@ BEGIN
                         AND name <> ALL (p_except)
                       FOR UPDATE SKIP LOCKED);
     UPDATE taskq.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
-    INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder)
-    SELECT clock_timestamp(), l.topic_id, l.sequence, 2, 0, l.attempt, o.name
+    INSERT INTO taskq.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
+    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, 2, 0, l.attempt, o.name
     FROM taskq.live l JOIN taskq.owner o ON o.owner_id = l.holder WHERE l.holder = ANY (v_lapsed);
     WITH gone AS (
         DELETE FROM taskq.live l USING taskq.topic p
         WHERE l.holder = ANY (v_lapsed) AND p.topic_id = l.topic_id
           AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
         RETURNING l.*, p.on_expiry)
-    INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
+    INSERT INTO taskq.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
                              identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
-           g.topic_id, g.attempt - 1, CASE g.on_expiry WHEN 'redeliver' THEN 3 ELSE 2 END, g.crashes + 1, g.redelivered,
+           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry WHEN 'redeliver' THEN 3 ELSE 2 END, g.crashes + 1, g.redelivered,
            g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
     FROM gone g
     CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
         THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
         ELSE g.error END AS error) n;
     GET DIAGNOSTICS v_ended = ROW_COUNT;
-    UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1, redelivered = true,
+    UPDATE taskq.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1, redelivered = true,
         waits = taskq.waits_again(l.topic_id, l.attempt, l.waits), available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = ANY (v_lapsed);
     GET DIAGNOSTICS v_given = ROW_COUNT;

@@ -58,12 +58,13 @@ END $$;
 CREATE FUNCTION taskq.seize(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
+    v_now    timestamptz := clock_timestamp();
     v_depend boolean;
     v_kept   bigint[];
     v_back   bigint[];
 BEGIN
     WITH taken AS (
-        UPDATE taskq.live SET holder = p_holder, attempt = attempt + 1
+        UPDATE taskq.live SET holder = p_holder, polled = v_now, attempt = attempt + 1
         WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences) RETURNING waits)
     SELECT bool_or(t.waits < 0) INTO v_depend FROM taken t;
     IF v_depend IS NOT TRUE THEN
@@ -71,7 +72,7 @@ BEGIN
     END IF;
     v_kept := taskq.fulfilled(p_topic_id, p_sequences);
     v_back := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_kept));
-    UPDATE taskq.live SET holder = NULL, attempt = attempt - 1 WHERE topic_id = p_topic_id AND sequence = ANY (v_back);
+    UPDATE taskq.live SET holder = NULL, polled = NULL, attempt = attempt - 1 WHERE topic_id = p_topic_id AND sequence = ANY (v_back);
     PERFORM taskq.judge_dependents(p_topic_id, v_back);
     RETURN v_kept;
 END $$;

@@ -25,6 +25,7 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        e.completed, e.output,
        coalesce(l.error, e.error) AS error,
        coalesce(l.error_summary, e.error_summary) AS error_summary,
+       coalesce(l.polled, e.polled) AS polled,
        t.topic_id
 FROM taskq.task t
 JOIN taskq.topic p ON p.topic_id = t.topic_id

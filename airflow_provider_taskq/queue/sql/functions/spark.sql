@@ -248,9 +248,9 @@ BEGIN
         WHERE s.stage = p_stage AND NOT taskq.may_put_back(s.result, s.delay) AND l.holder = v_owner_id AND l.sequence = s.sequence
         RETURNING l.*, s.result, s.output, s.error AS reason
     ), moved AS (
-        INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, crashes, redelivered,
+        INSERT INTO taskq.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
                                  identifier, output, error, error_summary)
-        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.topic_id, g.attempt, g.result + 3, g.crashes,
+        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, g.result + 3, g.crashes,
                g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
                coalesce(taskq.error_summary(g.reason), g.error_summary)
         FROM gone g

@@ -49,7 +49,7 @@ SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
        l.attempt, l.crashes, l.priority, t.reference, statement_timestamp() - c.created AS age,
        CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
-       NULL::timestamptz AS completed, NULL::text AS output, left(l.error_summary, 120) AS error,
+       l.polled, NULL::timestamptz AS completed, NULL::text AS output, left(l.error_summary, 120) AS error,
        l.topic_id, l.holder IS NULL AS waiting, NULL::smallint AS number
 FROM taskq.live l
 JOIN taskq.topic p ON p.topic_id = l.topic_id
@@ -69,7 +69,7 @@ SELECT p.name AS topic, t.sequence, t.identifier,
             WHEN e.state = 4 THEN 'waits to be released or revived'
             WHEN e.descent IS NOT NULL THEN 'was ' || taskq.state_name(e.descent) END AS why,
        e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval AS due_in,
-       o.name AS holder, NULL::timestamptz AS lease_until, e.completed, left(e.output::text, 120) AS output,
+       o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
        left(e.error_summary, 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
 FROM taskq.ended e
 JOIN taskq.topic p ON p.topic_id = e.topic_id
@@ -80,7 +80,7 @@ CROSS JOIN LATERAL (SELECT greatest(least(t.created, timestamptz '9999-12-31 00:
 -- All tasks by name. Every state is a branch of its own, so that a question for one leaves the tables of the others alone.
 CREATE VIEW taskq.tasks AS
 SELECT v.topic, v.sequence, v.identifier, v.state, v.result, v.why, v.attempt, v.crashes, v.priority, v.reference, v.age, v.due_in,
-       v.holder, v.lease_until, v.completed, v.output, v.error, v.topic_id
+       v.holder, v.lease_until, v.polled, v.completed, v.output, v.error, v.topic_id
 FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq.live_tasks l WHERE NOT l.waiting
       UNION ALL SELECT 'READY', l.* FROM taskq.live_tasks l WHERE l.waiting
       UNION ALL SELECT 'EXPIRED', e.* FROM taskq.ended_tasks e WHERE e.number = 2

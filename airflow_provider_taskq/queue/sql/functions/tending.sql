@@ -214,7 +214,7 @@ DECLARE
     v_back     bigint[];
 BEGIN
     WITH back AS (
-        UPDATE taskq.live l SET holder = NULL, attempt = l.attempt - 1, waits = taskq.waits_again(l.topic_id, l.attempt, l.waits),
+        UPDATE taskq.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq.waits_again(l.topic_id, l.attempt, l.waits),
             available_at = (SELECT t.due FROM taskq.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
         WHERE l.holder = v_owner_id AND l.sequence = ANY (p_sequences) RETURNING l.sequence)
     SELECT coalesce(array_agg(b.sequence), '{}') INTO v_back FROM back b;

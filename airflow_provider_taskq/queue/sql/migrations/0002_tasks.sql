@@ -40,6 +40,7 @@ CREATE TABLE taskq.live (
     sequence     bigint NOT NULL,
     available_at timestamptz NOT NULL,         -- when due; while it waits for dependencies: when to look at them next
     holder       bigint,                       -- owner_id; NULL while READY
+    polled       timestamptz,                  -- when the holder claimed it; NULL while READY
     topic_id     int NOT NULL,
     attempt      int NOT NULL DEFAULT 0,
     priority     smallint NOT NULL,
@@ -76,6 +77,7 @@ CREATE TABLE taskq.ended (
     completed    timestamptz,
     available_at timestamptz NOT NULL,
     holder       bigint,                       -- owner_id of whoever held it last
+    polled       timestamptz,                  -- when its last attempt was claimed; NULL if the attempt was not completed
     topic_id     int NOT NULL,
     attempt      int NOT NULL DEFAULT 0,
     state        smallint NOT NULL CHECK (state BETWEEN 2 AND 8),

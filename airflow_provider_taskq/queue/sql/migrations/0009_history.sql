@@ -4,6 +4,8 @@
 -- kind: 1 a noted failure that is tried again, 2 a lease that lapsed, 3 started anew, 4 recreated, 5 given another result.
 CREATE TABLE taskq.history (
     happened timestamptz NOT NULL,
+    due      timestamptz,                      -- of kinds 1 and 2: when the attempt was due
+    polled   timestamptz,                      -- of kinds 1 and 2: when the attempt was claimed
     topic_id int NOT NULL,
     sequence bigint NOT NULL,
     kind     smallint NOT NULL,

@@ -1,0 +1,259 @@
+"""The queue time and the run time of an attempt: each way to claim records it, and each way to complete keeps it."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import pytest
+from psycopg.rows import scalar_row
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    NewTask,
+    Order,
+    Owner,
+    Result,
+    RetryPolicy,
+    Revival,
+    State,
+    TaskQueue,
+    TopicPolicy,
+)
+from tests.queue.conftest import known, lapse, pass_time, task_in
+
+Step = Callable[[TaskQueue, Owner], object]
+
+HOUR = timedelta(hours=1)
+ZERO = timedelta(0)
+SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
+
+
+def call(query: str) -> Step:
+    """A call of a function that only Spark's drain uses, for the owner of the test."""
+    return lambda queue, owner: queue.conn.execute(query.encode(), (owner.name, owner.fence)).fetchall()
+
+
+CLAIMS: dict[str, Step] = {
+    "poll": lambda queue, owner: queue.poll("work", owner),
+    "poll last in first out": lambda queue, owner: queue.poll("work", owner, order=Order.LAST_IN_FIRST_OUT),
+    "poll one by identifier": lambda queue, owner: queue.poll("work", owner, condition=SINGULAR),
+    "poll_batch": lambda queue, owner: queue.poll_batch("work", owner),
+    "exchange": lambda queue, owner: queue.exchange(owner, {}, "work"),
+    "claim": lambda queue, owner: queue.claim("work", owner, 10),
+    "claim one by identifier": lambda queue, owner: queue.claim("work", owner, 10, condition=SINGULAR),
+    "claim_batch": call("SELECT taskq.claim_batch('work', %s, %s, 10, 'SINGULAR_BY_IDENTIFIER')"),
+}
+
+
+def complete(result: Result) -> Step:
+    """Completes what the owner holds."""
+    return lambda queue, owner: queue.complete(owner, dict.fromkeys(queue.held(owner), result))
+
+
+def stage(queue: TaskQueue, owner: Owner) -> str:
+    """A stage with a decision on each task that is held."""
+    with queue.conn.cursor(row_factory=scalar_row) as cursor:
+        number = cursor.execute("SELECT taskq.open_stage(%s, %s)::text", (owner.name, owner.fence)).fetchone()
+    queue.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
+        " SELECT %s, 0, 0, sequence, 3 FROM taskq.live WHERE holder IS NOT NULL",
+        (number,),
+    )
+    return str(number)
+
+
+def complete_staged(queue: TaskQueue, owner: Owner) -> None:
+    """Commits a stage, as Spark's driver does."""
+    query = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{0}', '{1}')"
+    queue.conn.execute(query, (owner.name, owner.fence, stage(queue, owner)))
+
+
+def end_staged(queue: TaskQueue, owner: Owner) -> None:
+    """Ends the tasks of a stage by one statement, as the commit of a large stage does."""
+    queue.conn.execute("SELECT taskq.end_staged(%s, %s, %s)", (owner.name, owner.fence, stage(queue, owner)))
+
+
+def expire(queue: TaskQueue, owner: Owner) -> None:
+    """Takes the lease of the owner, which has lapsed."""
+    lapse(queue, owner)
+    assert queue.expire() == 1
+
+
+def expire_for_good(queue: TaskQueue, owner: Owner) -> None:
+    """Takes the lease of the owner after the last permitted crash."""
+    queue.alter_topic("work", max_crashes=1)
+    expire(queue, owner)
+
+
+COMPLETIONS: dict[str, Step] = {
+    **{f"complete as {result.name}": complete(result) for result in Result},
+    "exchange": lambda queue, owner: queue.exchange(owner, dict.fromkeys(queue.held(owner), Result.SUCCESS), "work"),
+    "complete_staged": complete_staged,
+    "end_staged": end_staged,
+    "expire for good": expire_for_good,
+}
+
+
+def retry(queue: TaskQueue, owner: Owner) -> None:
+    """Fails, with attempts left."""
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR)))
+    complete(Result.FAILURE)(queue, owner)
+
+
+def snooze(queue: TaskQueue, owner: Owner) -> None:
+    """Is suspended for an hour."""
+    queue.complete(owner, dict.fromkeys(queue.held(owner), Decision(Result.SUSPENSION, delay=HOUR)))
+
+
+def fail_young(queue: TaskQueue, owner: Owner) -> None:
+    """Fails within its time to live."""
+    queue.alter_topic("work", ttl=HOUR)
+    complete(Result.FAILURE)(queue, owner)
+
+
+RETURNS: dict[str, Step] = {
+    "a failure that is tried again": retry,
+    "a failure within the time to live": fail_young,
+    "a snooze": snooze,
+    "release": lambda queue, owner: queue.release(owner),
+    "give_back": lambda queue, owner: queue.give_back(owner, queue.held(owner)),
+    "redelivery": expire,
+}
+
+
+def stored(queue: TaskQueue, table: str) -> datetime | None:
+    """When the only task of a table was polled, as it is stored."""
+    with queue.conn.cursor(row_factory=scalar_row) as cursor:
+        found: list[datetime | None] = cursor.execute(f"SELECT polled FROM taskq.{table}".encode()).fetchall()
+    [polled] = found
+    return polled
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_each_way_to_claim_records_when_it_polled(queue: TaskQueue, owner: Owner, claim: Step) -> None:
+    [task] = queue.push("work", ["a"])
+    assert stored(queue, "live") is None
+    before = queue.now()
+    claim(queue, owner)
+    polled = known(queue, task).polled
+    assert known(queue, task).state is State.ACTIVE
+    assert polled is not None
+    assert before <= polled <= queue.now()
+    assert stored(queue, "live") == polled
+
+
+@pytest.mark.parametrize("finish", COMPLETIONS.values(), ids=COMPLETIONS)
+def test_each_way_to_complete_keeps_when_the_task_was_polled(queue: TaskQueue, owner: Owner, finish: Step) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    polled = stored(queue, "live")
+    assert polled is not None
+    finish(queue, owner)
+    info = known(queue, task)
+    assert info.state not in (State.ACTIVE, State.READY)
+    assert stored(queue, "ended") == info.polled == polled
+    assert info.completed is not None
+    *_, ended = queue.timeline("work", task.sequence)
+    [line] = queue.browse_tasks("work", [task.sequence])
+    assert (ended.waited, ended.ran) == (polled - info.available_at, info.completed - polled)
+    assert (line.waited, line.ran) == (ended.waited, ended.ran)
+
+
+@pytest.mark.parametrize("give_back", RETURNS.values(), ids=RETURNS)
+def test_a_task_that_is_ready_again_was_not_polled(queue: TaskQueue, owner: Owner, give_back: Step) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    give_back(queue, owner)
+    assert known(queue, task).state is State.READY
+    assert stored(queue, "live") is None
+    [line] = queue.browse_tasks("work", [task.sequence])
+    assert (line.waited, line.ran) == (None, None)
+
+
+def test_a_dependent_whose_dependency_is_no_longer_fulfilled_was_not_polled(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    [dependent] = queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
+    assert queue.ready("work") == 1
+    queue.push("work", [NewTask("a", delay=HOUR)])
+    assert queue.poll("work", owner, 10) == []
+    assert known(queue, dependent).polled is None
+
+
+def test_an_expired_task_has_no_run_time_also_after_it_was_reassigned(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", on_expiry="expire")
+    task = task_in(queue, owner, State.ACTIVE)
+    expire(queue, owner)
+    assert known(queue, task).polled is None
+    queue.reassign("work", Result.SUCCESS, sequences=[task.sequence])
+    *_, lapsed, _reassigned, ended = queue.timeline("work", task.sequence)
+    assert lapsed.what == "lapsed"
+    assert lapsed.ran is not None
+    assert (ended.what, ended.waited, ended.ran) == ("ended", None, None)
+
+
+def test_a_canceled_task_was_not_polled(queue: TaskQueue) -> None:
+    [task] = queue.push("work", ["a"])
+    queue.cancel("work", [task.sequence])
+    *_, ended = queue.timeline("work", task.sequence)
+    assert (ended.what, ended.waited, ended.ran) == ("ended", None, None)
+    assert known(queue, task).polled is None
+
+
+def test_a_task_that_is_started_again_has_the_times_of_its_new_attempt(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.FAILED)
+    first = known(queue, task).polled
+    queue.revive("work", revival=Revival.RESET, sequences=[task.sequence])
+    assert known(queue, task).polled is None
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
+    second = known(queue, task).polled
+    assert first is not None
+    assert second is not None
+    assert first < second
+
+
+def test_the_queue_time_of_a_retry_begins_when_it_is_due_again(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR, jitter=0)))
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: Result.FAILURE})
+    pass_time(queue, 3 * HOUR)
+    [again] = queue.poll("work", owner)
+    queue.complete(owner, {again: Result.SUCCESS})
+    _, failed, ended = queue.timeline("work", task.sequence)
+    assert failed.waited is not None
+    assert failed.ran is not None
+    assert ended.waited is not None
+    assert 2 * HOUR <= ended.waited < 3 * HOUR  # pushed three hours ago, and due again an hour after the failure
+
+
+def test_the_queue_time_of_a_task_that_was_given_back_begins_when_it_was_due_first(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.give_back(owner, [task])
+    pass_time(queue, HOUR)
+    queue.poll("work", owner)
+    *_, held = queue.timeline("work", task.sequence)
+    assert held.waited is not None
+    assert held.waited >= HOUR
+
+
+def test_a_due_time_before_the_push_does_not_count_as_queue_time(queue: TaskQueue, owner: Owner) -> None:
+    [task] = queue.push("work", [NewTask("a", available_at=queue.now() - HOUR)])
+    queue.poll("work", owner)
+    info = known(queue, task)
+    *_, held = queue.timeline("work", task.sequence)
+    assert info.polled is not None
+    assert held.waited == info.polled - info.created
+
+
+def test_the_timeline_says_since_when_a_task_is_held(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    _, held = queue.timeline("work", task.sequence)
+    assert (held.what, held.happened) == ("held", known(queue, task).polled)
+    assert held.ran is not None
+    assert held.ran >= ZERO
+
+
+def test_the_view_for_people_shows_when_a_task_was_polled(queue: TaskQueue, owner: Owner) -> None:
+    tasks = [task_in(queue, owner, state, state.name) for state in (State.SUCCEEDED, State.ACTIVE, State.READY)]
+    found = queue.conn.execute("SELECT polled FROM taskq.tasks ORDER BY sequence").fetchall()
+    assert [polled for (polled,) in found] == [known(queue, task).polled for task in tasks]
+    assert [polled is None for (polled,) in found] == [False, False, True]
