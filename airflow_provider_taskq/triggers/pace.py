@@ -6,7 +6,7 @@ IDLE = 1.0  # seconds between two looks, once nothing has happened for a while a
 _SLOWING = 1.5
 _FIRST_RETRY = 0.5
 _LONGEST_BACK_OFF = 10.0
-_REST = 4.0  # times what a look took, so that looks take a fifth of the time at most
+REST = 4.0  # times what a look took, so that looks take a fifth of the time at most
 _BREATH = 0.05  # seconds between looks that notifications call for
 
 
@@ -24,7 +24,7 @@ class Pace:
         self._failures = 0
         longest = max(IDLE, shortest)
         self._interval = shortest if eventful else min(max(self._interval, shortest) * _SLOWING, longest)
-        self.due = now + max(self._interval * _spread(), _REST * took)
+        self.due = now + max(self._interval * _spread(), REST * took)
         self.breathe(now, took)
 
     def breathe(self, now: float, took: float) -> None:

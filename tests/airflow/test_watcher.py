@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import pairwise
 
 import psycopg
 import pytest
@@ -15,8 +15,7 @@ import pytest
 from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 from airflow_provider_taskq.queue import NewTask, TaskQueue, TaskQueueError, UnknownTopic, connect
-from airflow_provider_taskq.triggers.look import Look
-from airflow_provider_taskq.triggers.pace import IDLE, Pace
+from airflow_provider_taskq.triggers.pace import IDLE, REST, Pace
 from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, Seen, StateWait, Wait
 from airflow_provider_taskq.triggers.watcher import Outcome, watcher
 from tests.airflow.conftest import Connect
@@ -24,6 +23,7 @@ from tests.airflow.test_trigger import LINES, in_loop, until
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
+ROUNDING = 1e-6  # seconds
 SUCCEEDED, FAILED = frozenset({"SUCCEEDED"}), frozenset({"FAILED"})
 LISTENING = f"{LINES} AND query = 'LISTEN taskq' AND state = 'idle'"  # it listens once the statement has ended
 
@@ -242,31 +242,31 @@ def test_a_role_that_may_only_read_can_wait(queue: TaskQueue, dsn: str, connect_
         queue.conn.execute(f"DROP ROLE {role}")
 
 
-def test_an_idle_watcher_slows_down_to_a_look_a_second(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    times: list[float] = []
-    taken_on = Look.taken_on
-
-    async def noted(self: Look, connection: psycopg.AsyncConnection) -> object:
-        times.append(time.monotonic())
-        return await taken_on(self, connection)
-
-    pauses: list[float] = []
+@pytest.mark.usefixtures("queue")
+def test_an_idle_watcher_slows_down_to_a_look_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the watcher tells its pace, and when it looks next, whatever a look takes on a loaded machine."""
+    looks: list[tuple[float, float, bool, float]] = []
     looked = Pace.looked
 
-    def paced(self: Pace, now: float, shortest: float, **how: Any) -> None:
-        looked(self, now, shortest, **how)
-        pauses.append(self.due - now)
+    def noted(self: Pace, now: float, shortest: float, *, eventful: bool, took: float) -> None:
+        looked(self, now, shortest, eventful=eventful, took=took)
+        looks.append((now, self.due, eventful, took))
 
-    monkeypatch.setattr(Look, "taken_on", noted)
-    monkeypatch.setattr(Pace, "looked", paced)
+    monkeypatch.setattr(Pace, "looked", noted)
 
     async def test() -> None:
         wait = waiting(ReadyWait("work", poll_interval=0.05))
-        await until(lambda: len(times) >= 12)
+        await until(lambda: len(looks) >= 12, 50)
         wait.cancel()
 
     in_loop(test)
-    assert pauses[0] <= 0.06
-    assert sum(pauses[:3]) < IDLE
-    assert pauses[10] >= 0.8 * IDLE  # before the last look
-    assert times[-1] - times[-2] >= 0.8 * IDLE
+    interval = 0.05
+    for number, (now, due, eventful, took) in enumerate(looks):
+        assert eventful == (number == 0), "only the first look is one for a new wait"
+        pause = due - now
+        assert pause >= 0.8 * interval - ROUNDING
+        assert pause <= max(1.2 * interval, REST * took) + ROUNDING, "a long look has a longer rest"
+        interval = min(1.5 * interval, IDLE)
+    assert interval == IDLE
+    for (_, due, *_), (now, _, _, took) in pairwise(looks):
+        assert now - took >= due - ROUNDING, "no look begins before it is due"
