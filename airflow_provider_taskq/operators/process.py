@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
 
-    from airflow_provider_taskq.processing import BatchHandler, Worker
+    from airflow_provider_taskq.processing import Worker
+    from airflow_provider_taskq.processing.handling import Exceptions, WorkHandler
     from airflow_provider_taskq.queue import TaskQueue
 
 
@@ -49,6 +50,9 @@ class TaskQProcessOperator(TaskQOperator):
     :param limit: how long a batch may take before it is FAILED, likewise; None for ever (templated).
     :param max_failed: how many tasks may fail for good: a count such as 0 or 10 (int), or a share of the tasks that
         ended such as 0.05 (float) or "5%"; None, the default, is no limit (templated).
+    :param success_on: exception classes that mean SUCCESS of a task, one or a tuple, such as
+        `psycopg.errors.UniqueViolation` of a write that an earlier attempt has done. Not templated. TypeError together
+        with a handler of batches: pass it to `each` or `batch` there.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -62,7 +66,7 @@ class TaskQProcessOperator(TaskQOperator):
         self,
         *,
         topic: str,
-        python_callable: "Callable[..., Any] | BatchHandler",
+        python_callable: "Callable[..., Any] | WorkHandler",
         op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
         size: "int | str | XComArg" = 10,
@@ -72,6 +76,7 @@ class TaskQProcessOperator(TaskQOperator):
         lease: "Span | XComArg" = timedelta(minutes=1),
         limit: "Span | XComArg | None" = None,
         max_failed: "MaxFailed | XComArg" = None,
+        success_on: "Exceptions" = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -86,10 +91,15 @@ class TaskQProcessOperator(TaskQOperator):
         self.lease = lease
         self.limit = limit
         self.max_failed = max_failed
+        self.success_on = _exceptions(success_on)
         self._worker: Worker | None = None
         self._killed = False
         if not callable(python_callable) and not hasattr(python_callable, "handle"):
             raise TypeError("python_callable is a function of a task, or a handler of batches")
+        if self.success_on and hasattr(python_callable, "handle"):
+            raise TypeError(
+                "success_on needs a function; pass success_on to each() or batch() for a handler of batches"
+            )
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Works until the topic has nothing more, and says what came of it."""
@@ -139,20 +149,30 @@ class TaskQProcessOperator(TaskQOperator):
         if self._worker is not None:
             self._worker.stop(timedelta(0))
 
-    def _handler(self, context: "Context") -> "BatchHandler":
+    def _handler(self, context: "Context") -> "WorkHandler":
         """What the worker calls: the function, with the arguments that this task gives it."""
-        from airflow_provider_taskq.processing import BatchHandler, each
+        from airflow_provider_taskq.processing import each
+        from airflow_provider_taskq.processing.handling import WorkHandler
 
         called = self.python_callable
-        if isinstance(called, BatchHandler):
+        if isinstance(called, WorkHandler):
             return called
         given = {**_asked_of_context(called, context, taken=set(self.op_kwargs)), **self.op_kwargs}
-        return each(_with_arguments(called, tuple(self.op_args), given))
+        return each(_with_arguments(called, tuple(self.op_args), given), success_on=self.success_on)
 
 
 def wants_work(function: Callable[..., Any]) -> bool:
     """Whether a function's second parameter is the batch."""
     return [*inspect.signature(function).parameters][1:2] == ["work"]
+
+
+def _exceptions(given: Any) -> tuple[type[BaseException], ...]:
+    """The exception classes that were given, one or several; TypeError when the DAG is parsed for anything else."""
+    kinds = tuple(given) if isinstance(given, tuple | list) else (given,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError(f"success_on is an exception class or a tuple of them, not {kind!r}")
+    return kinds
 
 
 def _with_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

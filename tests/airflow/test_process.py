@@ -27,6 +27,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from tests.airflow.conftest import context_of
 from tests.airflow.running import run_dags
+from tests.airflow.storing import restored
 from tests.faults.poison import POISON, poison
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
@@ -116,6 +117,38 @@ def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allo
     assert f"bad-3 (sequence {tasks[1].sequence}): LookupError: no mailbox for bad-3" in text
     assert {name for name, state in states(queue) if state is State.SUCCEEDED} == {"a", "b", "c", "d"}
     assert process(deliver, max_failed=0)["handled"] == 0  # what failed before is not counted again
+
+
+def test_exceptions_of_success_on_mean_success_of_their_task(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "bad-1", "b"])
+    assert process(deliver, success_on=(LookupError,), max_failed=0)["succeeded"] == 3
+    assert {info.error for info in queue.page("work")} == {None}
+    queue.push("work", ["bad-2"])
+    assert process(deliver, success_on=[KeyError])["failed"] == 1
+
+
+def test_a_mapped_operator_with_success_on_is_stored_and_run(queue: TaskQueue) -> None:
+    queue.push("work", ["bad-1"])
+    with DAG("mapped", schedule=None) as dag:
+        mapped = TaskQProcessOperator.partial(
+            task_id="process", python_callable=deliver, success_on=(LookupError, KeyError)
+        ).expand(topic=["work"])
+    assert restored(dag).task_dict["process"].is_mapped
+    made = mapped.unmap({"topic": "work"})
+    assert made.execute(context_of("process"))["succeeded"] == 1
+
+
+@pytest.mark.parametrize("given", ["psycopg.errors.UniqueViolation", LookupError("no class"), (LookupError, 3)])
+def test_what_is_no_exception_class_is_refused_when_the_dag_is_parsed(given: Any) -> None:
+    with pytest.raises(TypeError, match="success_on is an exception class or a tuple of them, not"):
+        TaskQProcessOperator(task_id="process", topic="work", python_callable=print, success_on=given)
+
+
+def test_success_on_is_refused_beside_a_handler_of_batches() -> None:
+    with pytest.raises(TypeError, match=r"pass success_on to each\(\) or batch\(\)"):
+        TaskQProcessOperator(
+            task_id="process", topic="work", python_callable=batch(lambda _: None), success_on=LookupError
+        )
 
 
 def test_a_failure_that_is_retried_does_not_exceed_max_failed(queue: TaskQueue) -> None:
@@ -265,6 +298,14 @@ class TestDecorator:
             made = decorated(deliver)().operator
         with pytest.raises(AirflowFailException, match="1 of 1 tasks that ended in topic 'work' failed"):
             made.execute(context_of("process"))
+
+    def test_takes_exceptions_that_mean_success(self, queue: TaskQueue) -> None:
+        queue.push("work", ["a", "bad-1"])
+        with DAG("handles", schedule=None) as dag:
+            decorated: Any = task.taskq(topic="work", success_on=LookupError)
+            made = decorated(deliver)().operator
+        assert restored(dag).task_dict["deliver"].task_type == "TaskQDecoratedOperator"
+        assert made.execute(context_of("process"))["succeeded"] == 2
 
     def test_is_refused_a_call_that_does_not_go_with_the_function(self) -> None:
         with DAG("handles", schedule=None):
