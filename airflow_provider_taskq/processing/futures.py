@@ -2,9 +2,11 @@
 
 import threading
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_taskq.processing.work import Work
+
+T = TypeVar("T")
 
 
 def result_of(outcome: Any, work: Work, name: str) -> Any:
@@ -29,3 +31,13 @@ def result_of(outcome: Any, work: Work, name: str) -> Any:
     if not outcome.done():
         raise RuntimeError(f"the batch was given up before the Future of {name} was completed")
     return outcome.result()
+
+
+def copy_outcome(ended: Future[T], future: Future[T]) -> None:
+    """Completes a Future as another one ended: with its result or exception, or CancelledError if it was cancelled."""
+    try:
+        result = ended.result()
+    except BaseException as error:  # noqa: BLE001 -- it is raised where the Future is waited for
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any, Self, TypeVar, overload
 
 from airflow_provider_taskq.processing.composite.definition import After, Around, Context, Definition, Mode, Step
@@ -30,17 +31,32 @@ class Composite:
     batches may be in flight that were handed in by `submit`; 0: that one only, and `submit` waits for it. `close` waits
     for these, or fails them with `fail_pending`. A composite that has begun to run takes no more steps. It pickles, as
     its definition: what runs stays where it is.
+
+    `executor`: an executor of threads, such as a ThreadPoolExecutor, that calls the functions of all steps, except
+    coroutines, which are awaited on an event loop. The caller shuts it down after `close`. `threads` None then means as
+    many tasks at once as it has threads. A pickled composite leaves the executor out, and uses threads of its own.
     """
 
     def __init__(
-        self, name: str, *, threads: int | None = None, concurrency: int = 0, fail_pending: bool = False
+        self,
+        name: str,
+        *,
+        threads: int | None = None,
+        concurrency: int = 0,
+        fail_pending: bool = False,
+        executor: Executor | None = None,
     ) -> None:
         if concurrency < 0 or (threads is not None and threads < 1):
             raise InvalidArgument(
                 f"composite {name!r} needs one thread at least, and a concurrency that is not negative"
             )
         self._definition = Definition(name)
+        if isinstance(executor, ProcessPoolExecutor):
+            raise TypeError(
+                f"composite {name!r}: a ProcessPoolExecutor cannot share the batch; use a ThreadPoolExecutor"
+            )
         self._options = (threads, concurrency, fail_pending)
+        self._executor = executor
         self._engine: Engine | None = None
         self._lock = threading.Lock()
 
@@ -177,6 +193,7 @@ class Composite:
     def _with(self, definition: Definition) -> Self:
         other = type(self).__new__(type(self))
         other.__setstate__((definition, self._options))
+        other._executor = self._executor  # noqa: SLF001 -- of the same class
         return other
 
     def _started(self) -> Engine:
@@ -186,8 +203,9 @@ class Composite:
                 if not self.steps:
                     raise InvalidArgument(f"composite {self.name!r} has no steps")
                 threads, concurrency, fail_pending = self._options
-                threads = threads or min(32, (os.cpu_count() or 1) + 4)
-                self._engine = Engine(self._definition, threads, concurrency, fail_pending)
+                if self._executor is None:
+                    threads = threads or min(32, (os.cpu_count() or 1) + 4)
+                self._engine = Engine(self._definition, threads, concurrency, fail_pending, self._executor)
             return self._engine
 
     def __getstate__(self) -> tuple[Definition, tuple[int | None, int, bool]]:
@@ -195,7 +213,7 @@ class Composite:
 
     def __setstate__(self, state: tuple[Definition, tuple[int | None, int, bool]]) -> None:
         self._definition, self._options = state
-        self._engine, self._lock = None, threading.Lock()
+        self._engine, self._executor, self._lock = None, None, threading.Lock()
 
     def __repr__(self) -> str:
         return f"Composite({self.name!r}, steps={[step.name for step in self.steps]})"

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextvars import copy_context
 
 from airflow_provider_taskq.processing.composite.definition import Definition
@@ -21,9 +21,16 @@ class CompositeClosed(TaskQueueError):
 class Engine:
     """Runs the batches of a composite in this process, until it is closed."""
 
-    def __init__(self, definition: Definition, threads: int, concurrency: int, fail_pending: bool) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        threads: int | None,
+        concurrency: int,
+        fail_pending: bool,
+        executor: Executor | None = None,
+    ) -> None:
         self._definition = definition
-        self._threads = Threads(definition.name, threads)
+        self._threads = Threads(definition.name, threads, executor)
         self._concurrency = concurrency
         self._fail_pending = fail_pending
         self._flying: set[Landing] = set()

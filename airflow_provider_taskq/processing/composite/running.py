@@ -37,12 +37,15 @@ class Run:
         return merged
 
     def _run_steps(self) -> None:
-        """Starts each step as soon as it can be, until all are done; the only one that can be, in this thread."""
+        """Starts each step as soon as it can be, until all are done.
+
+        The only one that can be runs in this thread, unless the caller's executor runs the steps.
+        """
         left = {step.name: step for step in self.definition.steps}
         running: dict[Future[OwnDecisions], str] = {}
         while left or running:
             ready = self._ready(left)
-            if len(ready) == 1 and not running:
+            if len(ready) == 1 and not running and self.threads.is_own:
                 ((step, tasks),) = ready
                 self.done[step.name] = self._invoked(step, tasks)
                 continue

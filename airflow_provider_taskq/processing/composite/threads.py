@@ -4,11 +4,12 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from airflow_provider_taskq.processing.futures import copy_outcome
 from airflow_provider_taskq.processing.pool import Pool
 from airflow_provider_taskq.processing.work import Work
 
@@ -18,13 +19,33 @@ STEPS = 64  # at once, in all batches together; a step that finds none free wait
 GRACE = 1.0  # seconds that an event loop gets to end in
 
 
-class Threads:
-    """Threads that are made when they are needed. Steps and their tasks see the context variables of their caller."""
+class _Calls(Protocol):
+    """What calls functions in other threads: a pool, or an executor of the caller."""
 
-    def __init__(self, name: str, size: int) -> None:
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Calls it when a thread is free."""
+
+    def close(self) -> None:
+        """Lets the threads end."""
+
+
+class Threads:
+    """Threads that are made when they are needed. Steps and their tasks see the context variables of their caller.
+
+    An executor of the caller takes the place of those of steps and tasks. No thread of it ever waits for another call
+    of this composite there, so one thread is enough. `size` None: as many tasks at once as it has free threads.
+    """
+
+    def __init__(self, name: str, size: int | None, executor: Executor | None = None) -> None:
         self._size = size
-        self._steps = Pool(STEPS, f"taskq {name} step")
-        self._tasks = Pool(max(1, size - 1), f"taskq {name} task")
+        self.is_own = executor is None
+        self._steps: _Calls
+        self._tasks: _Calls
+        if executor is not None:
+            self._steps = self._tasks = _ByExecutor(executor)
+        else:
+            self._steps = Pool(STEPS, f"taskq {name} step")
+            self._tasks = Pool(max(1, (size or 1) - 1), f"taskq {name} task")
         self._loop = _Loop(f"taskq {name} loop")
 
     def start(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -44,7 +65,8 @@ class Threads:
             with within():
                 crew.work()
 
-        for _ in range(min(self._size, len(crew.left)) - 1):
+        waiting = len(crew.left)
+        for _ in range(min(self._size or waiting, waiting) - 1):
             self._tasks.submit(help_with)
         crew.finish()
 
@@ -68,6 +90,24 @@ class Threads:
         self._steps.close()
         self._tasks.close()
         self._loop.close()
+
+
+class _ByExecutor:
+    """Calls functions by an executor, which the caller shuts down."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Calls it in a thread of the executor. A shutdown that cancels the call completes the Future, too."""
+        future: Future[T] = Future()
+        submitted = self._executor.submit(copy_context().run, call, *arguments)
+        # concurrent.futures.wait() never returns for a Future that shutdown(cancel_futures=True) has cancelled
+        submitted.add_done_callback(lambda ended: copy_outcome(ended, future))
+        return future
+
+    def close(self) -> None:
+        """Leaves the executor to the caller."""
 
 
 class _Crew(Generic[T]):
