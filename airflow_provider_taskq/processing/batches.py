@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,7 +15,15 @@ from uuid import uuid4
 
 import psycopg
 
-from airflow_provider_taskq.processing.handling import decision_of, decision_on, takes_work
+from airflow_provider_taskq.processing.futures import result_of
+from airflow_provider_taskq.processing.handling import (
+    Exceptions,
+    Outcome,
+    decision_of,
+    decision_on,
+    name_of,
+    takes_work,
+)
 from airflow_provider_taskq.processing.patience import BackOff
 from airflow_provider_taskq.processing.periodic import Routine
 from airflow_provider_taskq.processing.session import (
@@ -24,6 +33,7 @@ from airflow_provider_taskq.processing.session import (
     connects_to,
     heartbeat_limit,
 )
+from airflow_provider_taskq.processing.work import Work
 from airflow_provider_taskq.queue import (
     Decision,
     InvalidArgument,
@@ -78,8 +88,11 @@ class Batches(Routine):
     """Handles a topic's tasks by groups of one identifier, every so often.
 
     The handler takes a task, or a task and the queue of the transaction that ends it, and decides as a worker's does.
+    It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop` waits for it.
     An error is a FAILURE, retried by the topic's policy, or what `rules` say of its kind; `mode` says what becomes of
-    the rest of the group. A group with an error that is not due yet, or that has no attempts left, is kept back whole.
+    the rest of the group. An error that is one of `success_on`, or for which a rule says SUCCESS, is a success: it
+    counts as one, and the group goes on. A group with an error that is not due yet, or that has no attempts left, is
+    kept back whole.
     `size`: how many of each group are handled in a run, -1 for all. `groups`: how many are taken at once.
     `pause`: time between two runs. With `size=-1` a run that found as many groups as it takes is followed by the next
     one at once; with another size never, so that a task waits for the effects of the task before it.
@@ -96,7 +109,7 @@ class Batches(Routine):
         self,
         dsn: str | Connect | None,
         topic: str,
-        handler: Callable[..., Decision | Result | None],
+        handler: Callable[..., Outcome | Future[Any]],
         *,
         mode: Mode | str = Mode.ALL,
         size: int = -1,
@@ -106,6 +119,7 @@ class Batches(Routine):
         lease: DurationLike = timedelta(minutes=5),
         sorter: Sorter = by_sequence,
         rules: Rules = NO_RULES,
+        success_on: Exceptions = (),
         cleanup: DurationLike | None = None,
         cleanup_initial_delay: DurationLike = timedelta(0),
         cluster_lock: DurationLike | None = None,
@@ -119,7 +133,7 @@ class Batches(Routine):
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
         self._handler, self._takes_queue = handler, takes_work(handler)
         self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
-        self._sorter, self._rules = sorter, rules
+        self._sorter, self._rules, self._success_on = sorter, rules, success_on
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
         self._cleanup, self._cluster_lock = to_timedelta(cleanup), to_timedelta(cluster_lock)
         self._run_due = self._cleanup_due = 0.0  # by time.monotonic(); start() sets both
@@ -227,30 +241,30 @@ class Batches(Routine):
         """Handles one task in a transaction with its end; an error undoes it, and is noted in another."""
         begun = time.monotonic()
         try:
-            decision = self._decided(queue, owner, task)
-            if decision is None:
-                return False
-            return decision.result is not Result.FAILURE
+            return self._decided(queue, owner, task)
         finally:
             self._seconds.append(time.monotonic() - begun)
 
-    def _decided(self, queue: TaskQueue, owner: Owner, task: Task) -> Decision | None:
-        """What the handler decided, committed; None where it failed, and that is committed instead."""
+    def _decided(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
+        """Commits what the handler decided, or what its error decides; True if that counts as a success."""
         try:
             if self._takes_queue:
-                return self._until_committed(lambda: self._handled_within(queue, owner, task))
-            decision = self._called(task)
-            self._until_committed(lambda: queue.complete(owner, {task: decision}))
+                decision = self._until_committed(lambda: self._handled_within(queue, owner, task))
+            else:
+                decision = self._called(task)
+                self._until_committed(lambda: queue.complete(owner, {task: decision}))
         except (_HandlerFailed, psycopg.IntegrityError) as failed:  # the second of a deferred constraint, at the commit
             if queue.conn.closed:
                 self._note_cut_off(task, failed.__cause__)
                 raise
             error = failed.__cause__ or failed
-            log.warning("topic %s, sequence %s: %s", task.topic, task.sequence, type(error).__name__)
             ruled = self._ruled(error)
+            succeeded = ruled.result is Result.SUCCESS
+            level = logging.DEBUG if succeeded else logging.WARNING
+            log.log(level, "topic %s, sequence %s: %s", task.topic, task.sequence, type(error).__name__)
             self._until_committed(lambda: queue.complete(owner, {task: ruled}))
-            return None
-        return decision
+            return succeeded
+        return decision.result is not Result.FAILURE
 
     def _note_cut_off(self, task: Task, error: BaseException | None) -> None:
         """Notes that a handler's statement or transaction took longer than it may, which ended the connection."""
@@ -276,7 +290,8 @@ class Batches(Routine):
             raise _HandlerFailed from reason
         try:
             self._need_place(task)
-            decision = decision_of(self._handler(task, *given))
+            outcome = result_of(self._handler(task, *given), Work([task]), name_of(self._handler))
+            decision = decision_of(outcome)
         except Exception as error:
             raise _HandlerFailed from error
         self._cut_offs.pop(task, None)
@@ -304,12 +319,13 @@ class Batches(Routine):
                 )
 
     def _ruled(self, error: BaseException) -> Decision:
-        """What an error decides: by the first rule of its kind, else as a worker has it."""
+        """What an error decides: by the first rule of its kind, else by `success_on`, as a worker has it."""
         for kind, decided in self._rules.items():
             if isinstance(error, kind):
                 made = decision_of(decided)
-                return made if made.error is not None else replace(made, error=error)
-        return decision_on(error)
+                keeps_error = made.error is None and made.result is not Result.SUCCESS
+                return replace(made, error=error) if keeps_error else made
+        return decision_on(error, self._success_on)
 
     def _note(self, queue: TaskQueue) -> None:
         """Notes how long tasks took, for statistics."""

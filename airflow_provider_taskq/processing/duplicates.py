@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from airflow_provider_taskq.processing.handling import BatchHandler
+from airflow_provider_taskq.processing.handling import BatchHandler, WorkHandler
 from airflow_provider_taskq.processing.partial import Sieve
 from airflow_provider_taskq.queue import Decision, Result, Task
 
@@ -34,7 +34,7 @@ def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
     }
 
 
-def without(judge: Judge, handler: BatchHandler) -> BatchHandler:
+def without(judge: Judge, handler: WorkHandler) -> BatchHandler:
     """A handler that is given a batch without those on which `outdated`, or `repeated`, has decided."""
     return Sieve(handler, judge)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from airflow_provider_taskq.processing.handling import TaskResultException, completed, decision_on, name_of
+from airflow_provider_taskq.processing.handling import TaskResultException, decision_on, handle_batch, name_of
 from airflow_provider_taskq.processing.partial import failures_of_unreadable, readable
 from airflow_provider_taskq.processing.patience import BackOff
 from airflow_provider_taskq.processing.session import Disconnected, Session
@@ -43,8 +43,7 @@ def decide(shift: "Shift", run: Run) -> dict[Task, Decision] | BaseException:
     handler = readable(shift.handler, run.work)
     try:
         with run.work.running(name_of(handler)):
-            decided = handler.handle(run.work)
-        return completed(handler, run.work, decided)
+            return handle_batch(handler, run.work)
     except TaskResultException as error:
         return {**dict.fromkeys(run.work.tasks, decision_on(error)), **failures_of_unreadable(run.work.tasks)}
     except BaseException as error:  # noqa: BLE001 -- also an exit: it ends the batch, not the worker

@@ -23,14 +23,25 @@ Exceptions: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 
 @runtime_checkable
-class BatchHandler(Protocol):
+class WorkHandler(Protocol):
     """Decides on batches of tasks, several at a time where the worker has several threads."""
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
-        """A decision for each task of the batch. What it raises is a FAILURE of all of them."""
+    def handle(self, work: Work) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
+        """Returns a decision for each task of the batch, or a Future of them. An exception is a FAILURE of all tasks.
+
+        Any thread may complete the Future. If the worker gives the batch up, it cancels the Future.
+        """
 
     def close(self) -> None:
-        """Ends what the handler holds, such as threads and processes; the next `handle` begins anew."""
+        """Ends what the handler holds, such as threads and processes; a later call of `handle` makes them again."""
+
+
+@runtime_checkable
+class BatchHandler(WorkHandler, Protocol):
+    """A handler that returns its decisions, and no Future of them, as those of `each` and `batch` do."""
+
+    def handle(self, work: Work) -> Mapping[Task, Decision]:
+        """Returns a decision for each task of the batch. An exception is a FAILURE of all tasks."""
 
 
 class TaskResultException(Exception):
@@ -152,7 +163,15 @@ def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
     return Decision(made.result, made.message, error, made.continued)
 
 
-def completed(handler: BatchHandler, work: Work, decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
+def handle_batch(handler: WorkHandler, work: Work) -> dict[Task, Decision]:
+    """Calls a handler, waits for the Future that it may return, and returns a decision for each task of the batch.
+
+    Raises what the handler raised or completed its Future with, and ForeignDecision.
+    """
+    return completed(handler, work, result_of(handler.handle(work), work, name_of(handler)))
+
+
+def completed(handler: WorkHandler, work: Work, decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
     """The decisions on a batch, in its order: FAILURE naming the handler where one is missing.
 
     ForeignDecision where one is on a task of another batch.
@@ -172,9 +191,9 @@ def completed(handler: BatchHandler, work: Work, decided: Mapping[Task, Decision
     return made
 
 
-def handler_of(given: BatchHandler | TaskFunction) -> BatchHandler:
+def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
     """A handler as it is, and a function as one of each task."""
-    return given if isinstance(given, BatchHandler) else each(given)
+    return given if isinstance(given, WorkHandler) else each(given)
 
 
 def takes_work(function: Callable[..., Any]) -> bool:

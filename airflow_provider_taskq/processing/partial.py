@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from airflow_provider_taskq.processing.handling import BatchHandler, Outcome, completed, decision_of, name_of
+from airflow_provider_taskq.processing.handling import (
+    BatchHandler,
+    Outcome,
+    WorkHandler,
+    decision_of,
+    handle_batch,
+    name_of,
+)
 from airflow_provider_taskq.processing.work import Participant, Work
 from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, TaskQueue, UnreadablePayload
 
@@ -51,7 +58,7 @@ class Part(Work):
 
 
 def partial(
-    handler: BatchHandler,
+    handler: WorkHandler,
     predicate: Callable[[Task], bool],
     fallback: Outcome | Callable[[Task], Outcome] = Result.SUCCESS,
 ) -> BatchHandler:
@@ -84,7 +91,7 @@ def matching(
     return step
 
 
-def readable(handler: BatchHandler, work: Work) -> BatchHandler:
+def readable(handler: WorkHandler, work: Work) -> WorkHandler:
     """The handler, or a handler that fails the tasks of this batch whose payload cannot be decoded.
 
     Such a task fails with the reason before the handler sees it; the handler gets the other tasks of the batch.
@@ -106,7 +113,7 @@ def failures_of_unreadable(tasks: Iterable[Task]) -> dict[Task, Decision]:
 class Sieve:
     """A handler for the tasks that are not judged beforehand."""
 
-    def __init__(self, handler: BatchHandler, judge: Callable[[Iterable[Task]], Mapping[Task, Decision]]) -> None:
+    def __init__(self, handler: WorkHandler, judge: Callable[[Iterable[Task]], Mapping[Task, Decision]]) -> None:
         self._handler = handler
         self._judge = judge
 
@@ -116,7 +123,7 @@ class Sieve:
         if len(judged) == len(work.tasks):
             return judged
         part = Part(work, (task for task in work.tasks if task not in judged))
-        return {**judged, **completed(self._handler, part, self._handler.handle(part))}
+        return {**judged, **handle_batch(self._handler, part)}
 
     def close(self) -> None:
         """Closes the handler."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import psycopg
 
 from airflow_provider_taskq.processing.finishing import WorkerStopped
-from airflow_provider_taskq.processing.handling import BatchHandler
+from airflow_provider_taskq.processing.handling import WorkHandler
 from airflow_provider_taskq.processing.lease_keeper import LeaseKeeper
 from airflow_provider_taskq.processing.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.processing.listener import Telling
@@ -44,7 +44,7 @@ class Shift:
         self,
         settings: Settings,
         connect: Connect,
-        handler: BatchHandler,
+        handler: WorkHandler,
         limiter: Limiter,
         telling: Telling,
         counters: Counters,

@@ -5,7 +5,7 @@ from contextlib import closing
 from datetime import timedelta
 
 from airflow_provider_taskq.processing.buffering import employ_buffered
-from airflow_provider_taskq.processing.handling import BatchHandler, TaskFunction, handler_of
+from airflow_provider_taskq.processing.handling import TaskFunction, WorkHandler, handler_of
 from airflow_provider_taskq.processing.lane import Lane
 from airflow_provider_taskq.processing.limiter import Limiter, NoLimit
 from airflow_provider_taskq.processing.listener import Telling, WorkerListener
@@ -43,7 +43,7 @@ class Worker:
         self,
         dsn: str | Connect | None,
         topic: str,
-        handler: BatchHandler | TaskFunction,
+        handler: WorkHandler | TaskFunction,
         *,
         size: int = 1,
         order: Order = Order.FIRST_IN_FIRST_OUT,

@@ -2,9 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
+from psycopg.errors import UniqueViolation
 
 from airflow_provider_taskq.processing import TaskResultException
 from airflow_provider_taskq.processing.batches import Batches, Tally
@@ -48,7 +52,7 @@ def push(queue: TaskQueue, *payloads: int, identifier: str = "key", ttl: timedel
     return queue.push("work", [NewTask(identifier, payload, ttl=ttl) for payload in payloads])
 
 
-def batches(dsn: str, handler: Callable[..., None], **options: object) -> Batches:
+def batches(dsn: str, handler: Callable[..., Any], **options: object) -> Batches:
     """Batches of the topic, run by the test."""
     return Batches(dsn, "work", handler, **options)  # type: ignore[arg-type]
 
@@ -222,3 +226,82 @@ def test_options_that_make_no_sense_are_refused(dsn: str) -> None:
             batches(dsn, Told(), **options)
     with pytest.raises(ValueError, match="some"):
         batches(dsn, Told(), mode="some")
+
+
+def test_an_error_that_a_rule_calls_a_success_counts_as_one_and_the_group_goes_on(dsn: str, queue: TaskQueue) -> None:
+    tasks = push(queue, 1, 2, 3)
+    told = Told(2, error=UniqueViolation("written before"))
+    run = batches(dsn, told, mode="fail_first", rules={UniqueViolation: Result.SUCCESS})
+    assert run.run_once() == Tally(groups=1, succeeded=3, failed=0, left=0)
+    assert told.handled == [1, 2, 3]
+    assert [known(queue, task).status for task in tasks] == ["succeeded"] * 3
+    assert known(queue, tasks[1]).error is None
+
+
+def test_an_error_that_a_rule_filters_counts_as_one_and_stops_its_group(dsn: str, queue: TaskQueue) -> None:
+    tasks = push(queue, 1, 2)
+    run = batches(dsn, Told(1), mode="fail_first", rules={ValueError: Result.FILTER})
+    assert run.run_once() == Tally(groups=1, succeeded=0, failed=1, left=1)
+    assert [known(queue, task).status for task in tasks] == ["filtered", "ready"]
+
+
+def test_an_error_of_success_on_undoes_its_write_and_is_a_success(dsn: str, queue: TaskQueue) -> None:
+    table(queue, "paid_once", "number int PRIMARY KEY")
+    queue.conn.execute("INSERT INTO paid_once VALUES (2)")
+    tasks = push(queue, 1, 2, 3)
+
+    def pay(task: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("INSERT INTO paid_once VALUES (%s)", (10 * int(str(task.payload)),))
+        queue.conn.execute("INSERT INTO paid_once VALUES (%s)", (task.payload,))
+
+    run = batches(dsn, pay, mode="fail_first", success_on=UniqueViolation)
+    assert run.run_once() == Tally(groups=1, succeeded=3, failed=0, left=0)
+    assert [known(queue, task).status for task in tasks] == ["succeeded"] * 3
+    assert [row[0] for row in queue.conn.execute("SELECT number FROM paid_once ORDER BY number")] == [1, 2, 3, 10, 30]
+
+
+def test_a_rule_and_a_result_that_is_raised_stand_before_success_on(dsn: str, queue: TaskQueue) -> None:
+    errors = [KeyError("x"), TaskResultException(Result.SUSPENSION), ValueError("x")]
+    expected = ["filtered", "suspended", "succeeded"]
+    for number, (error, status) in enumerate(zip(errors, expected, strict=True)):
+        [task] = push(queue, number, identifier=f"id-{number}")
+        told = Told(number, error=error)
+        batches(dsn, told, rules={LookupError: Result.FILTER}, success_on=(Exception,)).run_once()
+        assert known(queue, task).status == status
+
+
+def test_any_thread_may_complete_the_future_of_a_task_in_a_group(dsn: str, queue: TaskQueue) -> None:
+    tasks = push(queue, 1, 2, 3)
+    futures: dict[object, Future[Result | None]] = {number: Future() for number in (1, 2, 3)}
+    begun: SimpleQueue[object] = SimpleQueue()
+
+    def start(task: Task) -> "Future[Result | None]":
+        begun.put(task.payload)
+        return futures[task.payload]
+
+    with Batches(dsn, "work", start):
+        assert begun.get(timeout=60) == 1
+        assert begun.empty(), "the next task of the group waits for the Future of the one before it"
+        assert known(queue, tasks[0]).status == "running"
+        futures[1].set_result(Result.FILTER)
+        assert begun.get(timeout=60) == 2
+        futures[2].set_exception(LookupError("no mailbox"))
+        assert begun.get(timeout=60) == 3
+        futures[3].set_result(None)
+    assert [known(queue, task).status for task in tasks] == ["filtered", "exhausted", "succeeded"]
+    assert known(queue, tasks[1]).error_summary == "LookupError: no mailbox"
+
+
+def test_the_future_of_a_handler_that_takes_the_queue_is_awaited_in_its_transaction(dsn: str, queue: TaskQueue) -> None:
+    table(queue, "paid_once", "number int")
+    [task] = push(queue, 1)
+
+    def pay(_: Task, queue: TaskQueue) -> "Future[Result]":
+        queue.conn.execute("INSERT INTO paid_once VALUES (1)")
+        future: Future[Result] = Future()
+        threading.Thread(target=future.set_exception, args=(LookupError("no mailbox"),)).start()
+        return future
+
+    assert batches(dsn, pay).run_once() == Tally(groups=1, failed=1)
+    assert known(queue, task).error_summary == "LookupError: no mailbox"
+    assert queue.conn.execute("SELECT count(*) FROM paid_once").fetchall() == [(0,)]

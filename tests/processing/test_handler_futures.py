@@ -1,7 +1,7 @@
 """Handlers that return Futures, that run in an executor of the caller, and whose exceptions mean success."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import ContextVar
 from datetime import timedelta
@@ -13,9 +13,11 @@ from psycopg.errors import UniqueViolation
 
 from airflow_provider_taskq.processing import BatchHandler, Composite, TaskResultException, Work, Worker, batch, each
 from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
+from tests.faults.poison import POISON, poison
 from tests.processing.test_handling import results, task
 from tests.queue.conftest import until
 
+SECONDS = 60
 BAGGAGE: ContextVar[str] = ContextVar("baggage")
 
 
@@ -284,3 +286,63 @@ def test_a_step_of_a_composite_stops_waiting_for_its_future_when_the_batch_is_gi
         composite.handle(work)
     until(future.cancelled)
     composite.close()
+
+
+class ByFuture:
+    """A handler of batches that returns a Future of its decisions."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.future: Future[Mapping[Task, Decision]] = Future()
+
+    def handle(self, work: Work) -> "Future[Mapping[Task, Decision]]":
+        self.tasks = work.tasks
+        self.begun.set()
+        return self.future
+
+    def close(self) -> None: ...
+
+
+def test_any_thread_may_complete_the_future_of_an_object_that_handles_batches(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    handler = ByFuture()
+    worker = Worker(dsn, "work", handler, size=2)
+    worker.start()
+    assert handler.begun.wait(SECONDS)
+    assert queue.count_tasks("work", state="ACTIVE") == 2
+    handler.future.set_result(dict.fromkeys(handler.tasks, Decision(Result.FILTER)))
+    until(lambda: queue.count_tasks("work", state="FILTERED") == 2)
+    worker.stop()
+
+
+def test_an_exception_of_the_future_of_an_object_fails_the_batch(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    handler = ByFuture()
+    handler.future.set_exception(LookupError("no mailbox"))
+    Worker(dsn, "work", handler, size=2).drain()
+    assert [info.error_summary for info in queue.page("work")] == ["LookupError: no mailbox"] * 2
+
+
+def test_an_unreadable_payload_fails_its_own_task_where_an_object_returns_a_future(dsn: str, queue: TaskQueue) -> None:
+    good, bad = queue.push("work", ["good", "bad"])
+    poison(queue.conn, bad, POISON["brackets 2,000 deep"])
+    handler = ByFuture()
+    handler.future.set_result({good: Decision(Result.SUCCESS)})
+    Worker(dsn, "work", handler, size=2).drain()
+    assert handler.tasks == (good,)
+    assert [info.state.name for info in queue.page("work")] == ["SUCCEEDED", "FAILED"]
+
+
+def test_a_worker_may_handle_batches_by_submitting_them_to_a_composite(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    composite = Composite("submits", concurrency=1).with_step(lambda _: Result.FILTER, name="only")
+
+    class Submits:
+        def handle(self, work: Work) -> "Future[Mapping[Task, Decision]]":
+            return composite.submit(work)
+
+        def close(self) -> None:
+            composite.close()
+
+    Worker(dsn, "work", Submits()).drain()
+    assert queue.count_tasks("work", state="FILTERED") == 1

@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from airflow_provider_taskq.processing.composite import Composite
-from airflow_provider_taskq.processing.handling import completed, decision_on
+from airflow_provider_taskq.processing.handling import decision_on, handle_batch
 from airflow_provider_taskq.processing.partial import readable
 from airflow_provider_taskq.processing.work import FollowUp, Release, Work
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
@@ -103,7 +103,7 @@ class ByComposite:
         work = Work(tasks)
         handler = readable(self.composite, work)
         try:
-            decisions = completed(handler, work, handler.handle(work))
+            decisions = handle_batch(handler, work)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is the failure of this batch and of no other
             work, decisions = Work(tasks), dict.fromkeys(tasks, decision_on(error))
         company = company_of(self.composite.name, work, decisions, self.condition)
