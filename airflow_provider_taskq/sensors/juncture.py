@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import XComArg
 
 from airflow_provider_taskq.operators.claims import logical_task
-from airflow_provider_taskq.queue import Junction
+from airflow_provider_taskq.queue import Junction, UnknownTopic
 from airflow_provider_taskq.sensors.gate import TaskQGate
 from airflow_provider_taskq.triggers.identifiers import groups_of
 
@@ -60,9 +60,14 @@ class TaskQJunctureSensor(TaskQGate):
 
     def look(self, context: "Context") -> dict[str, Any] | None:
         """Releases what is complete; the number of groups, if that were all."""
+        from airflow_provider_taskq.triggers.waits import unknown_topic
+
         groups = groups_of(self.groups)
-        with self.hook.transaction() as queue:
-            missing = queue.juncture(logical_task(context), self.topic, groups, self.junction)
+        try:
+            with self.hook.transaction() as queue:
+                missing = queue.juncture(logical_task(context), self.topic, groups, self.junction)
+        except UnknownTopic:
+            raise unknown_topic(self.topic) from None
         self.log.info("%d of %d groups of topic %s are released.", len(groups) - len(missing), len(groups), self.topic)
         return None if missing else {"topic": self.topic, "groups": len(groups)}
 

@@ -69,14 +69,14 @@ class TaskQStateSensor(TaskQGate):
         """The states counted, if all are among those waited for."""
         from airflow_provider_taskq.triggers.look import outcome_now
         from airflow_provider_taskq.triggers.state import seen, stays_closed
-        from airflow_provider_taskq.triggers.waits import StateWait
+        from airflow_provider_taskq.triggers.waits import StateWait, unknown_topic
 
         wait = StateWait(self.topic, identifiers_of(self.identifiers), self.states, self.failed_states)
         try:
             with self.hook.transaction() as queue:
                 found = outcome_now(queue.conn, wait)
         except UnknownTopic:
-            raise UnknownTopic(f"topic {self.topic!r} is not known; create it with create_topic") from None
+            raise unknown_topic(self.topic) from None
         if found is None:
             return None
         if message := stays_closed(self.topic, found, self.failed_states):

@@ -112,10 +112,12 @@ class TaskQSensor(TaskQGate):
 
     def look(self, context: "Context") -> dict[str, Any] | None:
         """Looks, and claims if the gate is one that does."""
+        from airflow_provider_taskq.triggers.waits import unknown_topic
+
         try:
             return self._peek() if self._size is None else self._take(self._request(context, self._size), context)
         except UnknownTopic:
-            raise UnknownTopic(f"topic {self.topic!r} is not known; create it with create_topic") from None
+            raise unknown_topic(self.topic) from None
 
     def _trigger(self, context: "Context", **how: Any) -> "TaskQTrigger":  # noqa: ARG002  the same for all tasks
         from airflow_provider_taskq.triggers.topic import TaskQTrigger

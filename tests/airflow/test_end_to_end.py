@@ -133,7 +133,7 @@ def test_timeouts_and_topics_that_go_away(site: AirflowSite, queue: TaskQueue) -
     states = site.task_states("timeouts", run)
     assert states == {"skipped": "skipped", "unknown": "failed", "dropped": "failed", "rescheduled": "success"}
     log = site.log_text()
-    assert "topic 'nowhere' is not known; create it with create_topic" in log
+    assert "topic 'nowhere' does not exist; create it with: taskq topics create nowhere" in log
     assert "topic 'dropped' was dropped; create it again with: taskq topics create dropped" in log
 
 

@@ -77,7 +77,7 @@ class TestEveryMode:
         closed(gate(timeout=0.1, **mode), context_of(map_index=1))
 
     def test_an_unknown_topic_is_an_error_at_once(self, mode: dict[str, Any]) -> None:
-        with pytest.raises(UnknownTopic, match="'nowhere' is not known; create it with create_topic"):
+        with pytest.raises(UnknownTopic, match="'nowhere' does not exist; create it with: taskq topics create nowhere"):
             gate(topic="nowhere", **mode).execute(context_of())
 
     def test_an_error_skips_a_gate_that_never_fails(self, mode: dict[str, Any]) -> None:

@@ -88,7 +88,7 @@ class TestEveryMode:
             gate(silent_fail=True, **mode).execute(context_of())
 
     def test_an_unknown_topic_is_an_error_at_once(self, mode: dict[str, Any]) -> None:
-        with pytest.raises(UnknownTopic, match="'nowhere' is not known; create it with create_topic"):
+        with pytest.raises(UnknownTopic, match="'nowhere' does not exist; create it with: taskq topics create nowhere"):
             gate(topic="nowhere", **mode).execute(context_of())
 
     def test_an_error_skips_a_gate_that_never_fails(

@@ -15,9 +15,9 @@ class WaitsAtOnce(TaskQSensor):
     start_trigger_args = StartTriggerArgs(
         trigger_cls="airflow_provider_taskq.triggers.topic.TaskQTrigger",
         next_method="execute_complete",
-        trigger_kwargs={"topic": "gate-{{ ti.map_index }}", "ends_task": True},
+        trigger_kwargs={"topic": "gate-{{ ti.map_index }}", "ends_task": True, "stores": "nothing"},
     )
 
 
 with DAG("thousand", schedule=None):
-    WaitsAtOnce.partial(task_id="gate", topic="", do_xcom_push=False).expand(poll_interval=[1.0] * GATES)
+    WaitsAtOnce.partial(task_id="gate", topic="", do_xcom_push=False).expand(poke_interval=[1.0] * GATES)
