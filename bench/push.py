@@ -1,7 +1,8 @@
-"""Push: one call of 100,000 tasks, a stream of them, and one at a time."""
+"""Push: one call of 100,000 tasks, a stream of them, and one at a time, also with notifications."""
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -11,6 +12,7 @@ from bench.rig import Rig, in_turn, rates, tasks, texts
 
 BATCH = 100_000
 SINGLES = 2_000
+CLIENTS = (1, 4, 16)
 CHUNK = 10_000
 RAW = (Path(__file__).parent / "raw.sql").read_bytes()
 
@@ -55,6 +57,47 @@ def run(rig: Rig) -> None:
                 }
             ),
             "INSERT ... unnest",
+        )
+    with rig.database() as dsn:
+        with connect(dsn) as conn:
+            conn.execute(RAW)
+        for clients in CLIENTS:
+            _notifications(dsn, clients)
+
+
+def _notifications(dsn: str, clients: int) -> None:
+    """Single pushes by concurrent clients: no notification, one after the commit, one in the push."""
+    with connect(dsn, autocommit=True) as conn, connect(dsn, autocommit=True) as listener:
+        listener.execute("LISTEN taskq")
+        TaskQueue(conn).create_topic("plain")
+        TaskQueue(conn).create_topic("notify", notify=True)
+        count = SINGLES * 2 // clients * clients
+
+        def measured(topic: str, *, wake: bool = False) -> Callable[[], float]:
+            def pushes(share: int) -> None:
+                with connect(dsn, autocommit=True) as own:
+                    queue = TaskQueue(own)
+                    for task in tasks(share):
+                        queue.push(topic, [task])
+                        if wake:
+                            queue.wake(topic)
+
+            def together() -> None:
+                with ThreadPoolExecutor(clients) as pool:
+                    list(pool.map(pushes, [count // clients] * clients))
+
+            return _rate(conn, count, together)
+
+        rates(
+            f"Push of single tasks, each committed, by {clients} clients",
+            in_turn(
+                {
+                    "push": measured("plain"),
+                    "push, then wake": measured("plain", wake=True),
+                    "push, policy with notify": measured("notify"),
+                }
+            ),
+            "push",
         )
 
 

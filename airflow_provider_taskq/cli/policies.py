@@ -24,6 +24,7 @@ _OPTIONS = (
     click.option("--max-crashes", type=COUNT, help="Lapsed leases until a task is FAILED."),
     click.option("--max-payload-bytes", type=click.IntRange(0, 2**31 - 1), help="The largest payload."),
     click.option("--ttl", type=OPTIONAL_DURATION, help="While a task is younger, failures are not noted; or none."),
+    click.option("--notify/--no-notify", default=None, help="A push notifies the workers that listen, at a cost."),
 )
 
 

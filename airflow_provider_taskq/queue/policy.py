@@ -97,6 +97,11 @@ class TopicPolicy:
     `retry=RetryPolicy(max_attempts=5)` allows five attempts. `on_expiry`: tasks of a lapsed owner are handed out again
     ("redeliver") or wait as EXPIRED ("expire"); the `max_crashes`-th crash of a task makes it FAILED.
     `max_payload_bytes` counts compact JSON in UTF-8. `ttl` is for tasks that set none.
+
+    `notify`: a push, an offer, a revival or a junction's release sends a notification when its transaction commits, as
+    `TaskQueue.wake` does, so that workers and waits that listen look at once. PostgreSQL commits one transaction with
+    notifications at a time in the whole server, and cannot prepare such a transaction for a two-phase commit.
+    docs/performance.md has the cost.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -104,6 +109,7 @@ class TopicPolicy:
     max_crashes: int = 3
     max_payload_bytes: int = 262_144
     ttl: timedelta | None = None
+    notify: bool = False
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -125,6 +131,7 @@ class PolicyChanges(TypedDict, total=False):
     max_crashes: int
     max_payload_bytes: int
     ttl: DurationLike | None
+    notify: bool
 
 
 _RETRY_FIELDS = tuple(each.name for each in fields(RetryPolicy))
@@ -139,6 +146,7 @@ _TYPES: Mapping[str, tuple[type[Any], str]] = {
     "on_expiry": (str, "a text"),
     "max_crashes": (int, "an integer"),
     "max_payload_bytes": (int, "an integer"),
+    "notify": (bool, "True or False"),
 }
 
 

@@ -329,10 +329,10 @@ def test_every_field_of_a_policy_has_an_option(ask: Ask, queue: TaskQueue) -> No
         "ttl": "4h",
     }
     words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
-    ask("topics", "create", "full", *words, "--probe")
+    ask("topics", "create", "full", *words, "--probe", "--notify")
     answer = ask("topics", "show", "full")["policy"]
     seconds = {"base": 1, "max_delay": 3600, "horizon": 7200, "max_elapsed": 10_800, "ttl": 14_400}
-    assert answer == {**given, **seconds, "probe": True}
+    assert answer == {**given, **seconds, "probe": True, "notify": True}
     assert queue.policy("full") != TopicPolicy()
 
 

@@ -129,6 +129,22 @@ def test_a_notification_ends_a_long_pause(queue: TaskQueue, make_worker: MakeWor
     assert handled.wait(10)
 
 
+def test_a_push_by_sql_is_handled_at_once_if_the_policy_notifies(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    queue.alter_topic("work", notify=True)
+    handled, paused = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Listener(WorkerListener):
+        def on_empty(self) -> None:
+            paused.release()
+
+    make_worker(lambda _: handled.release(), listener=Listener()).start()
+    until(lambda: _listens(queue))
+    for _ in range(3):  # the first poll after LISTEN needs no notification
+        assert paused.acquire(timeout=60)
+        queue.conn.execute("SELECT taskq.push('work', 'APPEND', '{a}')")
+        assert handled.acquire(timeout=60)
+
+
 def _listens(queue: TaskQueue) -> bool:
     found = queue.conn.execute(
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"

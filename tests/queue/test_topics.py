@@ -36,6 +36,7 @@ RICH = TopicPolicy(
     max_crashes=5,
     max_payload_bytes=17,
     ttl=timedelta(seconds=10),
+    notify=True,
 )
 
 

@@ -33,7 +33,7 @@ class TopicVerbs(Caller):
         return bool(
             self._value(
                 "SELECT taskq.create_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
-                " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval)",
+                " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval, %s::boolean)",
                 (topic, *map(_stored, policy_fields(changed_policy(policy, changes)).values())),
             )
         )
@@ -60,7 +60,7 @@ class TopicVerbs(Caller):
         """A topic's policy."""
         row = self._rows(
             "SELECT max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,"
-            " on_expiry, max_crashes, max_payload_bytes, ttl FROM taskq.policy_of(%s::text)",
+            " on_expiry, max_crashes, max_payload_bytes, ttl, notify FROM taskq.policy_of(%s::text)",
             (topic,),
         )[0]
         return TopicPolicy(RetryPolicy(*row[:8]), *row[8:])

@@ -132,6 +132,9 @@ BEGIN
     IF p_update THEN
         v_updated := taskq.replace_waiting(p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls,
                                            p_priorities);
+        IF p_topic.notify AND cardinality(v_updated) > 0 THEN  -- may be due earlier; a task that is created is pushed below
+            PERFORM taskq.wake(p_topic.name);
+        END IF;
     END IF;
     v_missing := ARRAY(SELECT u.place FROM unnest(v_waiting) WITH ORDINALITY AS u (sequence, place)
                        WHERE u.sequence IS NULL ORDER BY u.place);

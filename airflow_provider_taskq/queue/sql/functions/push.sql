@@ -33,6 +33,9 @@ BEGIN
         v_states := taskq.states_of_push(p_insertion, p_identifiers, p_suspended);
     END IF;
     v_sequences := taskq.draw_sequences(cardinality(p_identifiers));
+    IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
+        PERFORM taskq.wake(p_topic);
+    END IF;
     INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
     SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
            v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
@@ -86,6 +89,9 @@ BEGIN
     END IF;
     IF p_delay IS NOT NULL THEN
         v_due := v_now + p_delay;
+    END IF;
+    IF v_topic.notify THEN
+        PERFORM taskq.wake(p_topic);
     END IF;
     v_sequence := nextval('taskq.task_sequence');
     INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)

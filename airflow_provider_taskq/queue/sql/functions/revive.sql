@@ -126,6 +126,7 @@ BEGIN
 END $$;
 
 -- Enters tasks as READY, in the place that they were pushed to. Those that depend on others are looked at by the next poll.
+-- Sends a notification if the topic's policy has `notify`, as for a push: of a revival, or of a junction's release.
 CREATE FUNCTION taskq.make_ready(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -135,6 +136,7 @@ BEGIN
     FROM (SELECT * FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
     LEFT JOIN (SELECT DISTINCT sequence FROM taskq.dependency
                WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) d USING (sequence);
+    PERFORM taskq.wake(t.name) FROM taskq.topic t WHERE t.topic_id = p_topic_id AND t.notify AND cardinality(p_sequences) > 0;
 END $$;
 
 -- Marks ended tasks, whose rows this transaction holds, RECREATED, and then pushes a copy of each in the order given. What a push

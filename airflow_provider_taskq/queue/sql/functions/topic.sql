@@ -22,14 +22,14 @@ END $$;
 CREATE FUNCTION taskq.create_topic(
     p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,
     p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean,
-    p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval
+    p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval, p_notify boolean
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
     INSERT INTO taskq.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
-                             on_expiry, max_crashes, max_payload_bytes, ttl)
+                             on_expiry, max_crashes, max_payload_bytes, ttl, notify)
     VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
-            p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl)
+            p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify)
     ON CONFLICT (name) DO NOTHING;
     RETURN FOUND;
 END $$;
@@ -52,7 +52,7 @@ BEGIN
         max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor, max_delay = v_altered.max_delay,
         horizon = v_altered.horizon, max_elapsed = v_altered.max_elapsed, jitter = v_altered.jitter, probe = v_altered.probe,
         on_expiry = v_altered.on_expiry, max_crashes = v_altered.max_crashes, max_payload_bytes = v_altered.max_payload_bytes,
-        ttl = v_altered.ttl
+        ttl = v_altered.ttl, notify = v_altered.notify
     WHERE topic_id = v_topic.topic_id;
     IF v_altered.probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
         UPDATE taskq.live SET waits = 2 WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= 0;
@@ -63,7 +63,7 @@ END $$;
 CREATE FUNCTION taskq.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter', 'probe', 'on_expiry',
-                              'max_crashes', 'max_payload_bytes', 'ttl'];
+                              'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
     v_unknown text;
 BEGIN
     IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN

@@ -93,9 +93,9 @@ BEGIN
     RETURN (SELECT (l.holder IS NULL)::int FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = v_sequence);
 END $$;
 
--- Tells who listens on the channel `taskq` that a topic may have something for them: every watcher that waits on it looks at
--- once. Nothing depends on it. To be called after the commit, as a transaction of its own: PostgreSQL lets one transaction with
--- notifications commit at a time.
+-- Sends the topic's name on the channel `taskq`. Every worker and every wait that listens and that waits on the topic then looks at
+-- once. Nothing depends on the notification. Call it after the commit, as a transaction of its own: PostgreSQL commits one
+-- transaction with notifications at a time. For a topic whose policy has `notify`, a push calls it in the pushing transaction.
 CREATE FUNCTION taskq.wake(p_topic text) RETURNS void LANGUAGE sql AS $$
     SELECT pg_notify('taskq', p_topic)
 $$;

@@ -20,7 +20,8 @@ CREATE TABLE taskq.topic (
     on_expiry         text NOT NULL CHECK (on_expiry IN ('redeliver', 'expire')),
     max_crashes       int NOT NULL CHECK (max_crashes >= 1),
     max_payload_bytes int NOT NULL CHECK (max_payload_bytes >= 0),
-    ttl               interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days')
+    ttl               interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days'),
+    notify            boolean NOT NULL DEFAULT false  -- a push sends a notification (taskq.wake)
 );
 CREATE INDEX topic_probe ON taskq.topic (topic_id) WHERE probe;
 

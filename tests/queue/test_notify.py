@@ -1,0 +1,133 @@
+"""A topic whose policy has `notify`: pushes notify the sessions that listen, when they commit."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import NewTask, Owner, Revival, State, TaskQueue
+from tests.queue.conftest import states, task_in
+
+# The arrays of taskq.staged_task that a Spark executor fills, and the push by its driver.
+STAGED = """WITH stage AS (SELECT taskq.open_push() AS stage)
+    INSERT INTO taskq.staged_task (stage, part, attempt, place, topic, identifier)
+    SELECT stage, 0, 0, 0, 'work', 'a' FROM stage RETURNING stage"""
+PUSH_STAGED = "SELECT taskq.push_staged(%s::uuid, NULL, 'APPEND', '{0}', '{0}', '{1}')"
+
+
+def push_staged(queue: TaskQueue) -> None:
+    """Pushes one task as the driver of a Spark job does."""
+    row = queue.conn.execute(STAGED).fetchone()
+    assert row is not None
+    queue.conn.execute(PUSH_STAGED, row)
+
+
+def offer_again(queue: TaskQueue) -> None:
+    """Offers an identifier whose task waits until tomorrow: an update."""
+    assert queue.offer("work", "later").outcome == "UPDATED"
+
+
+PUSHES: dict[str, Callable[[TaskQueue], object]] = {
+    "push of one": lambda queue: queue.push("work", ["a"]),
+    "push of many": lambda queue: queue.push("work", ["a", "b", NewTask("c", delay=timedelta(days=1))]),
+    "push stream": lambda queue: queue.push_stream("work", ["a", "b"]),
+    "offer": lambda queue: queue.offer("work", "a"),
+    "offer that updates": offer_again,
+    "ticks": lambda queue: queue.install_ticks("work", "daily", "hash", [(datetime(2030, 1, 1, tzinfo=UTC), None)]),
+    "staged push": push_staged,
+    "reset": lambda queue: queue.revive("work", State.FAILED),
+    "recreation": lambda queue: queue.revive("work", State.FAILED, Revival.APPEND),
+    "junction": lambda queue: queue.junction("work", [["suspended"]]),
+}
+
+SILENT: dict[str, Callable[[TaskQueue], object]] = {
+    "empty push": lambda queue: queue.conn.execute("SELECT taskq.push('work', 'APPEND', '{}')"),
+    "offer that is ignored": lambda queue: queue.offer("work", "later", if_exists="ignore"),
+    "revival of nothing": lambda queue: queue.revive("work", State.EXPIRED),
+    "poll": lambda queue: queue.poll("work", queue.register("other")),
+    "push to another topic": lambda queue: queue.push("silent", ["a"]),
+}
+
+
+@pytest.fixture
+def notifying(queue: TaskQueue, owner: Owner) -> TaskQueue:
+    """The topic `work` with `notify`, with tasks to revive, to release and to offer again; and the topic `silent`."""
+    task_in(queue, owner, State.FAILED, identifier="failed")
+    queue.push("work", [NewTask("suspended", suspended=True)])
+    queue.offer("work", "later", delay=timedelta(days=1))
+    queue.alter_topic("work", notify=True)
+    queue.create_topic("silent")
+    return queue
+
+
+@pytest.fixture
+def listening(dsn: str) -> Iterator[psycopg.Connection]:
+    """A session that listens."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("LISTEN taskq")
+        yield conn
+
+
+def heard(queue: TaskQueue, listening: psycopg.Connection) -> list[str]:
+    """The notifications sent before this call. They arrive in the order of commits, so the last one ends the wait."""
+    queue.wake("the end")
+    payloads: list[str] = []
+    for notice in listening.notifies(timeout=60):
+        if notice.payload == "the end":
+            return payloads
+        payloads.append(notice.payload)
+    raise AssertionError(f"the last notification did not arrive, only {payloads}")
+
+
+@pytest.mark.parametrize("verb", PUSHES)
+def test_a_push_notifies_once_its_transaction_commits(
+    notifying: TaskQueue, listening: psycopg.Connection, dsn: str, verb: str
+) -> None:
+    with psycopg.connect(dsn) as conn:
+        PUSHES[verb](TaskQueue(conn))
+        assert heard(notifying, listening) == []
+        conn.commit()
+    assert heard(notifying, listening) == ["work"]
+
+
+@pytest.mark.parametrize("verb", PUSHES)
+def test_a_push_that_is_rolled_back_notifies_of_nothing(
+    notifying: TaskQueue, listening: psycopg.Connection, dsn: str, verb: str
+) -> None:
+    with psycopg.connect(dsn) as conn:
+        PUSHES[verb](TaskQueue(conn))
+        conn.rollback()
+    assert heard(notifying, listening) == []
+
+
+@pytest.mark.parametrize("verb", PUSHES)
+def test_without_the_policy_a_push_notifies_of_nothing(
+    notifying: TaskQueue, listening: psycopg.Connection, verb: str
+) -> None:
+    notifying.alter_topic("work", notify=False)
+    PUSHES[verb](notifying)
+    assert heard(notifying, listening) == []
+
+
+@pytest.mark.parametrize("verb", SILENT)
+def test_a_call_that_stores_no_task_of_the_topic_notifies_of_nothing(
+    notifying: TaskQueue, listening: psycopg.Connection, verb: str
+) -> None:
+    SILENT[verb](notifying)
+    assert heard(notifying, listening) == []
+
+
+def test_a_transaction_notifies_once_of_a_topic(notifying: TaskQueue, listening: psycopg.Connection) -> None:
+    with notifying.conn.transaction():
+        for name in "abc":
+            notifying.push("work", [name])
+        notifying.push_stream("work", ["d", "e"])
+    assert heard(notifying, listening) == ["work"]
+    assert states(notifying)[-5:] == [(name, State.READY) for name in "abcde"]
+
+
+def test_a_new_topic_does_not_notify(queue: TaskQueue) -> None:
+    assert queue.policy("work").notify is False
+    queue.create_topic("quick", notify=True)
+    assert queue.policy("quick").notify is True
