@@ -5,7 +5,7 @@ It leaves the same ledger behind as `install`, so that `verify` accepts it and a
 
 from airflow_provider_taskq import __version__
 from airflow_provider_taskq.queue import schema
-from airflow_provider_taskq.queue.schema import Step, functions, migrations
+from airflow_provider_taskq.queue.schema import NO_VIEWS, Step, functions, migrations, views
 
 _HEAD = """\
 -- airflow-provider-taskq {version}: the schema taskq, {what}.
@@ -35,7 +35,7 @@ ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.che
 """
 
 
-def script(begin: int = 0, *, bare: bool = False) -> str:
+def script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -> str:
     """What brings a schema at step `begin` (0: none yet) to this release; `bare`: without BEGIN and COMMIT."""
     before = ", ".join(str(step.number) for step in migrations() if step.number <= begin)
     missing = [step for step in migrations() if step.number > begin]
@@ -49,6 +49,7 @@ def script(begin: int = 0, *, bare: bool = False) -> str:
         schema._DROP_FUNCTIONS + ";\n" if begin else "",  # noqa: SLF001  what install runs, told nowhere else
         "SET LOCAL check_function_bodies = off;\n",
         entered(functions()),
+        entered(views() if with_views else NO_VIEWS),
         "SELECT taskq.suit_planner(), taskq.close_schema();\n",
         "SET LOCAL check_function_bodies = on;\n",
         "" if bare else "COMMIT;\n",

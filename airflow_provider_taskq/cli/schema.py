@@ -14,16 +14,22 @@ from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue
 from airflow_provider_taskq.queue import install as install_schema
 from airflow_provider_taskq.queue import uninstall as uninstall_schema
 from airflow_provider_taskq.queue import verify as verify_schema
-from airflow_provider_taskq.queue.schema import migrations
+from airflow_provider_taskq.queue.schema import has_views, migrations
 
 
 @click.command(help="Create the schema taskq, or upgrade it. Safe anywhere, at any time; nothing to do: nothing done.")
+@click.option(
+    "--views/--no-views",
+    default=None,
+    help="With or without the readable views tasks and topics_at_a_glance, and the function newest. By default: as the "
+    "database has it; a new schema has them.",
+)
 @dry_run_option
 @click.pass_obj
-def install(session: Session, dry_run: bool) -> None:
+def install(session: Session, views: bool | None, dry_run: bool) -> None:
     """Creates or upgrades."""
     with session.connection() as conn:
-        _bring_up_to_date(session, conn, dry_run=dry_run)
+        _bring_up_to_date(session, conn, views=views, dry_run=dry_run)
 
 
 @click.command(help="Upgrade the schema taskq to this release. Where there is none, nothing is made.")
@@ -76,13 +82,14 @@ def uninstall(session: Session, dry_run: bool, yes: bool) -> None:
     "--from", "from_", type=click.IntRange(min=0), help="Only what upgrades a schema of this step; see verify."
 )
 @click.option("--bare", is_flag=True, help="Without BEGIN and COMMIT, for a tool that brings its own transaction.")
+@click.option("--no-views", is_flag=True, help="Without the readable views; needed again for each upgrade by a script.")
 @click.pass_obj
-def sql(session: Session, from_: int | None, bare: bool) -> None:
+def sql(session: Session, from_: int | None, bare: bool, no_views: bool) -> None:
     """Prints what install would run; needs no database."""
     newest = migrations()[-1].number
     if from_ is not None and not 1 <= from_ <= newest:
         raise click.UsageError(f"--from is the step of an installed schema, 1 to {newest}; without it, all is printed")
-    script = ddl.script(from_ or 0, bare=bare)
+    script = ddl.script(from_ or 0, bare=bare, with_views=not no_views)
     if session.json:
         session.answer({"from": from_ or 0, "to": newest, "sql": script})
     else:
@@ -102,25 +109,36 @@ def installed_step(conn: psycopg.Connection[Any]) -> int | None:
     return None if row is None else int(row[0])
 
 
-def _bring_up_to_date(session: Session, conn: psycopg.Connection[Any], *, dry_run: bool) -> None:
+def _bring_up_to_date(
+    session: Session, conn: psycopg.Connection[Any], *, views: bool | None = None, dry_run: bool
+) -> None:
     """Installs what is missing, and says what that was; a dry run does it, and takes it back."""
     before, wrong = installed_step(conn), _mismatch(conn)
-    if wrong is not None:
-        install_schema(conn)
-    after = installed_step(conn)
+    changes = wrong is not None or views not in (None, has_views(conn))
+    if changes:
+        install_schema(conn, views=views)
+    after, with_views = installed_step(conn), has_views(conn)
     if dry_run:
         conn.rollback()
     steps = [step.name for step in migrations() if before is None or step.number > before]
-    document = {"from": before, "to": after, "steps": steps, "functions": wrong is not None, "dry_run": dry_run}
-    session.answer(document, _told(steps, wrong, dry_run=dry_run, new=before is None))
+    made = [*steps, "functions and views" if with_views else "functions, no views"] if changes else []
+    document = {
+        "from": before,
+        "to": after,
+        "steps": steps,
+        "functions": changes,
+        "views": with_views,
+        "dry_run": dry_run,
+    }
+    session.answer(document, _told(made, dry_run=dry_run, new=before is None))
 
 
-def _told(steps: list[str], wrong: str | None, *, dry_run: bool, new: bool) -> str:
+def _told(made: list[str], *, dry_run: bool, new: bool) -> str:
     """What was done, in a sentence."""
-    if wrong is None:
+    if not made:
         return "The schema taskq is up to date: nothing to do."
     done = ("Would create" if new else "Would upgrade") if dry_run else ("Created" if new else "Upgraded")
-    return f"{done} the schema taskq: {', '.join([*steps, 'functions and views'])}."
+    return f"{done} the schema taskq: {', '.join(made)}."
 
 
 def _mismatch(conn: psycopg.Connection[Any]) -> str | None:

@@ -23,7 +23,7 @@ def _health(conn: psycopg.Connection[Any]) -> None:
         sys.stdout.write(f"{finding.severity.name:<8} {finding.subject}: {finding.detail}\n")
 
 
-_ACTIONS = {"install": install, "verify": verify, "uninstall": uninstall, "expire": _expire, "health": _health}
+_ACTIONS = {"verify": verify, "uninstall": uninstall, "expire": _expire, "health": _health}
 
 
 def main() -> int:
@@ -32,11 +32,20 @@ def main() -> int:
         prog="python -m airflow_provider_taskq.queue",
         description="The schema taskq, in the database that TASKQ_DSN, TASKQ_DSN_FILE or PGHOST names.",
     )
-    parser.add_argument("action", choices=_ACTIONS)
-    action = parser.parse_args().action
+    parser.add_argument("action", choices=("install", *_ACTIONS))
+    parser.add_argument(
+        "--views", action=argparse.BooleanOptionalAction, help="for install: with or without the readable views"
+    )
+    given = parser.parse_args()
+    action = given.action
+    if given.views is not None and action != "install":
+        parser.error("--views and --no-views go with install")
     try:
         with connect() as conn:
-            _ACTIONS[action](conn)
+            if action == "install":
+                install(conn, views=given.views)
+            else:
+                _ACTIONS[action](conn)
     except TaskQueueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -19,6 +19,7 @@ OLDEST_SERVER = 140_000
 # role without rights cannot delay: nextval() of any relation's oid takes ROW EXCLUSIVE before it checks the rights.
 LOCK = "LOCK TABLE taskq.migration IN SHARE UPDATE EXCLUSIVE MODE"
 _FUNCTIONS = 0  # the number in the ledger under which all function files together stand
+_VIEWS = -1  # the number of the readable views, or of the choice to leave them out
 RELEASE = 1  # of the functions: raised by every release that changes one, so that an older package leaves them alone
 
 # They depend on each other, views on functions and functions on views: so what is left is tried again while any goes.
@@ -54,7 +55,7 @@ END $$"""
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One entry of the ledger: a numbered migration, or all functions together under the number 0."""
+    """One entry of the ledger: a numbered migration, all functions together, or the readable views."""
 
     number: int
     name: str
@@ -77,9 +78,21 @@ def migrations() -> tuple[Step, ...]:
 
 @cache
 def functions() -> Step:
-    """The functions and views of this package as one script: replaced as a whole when any of them changes."""
-    scripts = (file.read_text(encoding="utf-8") for file in _sql_files("functions"))
-    return Step(_FUNCTIONS, f"functions {RELEASE}", "\n".join(scripts))
+    """The functions of this package as one script: replaced as a whole when any of them changes."""
+    return Step(_FUNCTIONS, f"functions {RELEASE}", _scripts("functions"))
+
+
+@cache
+def views() -> Step:
+    """The readable views of this package as one script. No function of `functions()` depends on them."""
+    return Step(_VIEWS, "views", _scripts("views"))
+
+
+NO_VIEWS = Step(_VIEWS, "no views", "")
+
+
+def _scripts(folder: str) -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for file in _sql_files(folder))
 
 
 def _sql_files(folder: str) -> Iterator[Traversable]:
@@ -87,10 +100,15 @@ def _sql_files(folder: str) -> Iterator[Traversable]:
     yield from sorted((file for file in found if file.name.endswith(".sql")), key=lambda file: file.name)
 
 
-def install(conn: psycopg.Connection[Any]) -> None:
+def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None:
     """Creates or upgrades the schema `taskq` in the caller's transaction; safe to run at once from many places.
 
+    `views`: whether the schema has the readable views `tasks` and `topics_at_a_glance`, and the function `newest`.
+    None keeps what the database has; a new schema has them. The database records the choice, so a later install or
+    upgrade without the argument does not create views that were left out.
+
     SchemaMismatch where the schema in the database is newer than this package, or was changed by hand.
+    TaskQueueError if other views in the database depend on the views to remove.
     """
     if conn.info.server_version < OLDEST_SERVER:
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
@@ -104,8 +122,21 @@ def install(conn: psycopg.Connection[Any]) -> None:
         for step in migrations():
             if step.number not in ledger:
                 _apply(conn, step)
-        if ledger.get(_FUNCTIONS) != functions().checksum:
-            _replace_functions(conn)
+        wanted = _wanted_views(ledger, views)
+        if ledger.get(_FUNCTIONS) != functions().checksum or ledger.get(_VIEWS) != wanted.checksum:
+            _replace_functions(conn, wanted)
+
+
+def _wanted_views(ledger: dict[int, str], chosen: bool | None) -> Step:
+    """The views that the schema is to have: those chosen, else what the ledger says, else all."""
+    if chosen is None:
+        chosen = ledger.get(_VIEWS) != NO_VIEWS.checksum
+    return views() if chosen else NO_VIEWS
+
+
+def has_views(conn: psycopg.Connection[Any]) -> bool:
+    """Whether the schema in the database has the readable views."""
+    return _ledger(conn).get(_VIEWS, NO_VIEWS.checksum) != NO_VIEWS.checksum
 
 
 def uninstall(conn: psycopg.Connection[Any]) -> None:
@@ -123,8 +154,9 @@ def verify(conn: psycopg.Connection[Any]) -> None:
     _refuse_foreign(ledger)
     _refuse_newer_functions(conn)
     missing = [step.name for step in migrations() if step.number not in ledger]
-    if missing or ledger.get(_FUNCTIONS) != functions().checksum:
-        wants = f"lacks {', '.join(missing)}" if missing else "has other functions than this package"
+    replaced = (functions(), _wanted_views(ledger, None))
+    if missing or any(ledger.get(step.number) != step.checksum for step in replaced):
+        wants = f"lacks {', '.join(missing)}" if missing else "has other functions or views than this package"
         raise SchemaMismatch(f"the schema taskq in this database is older: it {wants}; run {INSTALL}")
 
 
@@ -188,8 +220,8 @@ def _refuse_newer_functions(conn: psycopg.Connection[Any]) -> None:
         )
 
 
-def _replace_functions(conn: psycopg.Connection[Any]) -> None:
-    """Puts exactly what the files say in the place of every function and view of the schema.
+def _replace_functions(conn: psycopg.Connection[Any], wanted: Step) -> None:
+    """Replaces every function and view of the schema by those of the files; `wanted`: the readable views, or none.
 
     Whatever somebody else built on them is not dropped along: it is named, and nothing is changed.
     """
@@ -201,5 +233,6 @@ def _replace_functions(conn: psycopg.Connection[Any]) -> None:
         raise TaskQueueError(f"the schema taskq cannot be upgraded: {error.diag.message_detail}") from error
     conn.execute("SET LOCAL check_function_bodies = off")  # they call each other, across files
     _apply(conn, functions())
+    _apply(conn, wanted)
     conn.execute("SELECT set_config('check_function_bodies', %s, true)", before)
     conn.execute("SELECT taskq.suit_planner(), taskq.close_schema()")

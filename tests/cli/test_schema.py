@@ -139,6 +139,33 @@ def test_install_says_what_it_made_and_does_nothing_twice(
     assert ask("upgrade")["steps"] == []
 
 
+def test_install_leaves_the_views_out_and_an_upgrade_keeps_them_out(
+    ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", empty_dsn)
+    assert ask("install", "--no-views")["views"] is False
+    with connect(empty_dsn) as conn:
+        conn.execute("UPDATE taskq.migration SET checksum = 'of another release' WHERE number = 0")
+    assert run("upgrade").stdout == "Upgraded the schema taskq: functions, no views.\n"
+    assert "nothing to do" in run("install").stdout
+    assert ask("verify")["matches"] is True
+    assert run("install", "--views", "--dry-run").stdout == "Would upgrade the schema taskq: functions and views.\n"
+    assert ask("install", "--views")["views"] is True
+    assert "nothing to do" in run("install", "--views").stdout
+
+
+def test_a_dba_makes_a_schema_without_views(
+    run: Run, run_script: Script, empty_dsn: str, installed: list[tuple[object, ...]]
+) -> None:
+    assert run_script(run("sql", "--no-views").stdout, "-v", "ON_ERROR_STOP=1").returncode == 0
+    with connect(empty_dsn) as conn:
+        verify(conn)
+        made = schema_of(conn)
+        assert [row for row in made if "topics_at_a_glance" in str(row[1])] == []
+        install(conn, views=True)
+        assert schema_of(conn) == installed
+
+
 def test_upgrade_brings_an_older_schema_up_to_date(
     ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,15 +1,26 @@
 """The schema: installed once whoever asks and however often, verified, removed, all in the caller's transaction."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import PIPE, Popen
+from uuid import uuid4
 
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue, TaskQueueError, connect, install, uninstall, verify
+from airflow_provider_taskq.queue import (
+    Result,
+    SchemaMismatch,
+    TaskQueue,
+    TaskQueueError,
+    connect,
+    install,
+    uninstall,
+    verify,
+)
 from tests.queue.conftest import identifiers
 
 THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
@@ -215,3 +226,117 @@ def test_an_upgrade_names_what_others_built_on_it_and_drops_nothing_of_theirs(em
         install(empty)
     assert empty.execute("SELECT to_regclass('public.mine') IS NOT NULL").fetchone() == (True,)
     assert TaskQueue(empty).topics() == []
+
+
+READABLE = "SELECT relname FROM pg_class WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v' ORDER BY 1"
+
+
+def views(conn: psycopg.Connection) -> list[str]:
+    """The views of the schema."""
+    return [name for (name,) in conn.execute(READABLE.encode())]
+
+
+def test_a_schema_without_the_readable_views_verifies_and_works(empty: psycopg.Connection) -> None:
+    install(empty, views=False)
+    verify(empty)
+    assert views(empty) == ["task_info"]  # the row type of task, latest and page
+    assert empty.execute("SELECT to_regproc('taskq.newest')").fetchone() == (None,)
+    queue = TaskQueue(empty)
+    queue.create_topic("work")
+    [first, second] = queue.push("work", ["a", "b"])
+    owner = queue.register("me")
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
+    assert str(queue.why("work", first.sequence)).endswith(": given up after 1 of 1 attempts")
+    assert queue.why("work", second.sequence) == "it is ready, and the next in line"
+    assert queue.task("work", first.sequence) is not None
+
+
+def test_no_function_needs_the_readable_views(empty: psycopg.Connection) -> None:
+    install(empty)
+    named = empty.execute(
+        r"SELECT proname FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace"
+        r" AND prosrc ~ 'taskq\.(tasks|live_tasks|ended_tasks|topics_at_a_glance)\M' ORDER BY 1"
+    ).fetchall()
+    assert named == [("newest",)]  # which is left out with them
+
+
+@pytest.mark.parametrize("role_kind", ["reader", "operator"])
+def test_access_is_granted_without_the_readable_views(empty: psycopg.Connection, role_kind: str) -> None:
+    install(empty, views=False)
+    TaskQueue(empty).create_topic("work")
+    TaskQueue(empty).push("work", ["a"])
+    role = f"looks_{uuid4().hex[:8]}"
+    empty.execute(f"CREATE ROLE {role}".encode())
+    try:
+        empty.execute("SELECT taskq.grant_access(%s, %s)", (role, role_kind))
+        empty.execute(f"SET ROLE {role}".encode())
+        assert len(TaskQueue(empty).page("work", after=0)) == 1
+        empty.execute("RESET ROLE")
+        install(empty, views=True)
+        empty.execute(f"SET ROLE {role}".encode())
+        assert empty.execute("SELECT identifier FROM taskq.tasks").fetchall() == [("a",)]
+        assert len(empty.execute("SELECT * FROM taskq.newest('work')").fetchall()) == 1
+    finally:
+        empty.execute("RESET ROLE")
+        empty.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_a_later_install_does_not_create_views_that_were_left_out(empty: psycopg.Connection) -> None:
+    install(empty, views=False)
+    install(empty)
+    assert views(empty) == ["task_info"]
+    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 0")
+    install(empty)  # an upgrade
+    verify(empty)
+    assert views(empty) == ["task_info"]
+
+
+def test_an_install_creates_and_removes_the_readable_views(empty: psycopg.Connection) -> None:
+    install(empty)
+    whole = things(empty)
+    install(empty, views=False)
+    assert views(empty) == ["task_info"]
+    install(empty, views=True)
+    assert things(empty) == whole
+    verify(empty)
+    install(empty, views=False)
+    uninstall(empty)
+    install(empty)
+    assert things(empty) == whole
+
+
+def test_views_that_others_built_on_are_not_removed(empty: psycopg.Connection) -> None:
+    install(empty)
+    empty.execute("CREATE VIEW public.failures AS SELECT * FROM taskq.tasks WHERE state = 'FAILED'")
+    before = things(empty)
+    with pytest.raises(TaskQueueError, match="view failures depends on view"):
+        install(empty, views=False)
+    assert things(empty) == before
+    verify(empty)
+
+
+def test_other_views_are_told_and_put_right_by_install(empty: psycopg.Connection) -> None:
+    install(empty)
+    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = -1")
+    with pytest.raises(SchemaMismatch, match="install"):
+        verify(empty)
+    install(empty)
+    verify(empty)
+
+
+def test_the_module_installs_with_and_without_the_views(empty: psycopg.Connection, empty_dsn: str) -> None:
+    command = [sys.executable, "-m", "airflow_provider_taskq.queue"]
+    env = {"TASKQ_DSN": empty_dsn, "PYTHONPATH": str(Path.cwd())}
+
+    def run(*words: str) -> tuple[str, int]:
+        done = subprocess.run([*command, *words], env=env, capture_output=True, text=True, timeout=300, check=False)
+        return done.stderr, done.returncode
+
+    assert run("install", "--no-views") == ("", 0)
+    assert run("install") == ("", 0)
+    assert views(empty) == ["task_info"]
+    assert run("install", "--views") == ("", 0)
+    assert "tasks" in views(empty)
+    error, code = run("verify", "--no-views")
+    assert "go with install" in error
+    assert code == 2

@@ -20,7 +20,7 @@ CREATE FUNCTION taskq.entrances() RETURNS TABLE (kind text, name text) LANGUAGE 
         'set_worker', 'worker_is_active', 'begin_drain', 'end_drain', 'drain_named', 'ended_by', 'failed_by'])
     UNION ALL SELECT 'reader', unnest(ARRAY[
         'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task', 'timeline', 'why', 'throughput', 'latest', 'page', 'count', 'results', 'resolve',
-        'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
+        'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'health', 'log_holders', 'newest', 'why_ready', 'why_ended', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words',
         'state_name', 'readers', 'statistics', 'handling_times', 'errors', 'error_groups', 'stuck_owners', 'workers', 'worker_is_active',
         'browse_topics', 'browse_owners', 'browse_holders', 'browse_locks', 'browse_readers', 'browse_ticks', 'browse_tasks', 'browse_held',
         'find_tasks', 'search_tasks', 'claimed_by', 'pushed_between', 'newest_of', 'dependencies_of', 'texts_of', 'audit_trail', 'count_lapsed', 'drain_named', 'ended_by', 'failed_by'])
@@ -56,6 +56,7 @@ END $$;
 CREATE FUNCTION taskq.open_to(p_role text, p_kind text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_entrance regprocedure;
+    v_view     regclass;
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA taskq TO %I', p_role);
     EXECUTE format('GRANT SELECT ON taskq.migration TO %I', p_role);
@@ -72,7 +73,10 @@ BEGIN
         EXECUTE format('GRANT INSERT ON taskq.staged_task TO %I', p_role);
     END IF;
     IF p_kind IN ('reader', 'operator') THEN
-        EXECUTE format('GRANT SELECT ON taskq.tasks, taskq.topics_at_a_glance, taskq.task_info TO %I', p_role);
+        FOR v_view IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace  -- the first two may be left out
+                      AND c.relname IN ('tasks', 'topics_at_a_glance', 'task_info') LOOP
+            EXECUTE format('GRANT SELECT ON %s TO %I', v_view, p_role);
+        END LOOP;
     END IF;
 END $$;
 

@@ -12,8 +12,8 @@ BEGIN
     IF FOUND THEN
         RETURN CASE WHEN v_live.holder IS NULL THEN taskq.why_waiting(v_topic, v_live) ELSE taskq.why_held(v_live.holder) END;
     END IF;
-    SELECT v.why, e.state, e.completed, e.error_summary INTO v_ended FROM taskq.ended e
-    JOIN taskq.ended_tasks v ON v.topic_id = e.topic_id AND v.sequence = e.sequence
+    SELECT taskq.why_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name) AS why, e.state, e.completed, e.error_summary
+    INTO v_ended FROM taskq.ended e LEFT JOIN taskq.owner o ON o.owner_id = e.holder
     WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
     IF FOUND THEN
         RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE WHEN v_ended.completed IS NOT NULL
@@ -115,3 +115,43 @@ BEGIN
         USING v_share, v_now, extract(epoch FROM p_span), v_reach, p_topic;
     END LOOP;
 END $$;
+
+-- What a task that waits for dependencies waits for: a sentence about the first that is not fulfilled.
+CREATE FUNCTION taskq.unfulfilled(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_first record;
+BEGIN
+    SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, 1) AS state INTO v_first
+    FROM taskq.dependency d
+    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                        ORDER BY t.sequence DESC LIMIT 1) n
+    LEFT JOIN taskq.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
+    LEFT JOIN taskq.topic p ON p.topic_id = d.on_topic_id
+    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM 6 LIMIT 1;
+    RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll looks again'
+                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name, v_first.sequence,
+                            CASE WHEN v_first.state = 1 THEN 'not ended' ELSE taskq.state_name(v_first.state) END) END;
+END $$;
+
+-- Why a READY task is not running, by its columns in taskq.live.
+CREATE FUNCTION taskq.why_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz)
+RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN CASE WHEN p_paused THEN 'the topic is paused'
+                WHEN p_due = taskq.paused_until() THEN 'paused, until somebody resumes it'
+                WHEN p_waits = 1 THEN taskq.unfulfilled(p_topic_id, p_sequence)
+                WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
+                WHEN p_due > statement_timestamp() THEN
+                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.in_words(taskq.clamp_moment(p_due) - statement_timestamp()))
+                ELSE concat_ws('; ', 'may be polled', taskq.in_the_way(p_topic_id, p_sequence)) END;
+END $$;
+
+-- Why a task in one of the other states is in it; NULL of one that ended without a failure. p_owner: the name of its last owner.
+CREATE FUNCTION taskq.why_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_state = 2 THEN format('the lease of %s ran out; it waits to be revived', p_owner)
+                WHEN p_state = 3 THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
+                WHEN p_state = 4 THEN 'waits to be released or revived'
+                WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END
+$$;

@@ -8,37 +8,6 @@
 -- Payloads are left out (taskq.task has them), outputs and errors are cut to a line. For people only: programs call
 -- functions, and the columns here may change with any release.
 
--- What a task that waits for dependencies waits for: a sentence about the first that is not fulfilled.
-CREATE FUNCTION taskq.unfulfilled(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-DECLARE
-    v_first record;
-BEGIN
-    SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, 1) AS state INTO v_first
-    FROM taskq.dependency d
-    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
-                        ORDER BY t.sequence DESC LIMIT 1) n
-    LEFT JOIN taskq.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
-    LEFT JOIN taskq.topic p ON p.topic_id = d.on_topic_id
-    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM 6 LIMIT 1;
-    RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll looks again'
-                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name, v_first.sequence,
-                            CASE WHEN v_first.state = 1 THEN 'not ended' ELSE taskq.state_name(v_first.state) END) END;
-END $$;
-
--- Why a READY task is not running, by its columns in taskq.live.
-CREATE FUNCTION taskq.why_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz)
-RETURNS text LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN CASE WHEN p_paused THEN 'the topic is paused'
-                WHEN p_due = taskq.paused_until() THEN 'paused, until somebody resumes it'
-                WHEN p_waits = 1 THEN taskq.unfulfilled(p_topic_id, p_sequence)
-                WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
-                WHEN p_due > statement_timestamp() THEN
-                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.in_words(taskq.clamp_moment(p_due) - statement_timestamp()))
-                ELSE concat_ws('; ', 'may be polled', taskq.in_the_way(p_topic_id, p_sequence)) END;
-END $$;
-
 -- Tasks that wait or are held, with the columns of taskq.tasks.
 CREATE VIEW taskq.live_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
@@ -64,10 +33,7 @@ CROSS JOIN LATERAL (  -- as taskq.clamp_moment has them, which a view cannot cal
 CREATE VIEW taskq.ended_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier,
        CASE e.state WHEN 3 THEN 'FAILURE' WHEN 4 THEN 'SUSPENSION' WHEN 5 THEN 'FILTER' WHEN 6 THEN 'SUCCESS' END AS result,
-       CASE WHEN e.state = 2 THEN format('the lease of %s ran out; it waits to be revived', o.name)
-            WHEN e.state = 3 THEN format('given up after %s of %s attempts', e.attempt, p.max_attempts)
-            WHEN e.state = 4 THEN 'waits to be released or revived'
-            WHEN e.descent IS NOT NULL THEN 'was ' || taskq.state_name(e.descent) END AS why,
+       taskq.why_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name) AS why,
        e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
        left(e.error_summary, 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
