@@ -94,4 +94,11 @@ def _spread(queue: TaskQueue) -> None:
         " - CASE WHEN sequence % 4 = 0 THEN (sequence % 23) * interval '1 hour' ELSE interval '0' END"
         " WHERE completed IS NOT NULL"
     )
+    queue.conn.execute(
+        "UPDATE taskq.ended SET polled = completed - n.ran, available_at = completed - n.ran - n.waited"
+        " FROM (SELECT sequence, CASE state WHEN 3 THEN interval '30.1 s'"
+        " ELSE (4 + sequence % 30) * interval '0.1 s' END AS ran,"
+        " (1 + sequence % 7) * interval '0.8 s' AS waited FROM taskq.ended) n"
+        " WHERE n.sequence = ended.sequence AND polled IS NOT NULL"
+    )
     queue.conn.execute("UPDATE taskq.task SET created = created - interval '25 hours'")

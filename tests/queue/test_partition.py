@@ -134,6 +134,7 @@ def test_every_verb_works_on_a_topic_with_tables_of_its_own(queue: TaskQueue, ow
     ]
     assert queue.purge("work", state=State.REDUNDANT) == 2
     assert known(queue, second).state is State.SUCCEEDED
+    assert known(queue, second).polled is not None
     assert queue.task("work", third.sequence) is None
     assert apart(queue) == 2
 

@@ -49,7 +49,7 @@ function bySubject(findings) {
 /** The verdict in one line. */
 function verdict(subjects) {
   const bad = subjects.filter(({ severity }) => severity === "critical" || severity === "warning").length;
-  if (bad) return `${plural(bad, "subject")} of ${subjects.length} need attention.`;
+  if (bad) return `${plural(bad, "subject")} of ${subjects.length} ${bad === 1 ? "needs" : "need"} attention.`;
   return subjects.some(({ severity }) => severity === "notice") ? "Nothing is wrong; some things are worth knowing." : "All is well.";
 }
 
