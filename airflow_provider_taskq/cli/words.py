@@ -69,7 +69,9 @@ def elapsed(duration: timedelta) -> str:
     thousandths = max(0, round(duration / timedelta(milliseconds=1)))
     if thousandths < 1000:
         return f"{thousandths} ms"
-    return f"{thousandths / 1000:.1f}".removesuffix(".0") + " s" if thousandths < 9950 else in_words(duration)
+    if thousandths < 9950:
+        return f"{thousandths / 1000:.1f}".removesuffix(".0") + " s"
+    return in_words(timedelta(seconds=round(thousandths / 1000)))
 
 
 def attempt_times(waited: timedelta | None, ran: timedelta | None, verb: str = "ran") -> str:
