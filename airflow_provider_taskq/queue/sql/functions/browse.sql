@@ -10,14 +10,18 @@ RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retry
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    v_now    timestamptz := clock_timestamp();
-    v_topic  record;
-    v_held   record;
-    v_capped boolean := (SELECT count(*) = 10000 FROM (SELECT FROM taskq.live l WHERE l.holder IS NOT NULL LIMIT 10000) n);
+    v_now       timestamptz := clock_timestamp();
+    v_topic     record;
+    v_topic_ids int[];
+    v_held      bigint[];
+    v_consumers bigint[];
+    v_capped    boolean;
 BEGIN
+    SELECT array_agg(h.topic_id), array_agg(h.held), array_agg(h.consumers), coalesce(sum(h.held), 0) = 10000
+    INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq.held_by_topic() h;
     FOR v_topic IN
         SELECT p.topic_id, p.name, p.paused, coalesce(h.held, 0) AS held, coalesce(h.consumers, 0) AS consumers
-        FROM taskq.topic p LEFT JOIN taskq.held_by_topic() h ON h.topic_id = p.topic_id
+        FROM taskq.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers) ON h.topic_id = p.topic_id
         WHERE (p_after IS NULL OR p.name > p_after)
           AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL OR strpos(lower(p.name), lower(p_search)) > 0 END
         ORDER BY p.name LIMIT greatest(p_size, 0)
