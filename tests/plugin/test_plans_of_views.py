@@ -51,7 +51,7 @@ VIEWS: dict[str, Callable[[TaskQueue], object]] = {
     "health": lambda queue: queue.health(),
     "audit": lambda queue: queue.audit_trail(),
 }
-# Views that read a sample of 2,000 pages rather than rows, and the pages that they may read in all. Health estimates the
+# Views that read a sample of 2,000 pages rather than rows, and the pages that they may read in all. Health takes the
 # share of failures from the sample, beside its other findings.
 SAMPLED = {"bars": 3_000, "hour": 3_000, "day": 3_000, "health": 15_000}
 MOST_ROWS = 7 * BUDGET
