@@ -2,24 +2,28 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from logging import Logger
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.processing import WorkerListener
-from airflow_provider_taskq.queue import Decision, Task
+from airflow_provider_taskq.queue import Decision, Result, Task
+from airflow_provider_taskq.queue.tracebacks import error_summary
 
 PROGRESS_EVERY = 30.0
+FAILURES_LOGGED = 10
 
 
 class DrainListener(WorkerListener):
-    """Counts what is polled and decided, and says now and then how far it is."""
+    """Counts what is polled and decided, and logs the progress and the first failures."""
 
-    def __init__(self, topic: str, say: Callable[..., None]) -> None:
+    def __init__(self, topic: str, log: Logger) -> None:
         self._topic = topic
-        self._say = say
+        self._log = log
         self._said = time.monotonic()
         self._handled = 0
+        self._failures = 0
 
     def on_start(self, tasks: Sequence[Task]) -> float:
         """Counts what was polled; the trace of a batch is when that was."""
@@ -35,4 +39,13 @@ class DrainListener(WorkerListener):
         self._handled += len(decisions)  # from several threads: it may be a little behind
         if now - self._said >= PROGRESS_EVERY:
             self._said = now
-            self._say("%d tasks handled so far.", self._handled)
+            self._log.info("%d tasks handled so far.", self._handled)
+        self._log_failures({task: each for task, each in decisions.items() if each.result is Result.FAILURE})
+
+    def _log_failures(self, failed: Mapping[Task, Decision]) -> None:
+        """Logs the first failures of the drain, each in one line without its traceback."""
+        for task, decision in failed.items():
+            self._failures += 1
+            if self._failures <= FAILURES_LOGGED:
+                summary = error_summary(decision.error) or "no error was given"
+                self._log.warning("%s (sequence %d) failed: %s", task.identifier, task.sequence, summary)

@@ -1,6 +1,7 @@
 """Drains a topic through a function, in a task of a DAG."""
 
 import inspect
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_taskq.processing import Worker
     from airflow_provider_taskq.processing.handling import Exceptions, WorkHandler
-    from airflow_provider_taskq.queue import TaskQueue
+    from airflow_provider_taskq.processing.statistics import WorkerStatistics
+    from airflow_provider_taskq.queue import DrainCounts, TaskQueue
 
 
 class TaskQProcessOperator(TaskQOperator):
@@ -121,7 +123,7 @@ class TaskQProcessOperator(TaskQOperator):
             condition=self.condition,
             lease=span(self.lease),
             limit=optional_span(self.limit),
-            listener=DrainListener(self.topic, self.log.info),
+            listener=DrainListener(self.topic, self.log),
             name=name,
         )
         try:
@@ -139,9 +141,21 @@ class TaskQProcessOperator(TaskQOperator):
         with self.hook.transaction() as queue:
             counts = queue.drain_counts(self.topic, name, began)
             queue.end_drain(name, report)
+        self._log_end(done, counts)
         if failure_limit is not None and (failure := failure_limit.exceeded(self.topic, counts)):
             raise AirflowFailException(str(failure))
         return report
+
+    def _log_end(self, done: "WorkerStatistics", counts: "DrainCounts") -> None:
+        """Logs what came of the tasks: a failure that is tried again ends no task, but it does not pass in silence."""
+        for_good = min(counts.failed, done.failed)  # the count includes those of a try that was killed
+        self.log.log(
+            logging.WARNING if done.failed else logging.INFO,
+            "%d tasks of topic %s handled: %d succeeded, %d filtered, %d suspended, %d failed (%d FAILED for good,"
+            " %d to be tried again).",
+            *(done.handled, self.topic, done.succeeded, done.filtered, done.suspended, done.failed),
+            *(for_good, done.failed - for_good),
+        )
 
     def on_kill(self) -> None:
         """Gives back what is not decided; what is, is committed."""

@@ -1,6 +1,7 @@
 """Drains: the report of one, what it has ended, and `max_failed`, the limit for its failed tasks."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -87,11 +88,12 @@ class FailureLimit:
         """The error to raise, with the counts and the first errors, if more tasks failed than the limit allows."""
         if not self.is_exceeded(counts):
             return None
-        allowed = f"{self.count:,}" if self.count is not None else f"{self.share:.4g} of them"
+        allowed = f"{self.count:,}" if self.count is not None else f"{100 * (self.share or 0):.4g} % of them"
         more = counts.failed - len(counts.first)
         text = (
             f"{counts.failed:,} of {counts.ended:,} tasks that ended in topic {topic!r} failed, max_failed allows"
-            f" {allowed}. All results are committed. Revive the failed tasks to run them again. The first errors:"
+            f" {allowed}. All results are committed. Run the failed tasks again with:"
+            f" taskq retry {shlex.quote(topic)} --state FAILED. The first errors:"
         )
         lines = [
             text,

@@ -158,6 +158,24 @@ def test_a_failure_that_is_retried_does_not_exceed_max_failed(queue: TaskQueue) 
     assert queue.page("work")[0].status == "retrying"
 
 
+def test_failures_that_are_retried_are_in_the_log_of_a_task_that_succeeds(
+    queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.alter_topic("work", max_attempts=2)
+    queue.push("work", ["good", *(f"bad-{number}" for number in range(12))])
+
+    def deliver_good(each: Task) -> None:
+        if each.identifier != "good":
+            raise LookupError(f"no mailbox for {each.identifier}")
+
+    with caplog.at_level("INFO"):
+        assert process(deliver_good, size=5)["failed"] == 12
+    assert "bad-0 (sequence 2) failed: LookupError: no mailbox for bad-0" in caplog.text
+    assert caplog.text.count("failed: LookupError") == 10
+    ended = "13 tasks of topic work handled: 1 succeeded, 0 filtered, 0 suspended, 12 failed (0 FAILED for good, 12 to be"
+    assert ended in caplog.text
+
+
 def test_the_failures_of_a_killed_try_count_in_the_next(queue: TaskQueue) -> None:
     queue.push("work", ["bad", "kill"])
 

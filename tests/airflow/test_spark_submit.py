@@ -342,12 +342,46 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_and_nobody_sees_the_pas
     assert password not in log + processes
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark_submit")
+def test_the_documented_script_reads_what_a_gate_claimed_between_the_gate_and_its_completion(
+    queue: TaskQueue, tmp_path: Path
+) -> None:
+    """With Airflow's own SparkSubmitOperator, as docs/spark.md shows it, but for the paths."""
+    section = (EXAMPLES.parent / "docs" / "spark.md").read_text().split("## A script of your own from Airflow")[1]
+    dag, script = (part.split("```")[0] for part in section.split("```python\n")[1:3])
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    (dags / "planes.py").write_text(script.replace("/data/planes", str(tmp_path / "planes")))
+    (dags / "own_script.py").write_text(
+        "from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator\n"
+        "from airflow.sdk import DAG\n"
+        "from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQReleaseOperator\n"
+        "from airflow_provider_taskq.sensors import TaskQSensor\n\n"
+        'with DAG("own_script", schedule=None):\n'
+        + "".join(f"    {line}\n" for line in dag.replace("/opt/dags", str(dags)).splitlines())
+    )
+    queue.create_topic("planes")
+    queue.push("planes", ["N12345", "D-ABCD"])
+    log, _ = run_dags(tmp_path, dags, "own_script")
+    (told,) = [line for line in log.splitlines() if line.startswith('{"import_errors"')]
+    assert json.loads(told)["xcoms"]["own_script.complete[-1].return_value"]["completed"] == 2
+    assert queue.count_tasks("planes", state=State.SUCCEEDED) == 2
+    assert list((tmp_path / "planes").glob("*.parquet"))
+
+
 def run_examples(home: Path, *dag_ids: str) -> tuple[str, str]:
     """What `dag.test()` printed in an Airflow of its own, and the arguments of all processes meanwhile."""
-    dags, seen = home / "dags", ""
+    dags = home / "dags"
     dags.mkdir()
     for name in ("plane_decisions", *dag_ids):
         shutil.copy(EXAMPLES / f"{name}.py", dags)
+    return run_dags(home, dags, *dag_ids)
+
+
+def run_dags(home: Path, dags: Path, *dag_ids: str) -> tuple[str, str]:
+    """The same for the DAGs of a folder."""
+    seen = ""
     named = {"HOME": str(home), "_CORE__DAGS_FOLDER": str(dags), "_CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
     environment = {**os.environ, **{f"AIRFLOW_{variable}": value for variable, value in named.items()}}
     command = [sys.executable, "-m", "tests.airflow.dag_runs", *dag_ids]

@@ -89,11 +89,14 @@ def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
 
         work.in_commit(write, task)
 
-    queue.push("work", ["a"])
-    limit_statements(queue, "statement_timeout")
+    [pushed] = queue.push("work", ["a"])
+    limit_statements(queue, "statement_timeout", "300ms")
     run_worker(dsn, handle)
     until(lambda: ends(queue) == {"a": State.SUCCEEDED})
-    assert called == ["a"] * 8
+    assert len(called) >= 8  # on a slow machine the server may interrupt the rest of a commit, too
+    task = queue.task("work", pushed.sequence)
+    assert task is not None
+    assert (task.attempt, task.error) == (1, None)
 
 
 def test_a_participant_that_is_always_too_slow_fails_its_task_alone_and_says_why(

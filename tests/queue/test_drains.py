@@ -93,7 +93,7 @@ def test_the_error_names_the_counts_the_limit_and_the_first_errors() -> None:
     error = FailureLimit(share=0.05).exceeded("orders", DrainCounts(1200, 20_000, first))
     assert isinstance(error, TooManyFailures)
     text = str(error)
-    assert "1,200 of 20,000 tasks that ended in topic 'orders' failed, max_failed allows 0.05 of them" in text
+    assert "1,200 of 20,000 tasks that ended in topic 'orders' failed, max_failed allows 5 % of them" in text
     assert "order-7 (sequence 7): ValueError: no mailbox for order-7\n" in text
     assert text.endswith("and 1,198 more")
 

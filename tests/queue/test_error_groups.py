@@ -27,7 +27,10 @@ def fail(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str |
         ("KeyError: '9f86d081-abcd-abcd-abcd-a3bf4f1b2b0b'", "a", "KeyError: '#'"),
         ("OSError: 10.0.0.1:5432 at 2026-11-22T10:04:35.123Z", "a", "OSError: # at #"),
         ("orders.mail.Bounced: a of b.c", "a", "orders.mail.Bounced: a of b.c"),
-        ("it broke 3 times", "a", "it broke # times"),
+        ("it broke 3 times", "b", "it broke # times"),
+        ("HTTPError: GET /orders/17 answered 503", "b", "HTTPError: GET /orders/# answered 503"),
+        ("SMTPError: 550 5.1.1 no such user", "b", "SMTPError: 550 # no such user"),
+        ("OSError: port 404:17 of host-404", "b", "OSError: port # of host-#"),
         (None, "a", "no error given"),
     ],
 )

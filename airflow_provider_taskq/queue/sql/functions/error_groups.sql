@@ -1,7 +1,8 @@
 -- Failures grouped by error: tasks that failed for the same reason, whatever their identifiers and numbers.
 
 -- The group of an error: its summary, with # in the place of what differs from task to task. That is the task's own identifier, a
--- UUID, and a word with a digit in it, together with further such words behind - . : , or /. The type of the exception stays.
+-- UUID, and a word with a digit in it, together with further such words behind - . : , or /. The type of the exception stays, and so
+-- does a number from 100 to 599 that stands alone: it may be the status of an answer, and to retry a 404 helps less than a 503.
 CREATE FUNCTION taskq.error_group(p_summary text, p_identifier text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_kind    text := coalesce(substring(p_summary FROM '^[[:alpha:]_][[:alnum:]_.]*(?:: |$)'), '');
@@ -15,7 +16,7 @@ BEGIN
     END IF;
     IF v_message ~ '\d' THEN
         v_message := regexp_replace(v_message, '[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}', '#', 'g');
-        v_message := regexp_replace(v_message, '\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
+        v_message := regexp_replace(v_message, '(?<=[-.:,/])\m\w*\d\w*([-.:,/]\w*\d\w*)*|\m(?![1-5]\d\d\M(?![-.:,/]\w*\d))\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
     END IF;
     RETURN v_kind || v_message;
 END $$;

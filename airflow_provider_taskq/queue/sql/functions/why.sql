@@ -151,6 +151,8 @@ END $$;
 CREATE FUNCTION taskq.why_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_state = 2 THEN format('the lease of %s ran out; it waits to be revived', p_owner)
+                WHEN p_state = 3 AND p_attempt < p_max_attempts THEN
+                    format('given up at attempt %s; now its topic allows %s', p_attempt, p_max_attempts)
                 WHEN p_state = 3 THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
                 WHEN p_state = 4 THEN 'waits to be released or revived'
                 WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END
