@@ -4,7 +4,8 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 
 import click
 
@@ -63,7 +64,7 @@ def _sentence(session: Session, error: Exception) -> str | None:
     from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
 
     if isinstance(error, UnknownTopic):
-        return _with_command(str(error))
+        return _with_command(session, str(error))
     if isinstance(error, TaskQueueError | TimeoutError):  # the latter of a worker that gets no lease in time
         return str(error)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
@@ -73,11 +74,26 @@ def _sentence(session: Session, error: Exception) -> str | None:
     return None
 
 
-def _with_command(sentence: str) -> str:
-    """The sentence about an unknown topic, which names the SQL function, with the command that creates the topic."""
+def _with_command(session: Session, sentence: str) -> str:
+    """The sentence about an unknown topic, with the topic that may be meant and the command that creates this one."""
     named = re.match(r"topic '((?:[^']|'')+)'", sentence)
-    topic = shlex.quote(named[1].replace("''", "'")) if named else "TOPIC"
-    return sentence.replace("create it with create_topic", f"create it with: taskq topics create {topic}")
+    topic = named[1].replace("''", "'") if named else ""
+    near = get_close_matches(topic, _topics(session), n=1)
+    create = f"create it with: taskq topics create {shlex.quote(topic) if topic else 'TOPIC'}"
+    return sentence.replace(
+        "create it with create_topic", f"did you mean {near[0]!r}? If not, {create}" if near else create
+    )
+
+
+def _topics(session: Session) -> list[str]:
+    """The names of all topics; none if they cannot be read."""
+    import psycopg
+
+    from airflow_provider_taskq.queue import TaskQueueError
+
+    with suppress(psycopg.Error, TaskQueueError), session.looking() as queue:
+        return queue.topics()
+    return []
 
 
 def _with_grant(session: Session, sentence: str) -> str:

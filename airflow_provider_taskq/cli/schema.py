@@ -52,8 +52,7 @@ def verify(session: Session) -> None:
         step = installed_step(conn)
         wrong = _mismatch(conn)
     document = {"matches": wrong is None, "installed": step, "release": migrations()[-1].number, "reason": wrong}
-    sentence = f"The schema taskq is that of this release (step {step})." if wrong is None else f"It is not: {wrong}"
-    session.answer(document, sentence)
+    session.answer(document, f"The schema taskq is that of this release (step {step})." if wrong is None else wrong)
     if wrong is not None:
         raise click.exceptions.Exit(1)
 
@@ -142,11 +141,11 @@ def _told(made: list[str], *, dry_run: bool, new: bool) -> str:
 
 
 def _mismatch(conn: psycopg.Connection[Any]) -> str | None:
-    """Why the schema is not this release's; None where it is."""
+    """Why the schema is not this release's, with the command that corrects it; None where it is."""
     try:
         verify_schema(conn)
     except SchemaMismatch as error:
-        return str(error)
+        return str(error).replace("python -m airflow_provider_taskq.queue", "taskq")
     return None
 
 

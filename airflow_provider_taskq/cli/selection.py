@@ -86,6 +86,8 @@ def choose(
         if state is not None or size is not None or any(finer):
             raise click.UsageError("tasks are named by sequence, or chosen by --state and the like: not both")
         return Chosen({"sequences": list(named)}, len(named), f"sequences {', '.join(map(str, named))}")
+    if state is None and error_group is not None:
+        state = "FAILED"  # a group of errors is a group of failures
     if state is None:
         raise click.UsageError("name the tasks by their sequences, or choose them by --state")
     if not any(finer) and size is None:

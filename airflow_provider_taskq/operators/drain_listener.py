@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from logging import Logger
+from typing import Any
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.processing import WorkerListener
@@ -18,7 +18,7 @@ FAILURES_LOGGED = 10
 class DrainListener(WorkerListener):
     """Counts what is polled and decided, and logs the progress and the first failures."""
 
-    def __init__(self, topic: str, log: Logger) -> None:
+    def __init__(self, topic: str, log: Any) -> None:  # an operator's: its type is private to Airflow
         self._topic = topic
         self._log = log
         self._said = time.monotonic()

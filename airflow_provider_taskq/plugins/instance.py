@@ -48,7 +48,9 @@ def claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: datetim
     parts = [f"{counts[state]:,} {WORDS.get(state, state.name.lower())}" for state in sorted(counts, reverse=True)]
     if rest := claimed - len(found):
         parts.append(
-            f"{rest:,} given back, tried again or removed" if rest > 0 else "some by a later claim of that name"
+            f"{rest:,} given back to the topic, to be tried again, or removed"
+            if rest > 0
+            else "some by a later claim of that name"
         )
     tasks = queue.browse_tasks(topic, [sequence for sequence, _ in found[:SHOWN]])
     return {

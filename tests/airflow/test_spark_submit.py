@@ -345,21 +345,23 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_and_nobody_sees_the_pas
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_submit")
 def test_the_documented_script_reads_what_a_gate_claimed_between_the_gate_and_its_completion(
-    queue: TaskQueue, tmp_path: Path
+    dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With Airflow's own SparkSubmitOperator, as docs/spark.md shows it, but for the paths."""
     section = (EXAMPLES.parent / "docs" / "spark.md").read_text().split("## A script of your own from Airflow")[1]
     dag, script = (part.split("```")[0] for part in section.split("```python\n")[1:3])
-    dags = tmp_path / "dags"
+    dags, jobs = tmp_path / "dags", tmp_path / "jobs"
     dags.mkdir()
-    (dags / "planes.py").write_text(script.replace("/data/planes", str(tmp_path / "planes")))
+    jobs.mkdir()
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    (jobs / "planes.py").write_text(script.replace("/data/planes", str(tmp_path / "planes")))
     (dags / "own_script.py").write_text(
         "from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator\n"
         "from airflow.sdk import DAG\n"
         "from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQReleaseOperator\n"
         "from airflow_provider_taskq.sensors import TaskQSensor\n\n"
         'with DAG("own_script", schedule=None):\n'
-        + "".join(f"    {line}\n" for line in dag.replace("/opt/dags", str(dags)).splitlines())
+        + "".join(f"    {line}\n" for line in dag.replace("/opt/jobs", str(jobs)).splitlines())
     )
     queue.create_topic("planes")
     queue.push("planes", ["N12345", "D-ABCD"])

@@ -205,6 +205,8 @@ def test_an_unknown_topic_names_the_command_that_creates_it(run: Run) -> None:
         said = run(*words, code=1).stderr
         assert "taskq topics create 'no where'" in said
         assert "create_topic" not in said
+    run("topics", "create", "mail")
+    assert "did you mean 'mail'?" in run("ls", "mial", code=1).stderr
 
 
 def test_a_missing_grant_names_the_statement_that_grants_it(

@@ -96,7 +96,8 @@ def test_topics_come_with_counts_by_name_page_by_page(client: Client) -> None:
     assert list(found) == sorted(found)
     orders = found["orders"]
     assert orders["running"] == {"count": 2, "capped": False}
-    assert (orders["ready"]["count"], orders["scheduled"]["count"], orders["consumers"]) == (9, 4, 1)
+    assert (orders["ready"]["count"], orders["scheduled"]["count"], orders["consumers"]) == (9, 1, 1)
+    assert orders["retrying"]["count"] == 3
     assert found["payments"]["failed"]["count"] == 5
     assert found["payments"]["expired"]["count"] == 1
     assert found["waiting"]["blocked"]["count"] == 1
@@ -364,7 +365,9 @@ def test_a_gate_says_what_it_waits_for_and_what_became_of_its_claim(client: Clie
     assert claim["sentence"] == "Claimed 20: 17 succeeded, 2 failed, 1 running."
     assert [task["sequence"] for task in claim["tasks"]] == [task.sequence for task in held]
     acts.release(owner)
-    assert instance(claimed=20)["claim"]["sentence"].endswith("2 failed, 1 given back, tried again or removed.")
+    assert instance(claimed=20)["claim"]["sentence"].endswith(
+        "2 failed, 1 given back to the topic, to be tried again, or removed."
+    )
     later = datetime.now(UTC) + timedelta(hours=1)
     assert instance(claimed=20, since=later.isoformat())["claim"]["states"] == []
     assert instance()["claim"] is None

@@ -54,13 +54,14 @@ function Told({ status, testid, children }) {
 /** What became of what a gate claimed. */
 function Claim({ claim, asOf, place }) {
   if (!claim) return null;
-  const bad = claim.states.some(({ state }) => state === "FAILED" || state === "EXPIRED");
+  const known = claim.states.reduce((sum, { count }) => sum + count, 0);
+  const bad = known < claim.claimed || claim.states.some(({ state }) => state === "FAILED" || state === "EXPIRED");
   const owner = h(To, { to: place.at({ view: "owner", owner: claim.owner }) }, "Its owner in the queue");
   return h(
     UI.Stack,
     { gap: 2, minW: 0 },
     h(Told, { status: bad ? "warning" : "success", testid: "claim" }, claim.sentence, " ", owner),
-    h(Tasks, { title: "Claimed", owners: false, tasks: claim.tasks, asOf, place, none: "None of them is there any more." }),
+    h(Tasks, { title: "Claimed", owners: false, tasks: claim.tasks, asOf, place, none: "This claim holds none of them any more, and has ended none." }),
   );
 }
 

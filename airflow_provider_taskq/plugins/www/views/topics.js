@@ -70,7 +70,7 @@ function Choices({ place, sorting, sorts }) {
     h(UI.Switch.Control),
     h(UI.Switch.Label, { fontWeight: "normal" }, "Only trouble"),
   );
-  return h(UI.HStack, { gap: 4 }, trouble, sort);
+  return h(UI.HStack, { gap: 4, wrap: "wrap" }, trouble, sort);
 }
 
 /** The list of topics, with the totals of all that match. */
