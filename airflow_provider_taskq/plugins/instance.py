@@ -14,6 +14,7 @@ from airflow_provider_taskq.queue import Condition, State, TaskQueue
 from airflow_provider_taskq.queue.topic_status import waits_for_groups, waits_for_ready, waits_for_states
 
 SHOWN = 50
+DRAINED = ("handled", "claimed", "resumed", "decided", "succeeded", "filtered", "suspended", "failed", "undecided")
 WORDS = {State.ACTIVE: "running"}  # all others by their names
 
 
@@ -36,6 +37,18 @@ def wait_sentence(queue: TaskQueue, topic: str, wait: Wait, identifiers: Sequenc
         return waits_for_groups(status, wait.number, None)
     found = {name: task.state.name for name, task in queue.latest(topic, identifiers).items()}
     return waits_for_states(status, {name: found.get(name) for name in identifiers}, wait.states)
+
+
+def drain_sentence(queue: TaskQueue, name: str) -> str | None:
+    """What the latest drain of a task instance reported, by Spark or by a function; None if it has drained nothing."""
+    drain = queue.drain_report(name)
+    if drain is None:
+        return None
+    if drain.report is None:
+        return f"Drains topic {drain.topic!r}; it has not reported its end."
+    report = drain.report
+    counts = [f"{report[count]:,} {count}" for count in DRAINED if isinstance(report.get(count), int)]
+    return f"Drained topic {drain.topic!r}: {', '.join(counts)}."
 
 
 def claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: datetime | None) -> Shape:

@@ -10,7 +10,7 @@ from airflow_provider_taskq.plugins import shapes
 from airflow_provider_taskq.plugins.asked import Filter, Name, Place, Size, StateName, Text
 from airflow_provider_taskq.plugins.dags_of_topic import uses_of
 from airflow_provider_taskq.plugins.guard import Viewer, listed, listed_conn_ids, may_act, viewer
-from airflow_provider_taskq.plugins.instance import Wait, claim, wait_sentence
+from airflow_provider_taskq.plugins.instance import Wait, claim, drain_sentence, wait_sentence
 from airflow_provider_taskq.plugins.session import looking
 from airflow_provider_taskq.plugins.shapes import Shape
 from airflow_provider_taskq.plugins.topic_list import SortKey, topic_list
@@ -232,6 +232,7 @@ def instance(
         shown["claim"] = (
             claim(queue, topic, owner, claimed, since) if topic and glance and claimed is not None else None
         )
+        shown["drain"] = drain_sentence(queue, owner)
         holds = [shapes.task(each) for each in queue.browse_held(owner, workers=True)]
         return {"owner": shapes.owner(line) if line else None, "holds": holds, **shown, **_stamp(queue)}
 

@@ -368,6 +368,11 @@ def test_a_gate_says_what_it_waits_for_and_what_became_of_its_claim(client: Clie
     assert instance(claimed=20)["claim"]["sentence"].endswith(
         "2 failed, 1 given back to the topic, to be tried again, or removed."
     )
+    assert instance()["drain"] is None
+    acts.begin_drain(HOLDER, "work")
+    assert instance()["drain"] == "Drains topic 'work'; it has not reported its end."
+    acts.end_drain(HOLDER, {"topic": "work", "handled": 1_200, "succeeded": 1_199, "failed": 1})
+    assert instance()["drain"] == "Drained topic 'work': 1,200 handled, 1,199 succeeded, 1 failed."
     later = datetime.now(UTC) + timedelta(hours=1)
     assert instance(claimed=20, since=later.isoformat())["claim"]["states"] == []
     assert instance()["claim"] is None

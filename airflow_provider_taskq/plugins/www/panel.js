@@ -67,7 +67,7 @@ function Claim({ claim, asOf, place }) {
 
 function Found({ data, asked, place }) {
   const { owner, holds, pushed, waits_for: waits, topic, as_of: asOf } = data;
-  const nothing = !owner && !holds.length && !pushed.length && !waits.length;
+  const nothing = !owner && !holds.length && !pushed.length && !waits.length && !data.drain;
   if (nothing && !topic) {
     return h(Empty, { title: "No task of the queue" }, "This task instance has pushed none, waits for none and holds none.");
   }
@@ -77,6 +77,7 @@ function Found({ data, asked, place }) {
     h(Topic, { topic, place }),
     data.waits ? h(Told, { status: "info", testid: "waits" }, data.waits) : null,
     h(Claim, { claim: data.claim, asOf, place }),
+    data.drain ? h(Told, { status: "info", testid: "drain" }, data.drain) : null,
     h(Tasks, { title: "Holds", owners: false, tasks: holds, asOf, place, none: "It holds no task." }),
     asked.first ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "What it pushed was purged." }) : null,
     h(WaitsFor, { waits, topic: topic?.topic, place }),
