@@ -1,6 +1,7 @@
 """With Airflow's own processes: scheduler, workers, triggerer, api-server."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import psycopg
@@ -134,7 +135,9 @@ def test_timeouts_and_topics_that_go_away(site: AirflowSite, queue: TaskQueue) -
     assert states == {"skipped": "skipped", "unknown": "failed", "dropped": "failed", "rescheduled": "success"}
     log = site.log_text()
     assert "topic 'nowhere' does not exist; create it with: taskq topics create nowhere" in log
-    assert "topic 'dropped' was dropped; create it again with: taskq topics create dropped" in log
+    # The drop may come before the first look of the trigger, to which the topic then never was there.
+    gone = "topic 'dropped' (was dropped; create it again|does not exist; create it) with: taskq topics create dropped"
+    assert re.search(gone, log)
 
 
 def test_pushes_in_all_ways_without_showing_a_payload(site: AirflowSite, queue: TaskQueue) -> None:
