@@ -27,6 +27,7 @@ BROUGHT_BY = {
     "jinja2": "apache-airflow-core",
     "pydantic": "apache-airflow-core",
     "rich": "apache-airflow-core",
+    "sqlalchemy": "apache-airflow-core",
     "starlette": "apache-airflow-core",
     "uvicorn": "apache-airflow-core",
     "click": "uvicorn",

@@ -161,7 +161,8 @@ def test_a_poll_costs_the_same_however_much_is_pending_or_finished(own_queue: Ta
         queue.conn.execute("VACUUM ANALYZE")
     else:
         queue.conn.execute("VACUUM")
-    tasks = queue.poll("work", owner, 10)  # as a first call it reads the catalogue
+    tasks = queue.poll("work", owner, 10)  # first calls read the catalogue
+    queue.ready("work")
     cost = {
         "poll": pages_of(queue, lambda: queue.poll("work", owner, 10)),
         "ready": pages_of(queue, lambda: queue.ready("work")),
