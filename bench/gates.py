@@ -131,8 +131,8 @@ def _wait_until_begun(site: AirflowSite, dag_ids: list[str], count: int) -> None
     while sum(len(list((logs / f"dag_id={dag_id}").rglob("*.trigger.*.log"))) for dag_id in dag_ids) < count:
         if time.monotonic() - began > SECONDS:
             raise TimeoutError(f"not all triggers have begun after {SECONDS} s")
-        time.sleep(0.5)
-    time.sleep(REST_SECONDS)
+        time.sleep(0.5)  # Airflow sends no event when a trigger starts
+    time.sleep(REST_SECONDS)  # the triggerer's load settles before the pushes
 
 
 def _count(metadata: psycopg.Connection, dag_ids: list[str], what: str) -> int:
@@ -147,5 +147,5 @@ def _until(metadata: psycopg.Connection, dag_ids: list[str], what: str, count: i
     while (found := _count(metadata, dag_ids, what)) < count:
         if time.monotonic() - began > SECONDS:
             raise TimeoutError(f"{found} gates are {what} after {SECONDS} s, not {count}")
-        time.sleep(0.2)
+        time.sleep(0.2)  # between two reads of Airflow's tables
     return time.monotonic() - began
