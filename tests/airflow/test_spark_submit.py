@@ -311,7 +311,7 @@ def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allo
     with pytest.raises(AirflowFailException) as failed:
         executed(drain(each="transforms:reject_bad", max_failed="50%"))
     text = str(failed.value)
-    assert "2 of 3 tasks that ended in topic 'work' failed, max_failed allows 0.5 of them" in text
+    assert "2 of 3 tasks that ended in topic 'work' failed, max_failed allows 50 % of them" in text
     assert "bad-2 (sequence 3): ValueError: no mailbox for bad-2" in text
     assert states(queue) == {"FAILED": 3, "SUCCEEDED": 2}
     again = executed(drain(each="transforms:reject_bad", max_failed=0))

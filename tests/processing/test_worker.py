@@ -345,7 +345,7 @@ def test_a_drain_raises_after_the_commit_if_more_tasks_fail_than_max_failed_allo
     with pytest.raises(TooManyFailures) as raised:
         worker.drain(max_failed=0.3)
     text = str(raised.value)
-    assert "10 of 30 tasks that ended in topic 'work' failed, max_failed allows 0.3 of them" in text
+    assert "10 of 30 tasks that ended in topic 'work' failed, max_failed allows 30 % of them" in text
     assert f"bad-0 (sequence {tasks[20].sequence}): ValueError: no mailbox for bad-0" in text
     assert text.endswith("and 5 more")
     assert worker.counts().ended == 30
