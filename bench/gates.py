@@ -143,7 +143,7 @@ def _count(metadata: psycopg.Connection, dag_ids: list[str], what: str) -> int:
 
 
 def _until(metadata: psycopg.Connection, dag_ids: list[str], what: str, count: int, began: float) -> float:
-    """The seconds since then, once so many gates are there."""
+    """The seconds since then, once `count` gates are there."""
     while (found := _count(metadata, dag_ids, what)) < count:
         if time.monotonic() - began > SECONDS:
             raise TimeoutError(f"{found} gates are {what} after {SECONDS} s, not {count}")

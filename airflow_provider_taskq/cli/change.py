@@ -33,7 +33,7 @@ def _selection(function: Function) -> Function:
     """[SEQUENCE]... and the options that choose tasks that wait."""
     wrapped: Any = function
     for option in (
-        click.option("--size", type=COUNT, help="At most so many, the lowest sequences first."),
+        click.option("--size", type=COUNT, help="The most tasks to take, the lowest sequences first."),
         click.option("--until", type=MOMENT, help="Pushed at this moment or before."),
         click.option("--since", type=MOMENT, help="Pushed since this moment: 2026-11-21T09:30, or 2h for 2 hours ago."),
         click.option("--error", help="Whose last error holds this text."),

@@ -24,7 +24,7 @@ COLUMNS = ("~topic", "#failed", "#retrying", "=error", "?#messages", "?#newest",
 )
 @click.argument("topic", required=False, type=TOPIC)
 @click.option(
-    "--size", "-n", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many groups."
+    "--size", "-n", type=click.IntRange(1, 1000), default=20, show_default=True, help="The most groups to list."
 )
 @click.pass_obj
 def errors(session: Session, topic: str | None, size: int) -> None:

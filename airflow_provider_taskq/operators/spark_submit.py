@@ -72,7 +72,7 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
         process arguments (templated).
     :param size: at most so many tasks a round (templated).
     :param rounds: at most so many rounds, or "all" (templated).
-    :param budget: at most so many tasks in all rounds; with a claim the number of its tasks, unless given (templated).
+    :param budget: the most tasks in all rounds; with a claim the number of its tasks, unless given (templated).
     :param deadline: no round begins after it: a timedelta or seconds from the driver's start, or a moment with a time
         zone (templated).
     :param max_failed: how many tasks may fail for good: a count such as 0 or 10 (int), or a share of the tasks that

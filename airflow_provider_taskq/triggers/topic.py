@@ -14,14 +14,14 @@ from airflow_provider_taskq.triggers.watcher import watcher
 
 
 class TaskQTrigger(GateTrigger):
-    """Fires once, when a topic has so many tasks to be polled. Without `claim` it only looks.
+    """Fires once, when a topic has enough tasks to be polled. Without `claim` it only looks.
 
     With `claim` it also claims, if it ends the task: a trigger that only resumes the task leaves that to the worker.
     A triggerer that takes over finds the claim again, as the owner is the logical task.
 
     All triggers of a process that use one Airflow connection share one database connection and one query a look; with
     `listen: true` in its extra, they are woken by the queue's notifications as well, on a second one. Claims are made
-    on one more, which is open while gates claim. A lost connection is made anew; a topic that is not known, or a
+    on one more, which is open while gates claim. A lost connection is replaced; a topic that is not known, or a
     schema that is not there, ends the wait at once.
 
     Its event tells `{"status": "ready", "topic", "ready"}`, or a `message` with the status `error`.

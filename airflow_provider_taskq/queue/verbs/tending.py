@@ -50,7 +50,7 @@ class TendingVerbs(Caller):
 
         These are FAILED tasks that have outlived their time to live, and READY tasks that have also outlived the
         `horizon` of the retry policy. Until then, and without a horizon, a READY task has retries left and stays. A
-        task without a time to live never expires. `size`: at most so many of each state.
+        task without a time to live never expires. `size`: the most tasks of each state.
         """
         return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, int_size(size))))
 
