@@ -13,7 +13,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.queue import LeaseLost, Result, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.queue import LeaseLost, NotHeld, Result, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.queue.errors import one_line
 from airflow_provider_taskq.triggers.event_burst import Burst
 from airflow_provider_taskq.triggers.event_holding import Claim, Holding, Settlement
@@ -101,7 +101,10 @@ class TaskClaims(SharedStreamProducer):
             self._ended = True
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Ends the tasks of stored events, fails those of refused ones, gives back the others; one transaction."""
+        """Ends the tasks of stored events, fails those of refused ones, gives back the others; one transaction.
+
+        A task that was purged, or dropped with its topic, while its event was stored has nothing left to end.
+        """
         settlements = [one for item in batch for one in _settled(item)]
         left = settlements
         failures = 0
@@ -112,6 +115,12 @@ class TaskClaims(SharedStreamProducer):
                 if left:
                     await self._holding.settle(left)
                 break
+            except NotHeld as error:
+                held = await self._holding.unsettled(left)
+                if len(held) == len(left):
+                    raise
+                log.warning("Topic %r: tasks of stored events are gone: %s", self._claiming.topic, one_line(error))
+                left = held
             except _LOST as error:
                 failures += 1
                 if self._ended:

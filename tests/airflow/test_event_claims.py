@@ -412,6 +412,28 @@ def test_a_missing_topic_is_logged_once_and_asked_for_more_and_more_rarely(
     assert caplog.text.count("topic 'later' was dropped; create it again with: taskq topics create later") == 1
 
 
+@pytest.mark.parametrize("gone", ["purged", "dropped"])
+def test_tasks_that_are_gone_when_their_event_is_stored_leave_the_stream_alive(queue: TaskQueue, gone: str) -> None:
+    async def test() -> None:
+        async with triggerer() as airflow:
+            airflow.start(claiming(batch_size=2))
+            first, _ = queue.push("work", ["a", "b"])
+            await until(lambda: len(airflow.events) == 1)
+            if gone == "purged":
+                queue.purge("work", first.sequence, first.sequence, state=State.ACTIVE)
+            else:
+                queue.drop_topic("work")
+                queue.create_topic("work")
+            airflow.store()
+            queue.push("work", ["c"])
+            await until(lambda: len(airflow.events) == 2)
+            airflow.store()
+            remaining = {"b", "c"} if gone == "purged" else {"c"}
+            await until(lambda: states(queue) == dict.fromkeys(remaining, State.SUCCEEDED))
+
+    in_loop(test)
+
+
 def test_events_without_tasks_close_a_burst_and_follow_a_start_where_they_are_wanted(queue: TaskQueue) -> None:
     """For a DAG at its limit of runs: Airflow makes no run of the last events before another event comes."""
 
