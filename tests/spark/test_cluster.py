@@ -135,8 +135,9 @@ def test_an_executor_killed_in_mid_task_changes_nothing_of_what_is_decided(
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
     assert queue.owners() == []
-    assert f'"decided": {COUNT},' in output
-    assert f"{COUNT} SUCCESS; pushed {COUNT}; gave back 0 undecided" in output
+    report = output[output.rindex('"decided":') :]
+    assert f'"decided": {COUNT},' in report
+    assert f'"completed": {{"SUCCESS": {COUNT}}}, "failed": 0, "pushed": {COUNT}, "undecided": 0,' in report
 
 
 def objects(values: Iterable[Json]) -> list[dict[str, Any]]:
