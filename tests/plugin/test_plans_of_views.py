@@ -1,6 +1,5 @@
-"""What each view costs where there are a million tasks: bounded, by an index, and soon."""
+"""What each view costs where there are a million tasks: a bounded number of rows and pages."""
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -9,7 +8,6 @@ import pytest
 from airflow_provider_taskq.queue import State, TaskQueue, connect
 from airflow_provider_taskq.queue.browse import TaskFilter
 from airflow_provider_taskq.queue.verbs.browse import BUDGET
-from tests.plugin.conftest import Client
 from tests.queue.explained import explain
 
 NOW = datetime.now(UTC)
@@ -55,60 +53,24 @@ VIEWS: dict[str, Callable[[TaskQueue], object]] = {
 # share of failures from the sample, beside its other findings.
 SAMPLED = {"bars": 3_000, "hour": 3_000, "day": 3_000, "health": 15_000}
 MOST_ROWS = 7 * BUDGET
-PATIENCE = 30  # seconds: longer than what runs beside this keeps the machine busy
 TASKS = {"task", "live", "ended", "history", "owner", "task_default", "live_default", "ended_default"}
 
 
-def milliseconds(call: Callable[[], object], bound: float) -> float:
-    """The shortest of five runs, and of more while all were slow: what it costs, whatever else the machine does."""
-    shortest = min(_once(call) for _ in range(5))
-    until = time.monotonic() + PATIENCE
-    while shortest >= bound and time.monotonic() < until:
-        shortest = min(shortest, _once(call))
-    return shortest
-
-
-def _once(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return 1000 * (time.perf_counter() - began)
-
-
 @pytest.mark.slow
-def test_every_view_looks_at_a_bounded_number_of_rows_and_takes_less_than_100_ms(large_dsn: str) -> None:
+def test_every_view_looks_at_a_bounded_number_of_rows(large_dsn: str) -> None:
     views = dict(VIEWS)
     for number, given in enumerate(FILTERS):
         for newest in (True, False):
             views[f"{number} {given} {newest}"] = lambda queue, given=given, newest=newest: queue.find_tasks(  # type: ignore[misc]
                 "work", given, newest=newest, size=51
             )
-    slow, wide = {}, {}
-    with connect(large_dsn, autocommit=True) as conn, connect(large_dsn, autocommit=True) as explained:
-        timed, told = TaskQueue(conn), TaskQueue(explained)
+    wide = {}
+    with connect(large_dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
         for name, view in views.items():
-            taken = milliseconds(lambda view=view: view(timed), 100)  # type: ignore[misc]
-            if taken >= 100:
-                slow[name] = taken
-            seen = explain(explained, lambda view=view: view(told))  # type: ignore[misc]
+            seen = explain(conn, lambda view=view: view(queue))  # type: ignore[misc]
             pages = {"pages": seen.pages} if name in SAMPLED and seen.pages > SAMPLED[name] else {}
             rows = sum(seen.rows.values())
             if seen.whole & TASKS or pages or (name not in SAMPLED and rows > MOST_ROWS):
                 wide[name] = (rows, seen.pages, seen.whole)
     assert wide == {}
-    assert slow == {}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("large_dsn")
-def test_a_first_paint_of_a_million_tasks_takes_less_than_a_second(client: Client) -> None:
-    for path in (
-        "topics?sort=failed&order=desc",
-        "search?text=batch-500",
-        "topic?topic=work",
-        "tasks?topic=work",
-        "owners",
-        "health",
-        "task?topic=work&sequence=999999",
-    ):
-        ask = lambda path=path: client("viewer").get(f"/api/taskq_large/{path}").raise_for_status()  # noqa: E731
-        assert milliseconds(ask, 1000) < 1000, path
