@@ -29,7 +29,7 @@ setup-test:
 	@$(SETUP) --java --browser
 
 demo: setup-spark  ## real flights from push to Spark to done; FLIGHTS=20000 takes a slice, KEEP=1 leaves it up
-	@$(RUN) -m airflow_provider_taskq.demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
+	@$(RUN) -m demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
 
 test: setup-test check  ## check, then every test, on a second server the queue's; ARGS='-k lease' goes to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py "$(SYSTEM_POSTGRES)")

@@ -13,11 +13,11 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from bench import claim, designs, drain, gates, push, singular, topics, upkeep, waits, worker
 from bench.peers import compare
 from bench.rig import Rig
 from bench.spark import section as spark
+from demo.postgres import EmbeddedPostgres
 
 SECTIONS = {
     "push": push.run,

@@ -20,9 +20,9 @@ from urllib.parse import quote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import TaskQueue, connect
 from bench.rig import Rig
+from demo.airflow_site import AirflowSite
 
 GATES, DAGS = 500, 10
 IN_WORKERS = 50

@@ -14,8 +14,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.demo.flights import flights
 from airflow_provider_taskq.queue import NewTask, connect, install
+from demo.flights import flights
 
 ROUNDS = 3
 

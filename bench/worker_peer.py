@@ -1,4 +1,4 @@
-"""The worker as a peer: what bench.peers asks of a queue, done by airflow_provider_taskq.processing.Worker.
+"""The worker as a peer: what bench.peers asks of a queue, done by airflow_provider_taskq.worker.Worker.
 
 It runs in the virtual environment of bench.peers.taskq, which holds psycopg and nothing more.
 """
@@ -8,8 +8,8 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-from airflow_provider_taskq.processing import Worker, WorkerListener, each
 from airflow_provider_taskq.queue import Decision, NewTask, Result, Task, connect
+from airflow_provider_taskq.worker import Worker, WorkerListener, each
 from bench.peers.program import PREPARED, Job, Meter, serve
 from bench.peers.taskq import TOPIC, TaskQ, _document
 

@@ -17,7 +17,7 @@ TOPIC = "flights"
 
 def flights(params: Mapping[str, Any]) -> Iterator[NewTask]:
     """The tasks to push: a generator, so that however many there are, few are in memory."""
-    from airflow_provider_taskq.demo import flights as data
+    from demo import flights as data
 
     return data.flights(params["flights"])
 
@@ -38,7 +38,7 @@ with DAG("flights_drain", schedule=None, tags=["taskq"]):
     drain = TaskQSparkSubmitOperator(
         task_id="drain",
         topic=TOPIC,
-        transform="airflow_provider_taskq.demo.decide:decide",
+        transform="demo.decide:decide",
         name="flights",
         retries=2,
         retry_delay=5,

@@ -3,8 +3,8 @@
 from airflow.sdk import DAG, task
 
 from airflow_provider_taskq.operators import TaskQPushOperator
-from airflow_provider_taskq.processing import Work
 from airflow_provider_taskq.queue import Result, Task
+from airflow_provider_taskq.worker import Work
 
 with DAG("taskq_handler", schedule=None, tags=["taskq"]):
     push = TaskQPushOperator(task_id="push", topic="parcels", tasks=["4711", "4712", "4713-"], create_topic=True)

@@ -11,8 +11,8 @@ from hypothesis import settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
+from demo.postgres import EmbeddedPostgres
 from tests.spark.session import python_environment, spark, spark_log
 
 __all__ = ["python_environment", "spark", "spark_log"]  # fixtures that pytest finds here

@@ -15,15 +15,15 @@ from airflow_provider_taskq.cli.output import facts
 from airflow_provider_taskq.cli.parameters import COUNT, DURATION, MAX_FAILED, TOPIC, Choice
 from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.text import plain
-from airflow_provider_taskq.processing import Worker, WorkerListener
 from airflow_provider_taskq.queue import Condition, FailureLimit, Order
+from airflow_provider_taskq.worker import Worker, WorkerListener
 
 ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 
 
 @click.command(
     help="Handle the tasks of a topic with HANDLER, module:function: a function of a task that gives a Result or a "
-    "Decision, or what processing.each, batch or a Composite makes. The module is looked for in this folder first. "
+    "Decision, or what worker.each, batch or a Composite makes. The module is looked for in this folder first. "
     "SIGTERM and Ctrl-C end it: what is in hand is finished, the rest is given back; a second one ends it at once."
 )
 @click.argument("handler", metavar="MODULE:FUNCTION")

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
 
-    from airflow_provider_taskq.processing import Worker
-    from airflow_provider_taskq.processing.handling import Exceptions, WorkHandler
-    from airflow_provider_taskq.processing.statistics import WorkerStatistics
     from airflow_provider_taskq.queue import DrainCounts, TaskQueue
+    from airflow_provider_taskq.worker import Worker
+    from airflow_provider_taskq.worker.handling import Exceptions, WorkHandler
+    from airflow_provider_taskq.worker.statistics import WorkerStatistics
 
 
 class TaskQProcessOperator(TaskQOperator):
     """Polls a topic and calls a function for each of its tasks, until none is left that can be polled.
 
     The function gets the queue's task, then, if its second parameter is called `work`, the batch (see
-    `airflow_provider_taskq.processing`), then `op_args` and `op_kwargs`, and what it names of Airflow's context. It
+    `airflow_provider_taskq.worker`), then `op_args` and `op_kwargs`, and what it names of Airflow's context. It
     returns a Decision, a Result or None, which is SUCCESS; what it raises is a FAILURE of that task, which the topic's
     policy may retry, and not of this one. A Composite, or what `each` and `batch` make, is taken as it is.
 
@@ -106,7 +106,7 @@ class TaskQProcessOperator(TaskQOperator):
     def execute(self, context: "Context") -> dict[str, Any]:
         """Works until the topic has nothing more, and says what came of it."""
         from airflow_provider_taskq.operators.drain_listener import DrainListener
-        from airflow_provider_taskq.processing import Worker
+        from airflow_provider_taskq.worker import Worker
 
         name, max_failed = logical_task(context), cast("MaxFailed", self.max_failed)
         failure_limit = FailureLimit.of(max_failed)
@@ -165,8 +165,8 @@ class TaskQProcessOperator(TaskQOperator):
 
     def _handler(self, context: "Context") -> "WorkHandler":
         """What the worker calls: the function, with the arguments that this task gives it."""
-        from airflow_provider_taskq.processing import each
-        from airflow_provider_taskq.processing.handling import WorkHandler
+        from airflow_provider_taskq.worker import each
+        from airflow_provider_taskq.worker.handling import WorkHandler
 
         called = self.python_callable
         if isinstance(called, WorkHandler):

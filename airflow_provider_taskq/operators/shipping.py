@@ -6,7 +6,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import airflow_provider_taskq
 
 PACKAGE = Path(airflow_provider_taskq.__file__).parent
-PARTS = ("queue", "processing", "spark")
+PARTS = ("queue", "worker", "spark")
 
 
 def ship(folder: Path) -> Path:

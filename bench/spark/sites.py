@@ -14,12 +14,12 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_taskq.demo.flights import flights
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.spark.draining.drain import registered_name
 from airflow_provider_taskq.spark.route import Route
 from bench.rig import Rig
+from demo.flights import flights
 
 TOPIC = "bench"
 OWNER = "bench"

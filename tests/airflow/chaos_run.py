@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_taskq.demo.airflow_api import until
 from airflow_provider_taskq.queue import State, TaskQueue
+from demo.airflow_api import until
 from tests.airflow.chaos_site import Installation
 
 SECONDS = 150

@@ -14,9 +14,9 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.demo.airflow_api import until
-from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import TaskQueue, connect
+from demo.airflow_api import until
+from demo.airflow_site import AirflowSite
 from tests.airflow.conftest import connection_json
 
 DAGS = Path(__file__).parent / "dags"

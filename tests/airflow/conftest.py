@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import TaskQueue, connect, install
+from demo.postgres import EmbeddedPostgres
 from tests.airflow.site import arguments, databases, site
 
 __all__ = ["arguments", "databases", "site"]  # fixtures of the session

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.demo.airflow_site import AirflowSite
+from demo.airflow_site import AirflowSite
 
 MARK = f"marked-payload-{secrets.token_hex(8)}"
 PASSWORD = f"marked-password-{secrets.token_hex(8)}"

@@ -6,9 +6,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_taskq.demo.airflow_api import until
-from airflow_provider_taskq.demo.airflow_site import COMMANDS
 from airflow_provider_taskq.queue import State, TaskQueue
+from demo.airflow_api import until
+from demo.airflow_site import COMMANDS
 from tests.airflow.chaos_site import Installation, installed
 from tests.airflow.dags.chaos import CLAIMING, HOLDING, LOOKING
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.demo.airflow_api import until
 from airflow_provider_taskq.queue import TaskQueue
+from demo.airflow_api import until
 from tests.airflow.chaos_run import SECONDS, Run
 from tests.airflow.chaos_site import Installation, installed
 

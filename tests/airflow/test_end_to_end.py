@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import State, TaskQueue, connect
+from demo.airflow_site import AirflowSite
 from tests.airflow.site import MARK, PASSWORD, Arguments, instance, returned, xcoms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]

@@ -20,12 +20,12 @@ pytest.importorskip("airflow.triggers.shared_stream", reason=CLAIMS_SHARE_STREAM
 from airflow.triggers.base import TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager, SharedStreamProducer
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, connect
 from airflow_provider_taskq.triggers import event_line
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 from airflow_provider_taskq.triggers.event_claims import TaskClaims
 from airflow_provider_taskq.triggers.event_holding import Claim
+from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.faults.poison import POISON, poison
 

@@ -15,9 +15,9 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.demo.airflow_api import until
-from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import NewTask, State, TaskQueue, connect
+from demo.airflow_api import until
+from demo.airflow_site import AirflowSite
 from tests.airflow.conftest import connection_json
 from tests.airflow.releases import CLAIMS_SHARE_STREAMS
 

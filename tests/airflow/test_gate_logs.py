@@ -15,7 +15,6 @@ from airflow.providers.common.compat.sdk import AirflowSensorTimeout, TaskDeferr
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.hooks import TaskQConnectionError
 from airflow_provider_taskq.queue import NewTask, Owner, Result, TaskQueue, TopicStatus, UnknownTopic, connect
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
@@ -23,6 +22,7 @@ from airflow_provider_taskq.triggers import watcher as watching
 from airflow_provider_taskq.triggers.wait_log import WaitLog
 from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait
 from airflow_provider_taskq.triggers.watcher import watcher
+from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect, context_of
 from tests.airflow.test_trigger import in_loop, until
 from tests.roles import logged_in

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.demo.airflow_api import until
-from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import NewTask, Result, State, TaskQueue, connect
+from demo.airflow_api import until
+from demo.airflow_site import AirflowSite
 from tests.airflow.site import instance, returned, xcoms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]

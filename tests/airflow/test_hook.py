@@ -11,10 +11,10 @@ from airflow.providers.postgres.hooks import postgres as airflow_postgres
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.hooks import TaskQConnectionError, TaskQHook
 from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 from airflow_provider_taskq.queue import TaskQueue, UnknownTopic
+from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 
 

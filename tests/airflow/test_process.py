@@ -10,7 +10,6 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.sdk import DAG, task
 
 from airflow_provider_taskq.operators import TaskQProcessOperator
-from airflow_provider_taskq.processing import Composite, Work, batch
 from airflow_provider_taskq.queue import (
     Condition,
     Decision,
@@ -25,6 +24,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
 )
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
+from airflow_provider_taskq.worker import Composite, Work, batch
 from tests.airflow.conftest import context_of
 from tests.airflow.running import run_dags
 from tests.airflow.storing import restored

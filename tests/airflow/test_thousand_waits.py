@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from airflow_provider_taskq.demo.airflow_api import until
+from demo.airflow_api import until
 from tests.airflow.chaos_site import Installation, installed
 from tests.airflow.dags.thousand import GATES
 

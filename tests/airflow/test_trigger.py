@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers import watcher as watching
 from airflow_provider_taskq.triggers.watcher import Watcher
+from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")

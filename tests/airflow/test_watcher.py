@@ -12,12 +12,12 @@ from itertools import pairwise
 import psycopg
 import pytest
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 from airflow_provider_taskq.queue import NewTask, TaskQueue, TaskQueueError, UnknownTopic, connect
 from airflow_provider_taskq.triggers.pace import IDLE, REST, Pace
 from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, Seen, StateWait, Wait
 from airflow_provider_taskq.triggers.watcher import Outcome, watcher
+from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.airflow.test_trigger import LINES, in_loop, until
 

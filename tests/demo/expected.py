@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from airflow_provider_taskq.demo.flights import data_folder
 from airflow_provider_taskq.queue import State
+from demo.flights import data_folder
 
 
 def expected(limit: int | None = None) -> dict[State, int]:

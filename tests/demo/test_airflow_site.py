@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_taskq.demo.airflow_site import AirflowError, AirflowSite
-from airflow_provider_taskq.demo.guardian import alive, family
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from demo.airflow_site import AirflowError, AirflowSite
+from demo.guardian import alive, family
+from demo.postgres import EmbeddedPostgres
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 COMPONENTS = {"api-server", "scheduler", "dag-processor", "triggerer"}
@@ -45,7 +45,7 @@ with DAG("hangs", schedule=None):
 CHILD = """
 import sys
 from pathlib import Path
-from airflow_provider_taskq.demo.airflow_site import AirflowSite
+from demo.airflow_site import AirflowSite
 site = AirflowSite(Path(sys.argv[1]), Path(sys.argv[2]), metadata_dsn=sys.argv[3])
 site.start()
 print(*site.pids.values(), flush=True)

@@ -12,15 +12,15 @@ import psutil
 import psycopg
 import pytest
 
-from airflow_provider_taskq.demo import postgres_binaries
-from airflow_provider_taskq.demo.guardian import alive
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from demo import postgres_binaries
+from demo.guardian import alive
+from demo.postgres import EmbeddedPostgres, EmbeddedPostgresError
 
 FAST = {"fsync": "off"}
 CHILD = """
 import os, sys
 from pathlib import Path
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
+from demo.postgres import EmbeddedPostgres
 server = EmbeddedPostgres(Path(sys.argv[1]) if len(sys.argv) > 1 else None, settings={"fsync": "off"})
 server.start()
 print(server.pid, server.folder, server._servers._guardian.pid, flush=True)

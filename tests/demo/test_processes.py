@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskq.demo.processes import free_port
+from demo.processes import free_port
 
 
 def test_a_port_for_later_is_none_that_the_system_gives_to_whoever_asks_for_any() -> None:

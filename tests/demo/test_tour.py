@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_taskq.demo.airflow_site import AirflowSite
-from airflow_provider_taskq.demo.flights import TOPIC, flights
-from airflow_provider_taskq.demo.tour import DAGS, environment, prepare
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect
+from demo.airflow_site import AirflowSite
+from demo.flights import TOPIC, flights
+from demo.tour import DAGS, environment, prepare
 from tests.demo.expected import expected
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -35,7 +35,7 @@ def test_the_files_are_whole_and_are_read_without_importing_their_package() -> N
 def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: str, tmp_path: Path) -> None:
     environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(tmp_path)}
     demo = subprocess.run(
-        [sys.executable, "-m", "airflow_provider_taskq.demo", "--flights", str(SLICE)],
+        [sys.executable, "-m", "demo", "--flights", str(SLICE)],
         env=environ,
         capture_output=True,
         text=True,

@@ -12,8 +12,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.demo.airflow_site import AirflowError, AirflowSite
 from airflow_provider_taskq.queue import TaskQueue, connect
+from demo.airflow_site import AirflowError, AirflowSite
 from tests.airflow.conftest import connection_json
 
 ROLES = ("Viewer", "User", "Op", "Admin")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskq.demo.airflow_api import until
 from airflow_provider_taskq.queue import TaskQueue
+from demo.airflow_api import until
 from tests.fab.conftest import ROLES, Client, FabSite
 
 pytestmark = pytest.mark.timeout(1200)

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.processing import BatchHandler, Worker
 from airflow_provider_taskq.queue import connect
+from airflow_provider_taskq.worker import BatchHandler, Worker
 from tests.faults.tcp_proxy import TcpProxy
 
 MakeWorker = Callable[..., Worker]

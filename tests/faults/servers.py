@@ -11,8 +11,8 @@ from typing import Self
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
-from airflow_provider_taskq.demo.postgres_binaries import server_programs
+from demo.postgres import EmbeddedPostgres
+from demo.postgres_binaries import server_programs
 from tests.queue.conftest import until
 
 FAST = {"fsync": "off", "shared_buffers": "32MB", "max_connections": "100"}

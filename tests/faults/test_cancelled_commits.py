@@ -11,13 +11,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_provider_taskq.processing import Work, WorkerListener
-from airflow_provider_taskq.processing.batches import Batches
-from airflow_provider_taskq.processing.reader import Reader
+from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.spark.committing import until_answered
+from airflow_provider_taskq.worker import Work, WorkerListener
+from airflow_provider_taskq.worker.batches import Batches
+from tests.consumer.reading import Heard, quick
 from tests.faults.conftest import MakeWorker
-from tests.processing.reading import Heard, quick
 from tests.queue.conftest import until
 
 SECOND = timedelta(seconds=1)

@@ -5,14 +5,14 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.processing import TaskResultException, Work, batch, each
-from airflow_provider_taskq.processing.batches import Batches, Mode
-from airflow_provider_taskq.processing.reader import Reader
+from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import Condition, NewTask, Result, State, Task, TaskQueue
+from airflow_provider_taskq.worker import TaskResultException, Work, batch, each
+from airflow_provider_taskq.worker.batches import Batches, Mode
+from tests.consumer.reading import Heard, quick, until_at_end
 from tests.faults.poison import POISON, poison
-from tests.processing.conftest import MakeWorker, make_worker
-from tests.processing.reading import Heard, quick, until_at_end
 from tests.queue.conftest import dsn, everything, shared_dsn, states
+from tests.worker.conftest import MakeWorker, make_worker
 
 __all__ = ["dsn", "make_worker", "shared_dsn"]  # fixtures that pytest finds here
 

@@ -9,17 +9,17 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.processing.batches import Batches
-from airflow_provider_taskq.processing.reader import Reader
-from airflow_provider_taskq.processing.ticker import Ticker
+from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect, install
 from airflow_provider_taskq.queue.transient import is_read_only
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
 from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.worker.batches import Batches
+from airflow_provider_taskq.worker.ticker import Ticker
+from tests.consumer.reading import Heard, quick
 from tests.faults.conftest import MakeWorker
 from tests.faults.servers import ServerPair, programs_of_tests
 from tests.faults.tcp_proxy import TcpProxy
-from tests.processing.reading import Heard, quick
 from tests.queue.conftest import until
 
 SECOND = timedelta(seconds=1)

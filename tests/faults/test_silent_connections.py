@@ -7,19 +7,19 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from airflow_provider_taskq.processing import Work, notices
-from airflow_provider_taskq.processing.activation import CHANNEL
-from airflow_provider_taskq.processing.batches import Batches
-from airflow_provider_taskq.processing.notices import Notices
-from airflow_provider_taskq.processing.reader import Reader
-from airflow_provider_taskq.processing.ticker import Ticker
+from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.deadline import CallLimit, CallTimeout, limit_calls
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
 from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.worker import Work, notices
+from airflow_provider_taskq.worker.activation import CHANNEL
+from airflow_provider_taskq.worker.batches import Batches
+from airflow_provider_taskq.worker.notices import Notices
+from airflow_provider_taskq.worker.ticker import Ticker
+from tests.consumer.reading import Heard, quick
 from tests.faults.conftest import MakeWorker, Named
 from tests.faults.tcp_proxy import TcpProxy
-from tests.processing.reading import Heard, quick
 from tests.queue.conftest import until
 
 SECOND = timedelta(seconds=1)

@@ -16,14 +16,14 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.processing import Work, Worker
-from airflow_provider_taskq.processing.reader import Failure, Group, Reader
+from airflow_provider_taskq.consumer import Failure, Group, Reader
 from airflow_provider_taskq.queue import NewTask, State, Task, TaskQueue, TopicPolicy, connect, install
+from airflow_provider_taskq.worker import Work, Worker
+from tests.consumer.reading import quick
 from tests.faults.conftest import Named
 from tests.faults.poison import POISON, poison
 from tests.faults.servers import ServerPair, programs_of_tests
 from tests.faults.tcp_proxy import TcpProxy
-from tests.processing.reading import quick
 from tests.queue.conftest import until
 
 SECONDS = float(os.environ.get("TASKQ_FAULT_SECONDS", "120"))

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from airflow_provider_taskq.demo.airflow_site import AirflowError, AirflowSite
-from airflow_provider_taskq.demo.processes import free_port
+from demo.airflow_site import AirflowError, AirflowSite
+from demo.processes import free_port
 
 ROLES = ("viewer", "user", "op", "admin")
 DAGS = Path(__file__).parent / "dags"

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import (
     Cursor,
     Insertion,
@@ -26,6 +25,7 @@ from airflow_provider_taskq.queue import (
     connect,
     install,
 )
+from demo.postgres import EmbeddedPostgres
 from tests.queue.conftest import numbered, task_in
 
 PLACES = st.integers(0, 2**63 - 1)

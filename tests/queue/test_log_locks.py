@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import (
     TaskQueue,
     connect,
     install,
 )
+from demo.postgres import EmbeddedPostgres
 from tests.queue.log_reader import Reader
 
 LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"

@@ -13,8 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from airflow_provider_taskq.demo.postgres import EmbeddedPostgres
 from airflow_provider_taskq.queue import Result, State, TaskQueue, TopicPolicy, connect, install
+from demo.postgres import EmbeddedPostgres
 from tests.queue.conftest import lapse, numbered, until
 from tests.queue.consumer import TABLES
 

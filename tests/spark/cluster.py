@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from airflow_provider_taskq.demo.processes import Servers, free_port, tail
+from demo.processes import Servers, free_port, tail
 
 HOST = "127.0.0.1"
 # JVMs that live for seconds spend most of them on compiling what they run a few times.

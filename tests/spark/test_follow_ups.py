@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
-from airflow_provider_taskq.processing import Composite, Work
 from airflow_provider_taskq.queue import (
     Decision,
     Insertion,
@@ -30,6 +29,7 @@ from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
 from airflow_provider_taskq.spark.draining.follow_ups import Staging
 from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, check_of, open_stage
 from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.worker import Composite, Work
 from tests.roles import logged_in
 
 Connection = psycopg.Connection[Any]

@@ -3,10 +3,10 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.processing.composite import Composite
 from airflow_provider_taskq.queue import NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.spark import by_task, drain
 from airflow_provider_taskq.spark.draining.holding import Transform
+from airflow_provider_taskq.worker.composite import Composite
 from tests.faults.poison import POISON, poison
 
 pytestmark = [

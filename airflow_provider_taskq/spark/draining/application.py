@@ -17,7 +17,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.processing.composite import Composite
 from airflow_provider_taskq.queue import (
     Condition,
     FailureLimit,
@@ -35,6 +34,7 @@ from airflow_provider_taskq.spark.draining.drain import drain
 from airflow_provider_taskq.spark.draining.failure import sentence
 from airflow_provider_taskq.spark.draining.holding import Transform
 from airflow_provider_taskq.spark.draining.transforms import ByBatch, ByTask, by_task, in_arrow, in_pandas
+from airflow_provider_taskq.worker.composite import Composite
 
 logger = logging.getLogger("airflow_provider_taskq.spark")
 

@@ -9,15 +9,15 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
-from airflow_provider_taskq.processing.composite import Composite
-from airflow_provider_taskq.processing.handling import decision_on, handle_batch
-from airflow_provider_taskq.processing.partial import readable
-from airflow_provider_taskq.processing.work import FollowUp, Release, Work
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
 from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS
 from airflow_provider_taskq.spark.draining.company import Company, company_of
 from airflow_provider_taskq.spark.draining.follow_ups import follow_up
 from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK, stops, task_of, values_of
+from airflow_provider_taskq.worker.composite import Composite
+from airflow_provider_taskq.worker.handling import decision_on, handle_batch
+from airflow_provider_taskq.worker.partial import readable
+from airflow_provider_taskq.worker.work import FollowUp, Release, Work
 
 BATCH = 1_000  # tasks that go through the steps together, unless said otherwise
 

@@ -12,7 +12,6 @@ import psycopg
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.processing.composite import Composite
 from airflow_provider_taskq.queue import (
     Condition,
     FailureLimit,
@@ -30,6 +29,7 @@ from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
 from airflow_provider_taskq.spark.draining.limits import Ended, Limits, Tally
 from airflow_provider_taskq.spark.draining.progress import OnProgress, Progress, Watch, told
 from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.worker.composite import Composite
 
 __all__ = ["DrainResult", "Ended", "drain", "registered_name"]
 

@@ -8,8 +8,6 @@ from uuid import UUID
 import psycopg
 import pyarrow as pa
 
-from airflow_provider_taskq.processing.patience import BackOff
-from airflow_provider_taskq.processing.settling import LONGEST, Interruptions, ParticipantInterrupted
 from airflow_provider_taskq.queue import Decision, LeaseLost, Task, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
@@ -20,6 +18,8 @@ from airflow_provider_taskq.spark.draining.follow_ups import Staging
 from airflow_provider_taskq.spark.draining.transforms import values_of
 from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, carry_out, check_of
 from airflow_provider_taskq.spark.source.decisions import COPY, staged_rows
+from airflow_provider_taskq.worker.patience import BackOff
+from airflow_provider_taskq.worker.settling import LONGEST, Interruptions, ParticipantInterrupted
 
 DRIVER = -1  # the part of a stage that is the driver's own
 

@@ -1,0 +1,35 @@
+"""Readers: groups of handlers for a topic's events, each partition led by one program at a time."""
+
+from airflow_provider_taskq.consumer.errors import AlreadyRunning, Interrupted, NonTransient
+from airflow_provider_taskq.consumer.group import Group
+from airflow_provider_taskq.consumer.loop import Failure
+from airflow_provider_taskq.consumer.progress import ProgressTracker
+from airflow_provider_taskq.consumer.reader import Reader
+from airflow_provider_taskq.consumer.readers import Readers
+from airflow_provider_taskq.consumer.settings import (
+    Leadership,
+    Level,
+    Progress,
+    Properties,
+    Retry,
+    Settings,
+    merged,
+)
+
+__all__ = [
+    "AlreadyRunning",
+    "Failure",
+    "Group",
+    "Interrupted",
+    "Leadership",
+    "Level",
+    "NonTransient",
+    "Progress",
+    "ProgressTracker",
+    "Properties",
+    "Reader",
+    "Readers",
+    "Retry",
+    "Settings",
+    "merged",
+]

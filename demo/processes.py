@@ -1,0 +1,142 @@
+"""Server processes that never outlive the program that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from demo import guardian
+
+PORTS = range(20_000, 32_768)  # below those that systems give to whoever asks for any
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on right now, and that nobody is given who asks for any.
+
+    So it is most likely still free when a server comes to bind it, which Airflow does half a minute later.
+    """
+    while True:
+        port = secrets.choice(PORTS)
+        if _is_free(port):
+            return port
+
+
+def _is_free(port: int) -> bool:
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
+
+
+def tail(log: Path, lines: int = 20) -> str:
+    """The last lines of a log, for an error that quotes it."""
+    if not log.exists():
+        return "(no log)"
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+class Servers:
+    """Processes that each lead a session; a guardian ends them should this program die first."""
+
+    def __init__(self, temporary: Path | None = None) -> None:
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._signals: dict[str, signal.Signals] = {}
+        self._temporary = temporary
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """The pid of each process started and not yet stopped."""
+        return {name: process.pid for name, process in self._running.items()}
+
+    def _order(self, **order: int | str) -> None:
+        """Tell the guardian, or a new one if somebody ended it."""
+        if self._guardian is None or self._guardian.poll() is not None:
+            self._guardian = self._new_guardian()
+            if self._temporary is not None:
+                self._order(folder=str(self._temporary))
+            for name, process in self._running.items():
+                self._order(watch=process.pid, signal=int(self._signals[name]))
+        if self._guardian.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._guardian.stdin.write(json.dumps(order).encode() + b"\n")
+
+    def _new_guardian(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", guardian.__file__],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # the terminal's Ctrl-C is not for it
+            cwd="/",
+        )
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        account: tuple[int, int] | None = None,
+        stop_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        """Start one process; `account` is a user and group id to run it under."""
+        user, group = account or (None, None)
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+                user=user,
+                group=group,
+                extra_groups=[] if account else None,
+            )
+        self._running[name], self._signals[name] = process, stop_signal
+        self._order(watch=process.pid, signal=int(stop_signal))
+
+    def exit_code(self, name: str) -> int | None:
+        """How the process ended, negative for a signal; None while it runs."""
+        return self._running[name].poll()
+
+    def stop(self, *names: str, with_signal: signal.Signals | None = None, patience: float = 30) -> None:
+        """Ask all of them at once to end, and kill what is left of each session after `patience` seconds."""
+        leaders = {self._running[name].pid: int(with_signal or self._signals[name]) for name in names}
+        guardian.end_all(leaders, patience)
+        self._reap(*names)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL for the process and all that it started, without a warning."""
+        guardian.kill_family(self._running[name].pid)
+        self._reap(name)
+
+    def close(self) -> None:
+        """Stop all, then let the guardian go; it removes the temporary folder."""
+        self.stop(*self._running)
+        if self._guardian is not None:
+            self._guardian.communicate(timeout=60)
+            self._guardian = None
+
+    def _reap(self, *names: str) -> None:
+        for name in names:
+            process = self._running.pop(name)
+            process.wait(timeout=10)
+            self._order(forget=process.pid)

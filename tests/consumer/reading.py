@@ -1,0 +1,107 @@
+"""What the tests of readers share: quick settings, a group that tells what it handled, what the database says."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from airflow_provider_taskq.consumer import Failure, Group, Properties, Reader, Settings, merged
+from airflow_provider_taskq.queue import Cursor, NewTask, ReaderState, Task, TaskQueue
+from tests.queue.conftest import until
+
+LEASE = timedelta(seconds=1)
+NOW = timedelta(milliseconds=1)
+
+QUICK = Properties(lease=LEASE, pause=timedelta(milliseconds=20), retry_initial=NOW, retry_max_interval=NOW)
+
+
+def quick(**said: object) -> Settings:
+    """Settings for tests: short waits, and whatever else a test says."""
+    return merged(said, QUICK)  # type: ignore[arg-type]
+
+
+class Heard:
+    """What a group has handled, and what it failed with; events can be awaited."""
+
+    def __init__(self, name: str = "readers") -> None:
+        self.group = Group(name)
+        self.events: list[Task] = []
+        self.failures: list[Failure] = []
+        self._changed = threading.Condition()
+
+    def hear(self, event: Task) -> None:
+        """A handler: keeps the event."""
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def fail(self, failure: Failure) -> None:
+        """Listens to failures."""
+        with self._changed:
+            self.failures.append(failure)
+            self._changed.notify_all()
+
+    def wait(self, count: int, seconds: float = 20) -> list[str]:
+        """The identifiers of all events, once there are so many."""
+        self._wait(lambda: len(self.events) >= count, seconds)
+        return self.identifiers
+
+    def wait_failures(self, count: int, seconds: float = 20) -> list[Failure]:
+        """All failures, once there are so many."""
+        self._wait(lambda: len(self.failures) >= count, seconds)
+        return self.failures
+
+    @property
+    def identifiers(self) -> list[str]:
+        """The identifiers of all events so far."""
+        return [event.identifier for event in self.events]
+
+    def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, seconds), f"{self.identifiers} {self.failures}"
+
+
+def heard_all(name: str = "readers") -> Heard:
+    """A group with one handler, for all events."""
+    heard = Heard(name)
+    heard.group.on()(heard.hear)
+    return heard
+
+
+def typed(identifier: str, kind: str) -> NewTask:
+    """An event of a kind."""
+    return NewTask(identifier, {"type": kind})
+
+
+def state(queue: TaskQueue, partition: int = 0, group: str = "readers") -> ReaderState:
+    """What the database says of a partition."""
+    [found] = [each for each in queue.readers("work") if (each.group, each.partition) == (group, partition)]
+    return found
+
+
+def table(queue: TaskQueue, name: str, columns: str) -> None:
+    """A table for effects, empty: the database is shared with other tests."""
+    queue.conn.execute(f"DROP TABLE IF EXISTS {name}".encode())
+    queue.conn.execute(f"CREATE TABLE {name} ({columns})".encode())
+
+
+def at_end(queue: TaskQueue, group: str = "readers") -> bool:
+    """Whether all partitions of the group have come to the end of the log."""
+    end = queue.events("work", None, 1_000_000).cursor
+    partitions = [each for each in queue.readers("work") if each.group == group]
+    return bool(partitions) and all(each.cursor >= end for each in partitions)
+
+
+def until_at_end(queue: TaskQueue, group: str = "readers") -> None:
+    """Returns once the whole log has been passed."""
+    until(lambda: at_end(queue, group), 20)
+
+
+def place(queue: TaskQueue, nth: int) -> Cursor:
+    """The place after the nth event of the log, counted from 1."""
+    return queue.events("work", None)[nth - 1][0]
+
+
+def read_all(queue: TaskQueue, reader: Reader, group: str = "readers") -> None:
+    """Runs a reader until the end of the log."""
+    with reader:
+        until_at_end(queue, group)

@@ -1,0 +1,40 @@
+"""What the tests of processing share: one database emptied for each test, and workers that end with it."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.worker import BatchHandler, Worker
+from tests.queue.conftest import dsn, shared_dsn
+
+__all__ = ["dsn", "shared_dsn"]  # fixtures that pytest finds here
+
+MakeWorker = Callable[..., Worker]
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def make_worker(dsn: str) -> Iterator[MakeWorker]:
+    """Makes workers of the topic `work`, which pause for long between empty polls, and stops them at the end."""
+    made: list[Worker] = []
+
+    def make(handler: Callable[..., Any] | BatchHandler, **options: Any) -> Worker:
+        made.append(Worker(dsn, options.pop("topic", "work"), handler, **{"pause": HOUR, **options}))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.stop(timedelta(seconds=5))
+
+
+@pytest.fixture
+def effects(queue: TaskQueue) -> Iterator[Callable[[], list[str]]]:
+    """A table `effect` for what handlers do; tells the identifiers in it."""
+    queue.conn.execute("DROP TABLE IF EXISTS effect")  # of a test that was cut off
+    queue.conn.execute("CREATE TABLE effect (place bigserial, sequence bigint, identifier text, number int)")
+    query = "SELECT identifier FROM effect ORDER BY 1"
+    yield lambda: [row[0] for row in queue.conn.execute(query).fetchall()]
+    queue.conn.execute("DROP TABLE effect")

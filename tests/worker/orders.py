@@ -1,0 +1,27 @@
+"""A composite as a user's module has it: its decorators register functions of the module, which knows it by name."""
+
+from dataclasses import dataclass
+
+from airflow_provider_taskq.queue import Decision, Result, Task
+from airflow_provider_taskq.worker import Composite, Work
+
+orders = Composite("orders", threads=4)
+
+
+@dataclass
+class Order:
+    """What is loaded for a task."""
+
+    name: str
+
+
+@orders.step
+def load(task: Task, work: Work) -> None:
+    """Registers an order."""
+    work.register(Order, Order(task.identifier), task)
+
+
+@orders.step(after=load)
+def tell(task: Task, work: Work) -> Decision:
+    """Says who did it."""
+    return Decision(Result.SUCCESS, f"{orders.name}: {work.require(Order, task).name}")

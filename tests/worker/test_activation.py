@@ -1,0 +1,111 @@
+"""Workers that stay on or off: what is remembered, and who follows it."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.queue import State, TaskQueue
+from airflow_provider_taskq.worker import PersistentWorker
+from tests.queue.conftest import states, until
+from tests.worker.conftest import HOUR, MakeWorker
+
+MakePersistent = Callable[..., PersistentWorker]
+
+
+@pytest.fixture
+def make_persistent(make_worker: MakeWorker) -> Iterator[MakePersistent]:
+    """Makes persistent workers named `mailer`, as processes of their own would."""
+    made: list[PersistentWorker] = []
+
+    def make(**options: Any) -> PersistentWorker:
+        worker = make_worker(lambda _: None, **{"name": "mailer", **options})
+        made.append(PersistentWorker(worker, look=HOUR))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.shutdown(timedelta(seconds=5))
+
+
+def test_a_start_and_a_stop_are_remembered(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+    persistent = make_persistent()
+    assert queue.worker_is_active("mailer") is None
+    assert persistent.start()
+    assert queue.worker_is_active("mailer") is True
+    assert not persistent.start()
+    assert persistent.stop()
+    assert queue.worker_is_active("mailer") is False
+    assert not persistent.stop()
+    assert queue.workers() == {"mailer": False}
+
+
+def test_what_nobody_said_starts_nothing(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+    persistent = make_persistent()
+    assert not persistent.initialize()
+    assert not persistent.is_active
+    assert queue.workers() == {}
+
+
+def test_a_worker_that_was_on_is_on_again_after_a_restart(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+    before = make_persistent()
+    before.start()
+    assert before.shutdown()
+    assert queue.worker_is_active("mailer") is True, "a shutdown leaves what is remembered"
+    after = make_persistent()
+    assert after.initialize()
+    assert after.is_active
+
+
+def test_a_worker_that_was_off_stays_off_after_a_restart(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+    queue.deactivate_worker("mailer")
+    persistent = make_persistent()
+    assert persistent.initialize()
+    assert not persistent.is_active
+
+
+def test_a_resume_changes_nothing_that_is_remembered(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+    persistent = make_persistent()
+    assert not persistent.resume()
+    persistent.start()
+    assert persistent.resume()
+    assert queue.workers() == {"mailer": True}
+
+
+def test_workers_of_one_name_follow_each_other_by_notification(
+    queue: TaskQueue, make_persistent: MakePersistent
+) -> None:
+    here, there, other = make_persistent(), make_persistent(), make_persistent(name="other")
+    for each in (here, there, other):
+        each.initialize()
+    here.start()
+    until(lambda: there.is_active)
+    queue.push("work", ["a"])
+    here.resume()
+    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
+    there.stop()
+    until(lambda: not here.is_active)
+    assert not other.is_active
+
+
+def test_an_operator_switches_workers_by_the_verb_alone(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+    persistent = make_persistent()
+    persistent.initialize()
+    assert queue.activate_worker("mailer") is None
+    until(lambda: persistent.is_active)
+    assert queue.deactivate_worker("mailer") is True
+    until(lambda: not persistent.is_active)
+    assert queue.forget_worker("mailer")
+    assert not queue.forget_worker("mailer")
+
+
+def test_a_notification_that_was_missed_is_made_up_for(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+    persistent = make_persistent()
+    persistent.initialize()
+    queue.conn.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    queue.activate_worker("mailer")
+    until(lambda: persistent.is_active)

@@ -1,0 +1,143 @@
+"""Buffering: tasks kept ready, several threads to handle them, and what becomes of those that were not begun."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import Condition, State, Task, TaskQueue
+from airflow_provider_taskq.worker import Pending, Work, Worker, batch
+from tests.queue.conftest import everything, states, until
+from tests.worker.conftest import MakeWorker
+
+
+class Gate:
+    """A handler that waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.begun: list[str] = []
+
+    def __call__(self, task: Task) -> None:
+        self.begun.append(task.identifier)
+        self.open.wait(10)
+
+
+def test_tasks_are_kept_ready_and_polling_waits_while_there_are_enough(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    gate = Gate()
+    queue.push("work", [f"t{number}" for number in range(20)])
+    worker = make_worker(gate, workers=2, ready=5)
+    worker.start()
+    until(lambda: len(gate.begun) == 2 and worker.statistics().in_flight == 7)
+    assert len(queue.held(queue.owners()[0])) == 7
+    assert queue.ready("work", 100) == 13
+    gate.open.set()
+    until(lambda: worker.statistics().succeeded == 20)
+
+
+def test_idle_workers_get_what_comes_and_all_at_once(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    def meet(_: Task) -> None:
+        together.wait()
+
+    worker = make_worker(meet, workers=3, ready=10, size=1)
+    worker.start()
+    queue.push("work", ["a", "b", "c"])
+    worker.resume()
+    until(lambda: worker.statistics().succeeded == 3)
+
+
+def test_a_handler_that_fails_fails_its_batch_only(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    def handle(work: Work) -> None:
+        if work.tasks[0].identifier == "a":
+            raise ZeroDivisionError
+
+    queue.push("work", ["a", "b", "c", "d"])
+    make_worker(batch(handle), size=2, ready=10).start()
+    expected = [State.FAILED, State.FAILED, State.SUCCEEDED, State.SUCCEEDED]
+    until(lambda: [state for _, state in states(queue)] == expected)
+
+
+@pytest.fixture
+def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRequest) -> tuple[Worker, Gate]:
+    """A worker that was stopped with one task in hand and two ready, and let its handler go then."""
+    gate = Gate()
+    queue.push("work", ["in hand", "ready 1", "ready 2", "not polled"])
+    worker = make_worker(gate, ready=2, pending=request.param)
+    worker.start()
+    until(lambda: worker.statistics().in_flight == 3 and gate.begun)
+    assert worker._shift is not None
+    worker._shift.on_stopping.append(gate.open.set)
+    assert worker.stop(timedelta(seconds=10))
+    assert not queue.owners()
+    return worker, gate
+
+
+@pytest.mark.parametrize("stopped", [Pending.FINISH], indirect=True)
+def test_a_stop_finishes_what_is_ready(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
+    assert stopped[1].begun == ["in hand", "ready 1", "ready 2"]
+    assert [state for _, state in states(queue)] == [*[State.SUCCEEDED] * 3, State.READY]
+
+
+@pytest.mark.parametrize("stopped", [Pending.FAIL], indirect=True)
+def test_a_stop_fails_what_is_ready_where_it_is_to(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
+    assert stopped[1].begun == ["in hand"]
+    assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.FAILED, State.FAILED, State.READY]
+    assert "WorkerStopped" in (everything(queue)[1].error or "")
+
+
+@pytest.mark.parametrize("stopped", [Pending.RELEASE], indirect=True)
+def test_a_stop_gives_back_what_is_ready_where_it_is_to(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
+    assert [state for _, state in states(queue)] == [State.SUCCEEDED, *[State.READY] * 3]
+    assert everything(queue)[1].attempt == 0
+    assert stopped[0].statistics().given_up == 2
+
+
+def test_a_batch_that_does_not_end_in_time_is_given_back_with_what_is_ready(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    gate = Gate()
+    queue.push("work", ["a", "b"])
+    worker = make_worker(gate, ready=1)
+    worker.start()
+    until(lambda: worker.statistics().in_flight == 2 and gate.begun)
+    worker.stop(timedelta(milliseconds=50))
+    gate.open.set()
+    assert [state for _, state in states(queue)] == [State.READY] * 2
+
+
+def test_a_lost_lease_takes_what_is_ready_along_and_all_is_polled_again(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    gate = Gate()
+    queue.push("work", ["a", "b", "c"])
+    worker = make_worker(gate, ready=2, lease=timedelta(seconds=3), pause=timedelta(milliseconds=50))
+    worker.start()
+    until(lambda: worker.statistics().in_flight == 3)
+    queue.conn.execute("UPDATE taskq.owner SET fence = NULL WHERE fence IS NOT NULL")
+    queue.conn.execute("UPDATE taskq.live SET holder = NULL WHERE holder IS NOT NULL")
+    until(lambda: worker.statistics().given_up == 3)
+    gate.open.set()
+    until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 3)
+
+
+def test_identifiers_keep_their_turn_in_a_buffer(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    done: list[tuple[str, int]] = []
+    queue.push("work", [f"k{number % 3}" for number in range(30)])
+    condition = Condition.SINGULAR_BY_IDENTIFIER
+    worker = make_worker(
+        lambda task: done.append((task.identifier, task.sequence)),
+        workers=3,
+        ready=10,
+        size=5,
+        condition=condition,
+        pause=timedelta(milliseconds=5),
+    )
+    worker.start()
+    until(lambda: worker.statistics().succeeded == 30)
+    for key in ("k0", "k1", "k2"):
+        sequences = [sequence for identifier, sequence in done if identifier == key]
+        assert sequences == sorted(sequences)

@@ -1,0 +1,219 @@
+"""Composites on Spark beyond what both engines do, and the page about them, whose code runs as written."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    Insertion,
+    NewTask,
+    Owner,
+    Result,
+    State,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+)
+from airflow_provider_taskq.spark import drain
+from airflow_provider_taskq.spark.committing import Staged
+from airflow_provider_taskq.spark.draining.application import _found_transform, _parser
+from airflow_provider_taskq.spark.draining.by_composite import ByComposite
+from airflow_provider_taskq.spark.draining.company import company_of
+from airflow_provider_taskq.spark.draining.landing import land
+from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, open_stage
+from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.worker.composite import Composite
+from airflow_provider_taskq.worker.settling import settle
+from airflow_provider_taskq.worker.work import Work
+from tests.queue.conftest import until
+
+SECONDS = 60  # that a program gets
+
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+
+def states(queue: TaskQueue) -> list[State]:
+    return [task.state for task in queue.page("work")]
+
+
+PROGRAM = """
+import dataclasses, os
+
+@dataclasses.dataclass
+class Order:
+    paid: bool
+
+database = {"a": Order(True), "b": Order(False)}
+dsn = os.environ["TASKQ_DSN"]
+"""
+
+
+def example(repository: Path, place: int) -> str:
+    """A piece of Python of the page on composites: the composite, the worker's line, or the drain's."""
+    text = (repository / "docs" / "composites.md").read_text(encoding="utf-8")
+    return str(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[place])
+
+
+def check_example(queue: TaskQueue) -> None:
+    assert {task.identifier: task.state.name for task in queue.page("orders")} == {"a": "SUCCEEDED", "b": "SUSPENDED"}
+    assert [task.identifier for task in queue.page("mail")] == ["a"]
+
+
+@pytest.fixture
+def example_topics(queue: TaskQueue) -> None:
+    """Two orders, of which one is paid."""
+    queue.create_topic("orders")
+    queue.create_topic("mail")
+    queue.push("orders", ["a", "b"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("example_topics")
+def test_the_example_of_the_page_runs_as_a_worker_until_sigterm(
+    dsn: str, queue: TaskQueue, repository: Path, python_environment: Mapping[str, str]
+) -> None:
+    program = PROGRAM + example(repository, 0) + example(repository, 1)
+    with subprocess.Popen([sys.executable, "-c", program], env={**python_environment, "TASKQ_DSN": dsn}) as worker:
+        until(lambda: queue.count("orders")["orders"].keys() == {State.SUCCEEDED, State.SUSPENDED}, SECONDS)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(SECONDS) == 0
+    check_example(queue)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("example_topics")
+def test_the_example_of_the_page_runs_as_a_spark_plan(
+    spark: SparkSession, dsn: str, queue: TaskQueue, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    names = {"__name__": "__main__", "spark": spark, "owner": "me"}
+    exec(PROGRAM + example(repository, 0) + example(repository, 2), names)  # noqa: S102 -- our own page
+    check_example(queue)
+
+
+@pytest.mark.usefixtures("example_topics")
+def test_what_the_page_says_of_contexts_and_of_what_is_around_a_step_runs(
+    conn: psycopg.Connection[Any], queue: TaskQueue, owner: Owner, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", "")
+    seen: list[str] = []
+
+    @contextmanager
+    def span(name: str) -> Iterator[None]:
+        seen.append(name)
+        yield
+
+    tracer = SimpleNamespace(start_as_current_span=span)
+    names = {"__name__": "__main__", "tracer": tracer, "Mapping": Mapping, "Sequence": Sequence}
+    names |= {"Callable": Callable, "Decision": Decision, "TaskQueue": TaskQueue}
+    exec(PROGRAM + example(repository, 0) + example(repository, 3) + example(repository, 4), names)  # noqa: S102
+    composite = names["orders"]
+    assert isinstance(composite, Composite)
+    conn.execute("CREATE TEMP TABLE audit (identifier text, result text)")
+    work = Work(queue.poll("orders", owner, 2))
+    settle(queue, owner, work, composite.handle(work))
+    assert sorted(conn.execute("SELECT * FROM audit").fetchall()) == [("a", "SUCCESS"), ("b", "SUSPENSION")]
+    assert seen == ["orders/load", "orders/check", "orders/send"]
+    check_example(queue)
+
+
+@pytest.mark.slow
+def test_what_spark_cannot_do_is_refused_in_a_sentence_and_the_tasks_are_given_back(
+    spark: SparkSession, dsn: str, queue: TaskQueue
+) -> None:
+    queue.push("work", ["a", "b"])
+    taking_part = Composite("taking part").with_step(lambda _, work: work.in_commit(lambda *_: None), name="a")
+    locked = threading.Lock()
+    unpicklable = Composite("locked").with_step(lambda _: locked.locked() and None, name="a")
+    for composite, condition, words in (
+        (Composite("empty"), Condition.NONE, "composite 'empty' has no steps"),
+        (unpicklable, Condition.NONE, "composite 'locked' cannot be sent to Spark's executors"),
+        (taking_part, Condition.SINGULAR_BY_IDENTIFIER, "there is no in_commit, no after_commit"),
+    ):
+        with pytest.raises(TaskQueueError, match=words):
+            drain(spark, "work", "me", composite, dsn=dsn, condition=condition)
+        assert states(queue) == [State.READY] * 2
+
+
+def test_the_program_takes_a_composite_by_name() -> None:
+    named = ["--topic", "work", "--owner", "me", "--composite"]
+    transform = _found_transform(_parser().parse_args([*named, "tests.worker.orders:orders"]))
+    assert isinstance(transform, ByComposite)
+    assert [step.name for step in transform.composite.steps] == ["load", "tell"]
+    with pytest.raises(TaskQueueError, match=r"module tests\.worker\.orders has no composite 'load'"):
+        _found_transform(_parser().parse_args([*named, "tests.worker.orders:load"]))
+
+
+def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
+    conn: psycopg.Connection[Any], dsn: str, queue: TaskQueue, owner: Owner, tmp_path: Path
+) -> None:
+    conn.execute("CREATE TABLE noted (number int)")
+    queue.create_topic("next")
+    queue.push("work", ["a"])
+    (task,) = queue.poll("work", owner)
+    work, made = Work([task]), Decision(Result.SUCCESS)
+
+    def note(queue: TaskQueue, _: Mapping[Task, Decision]) -> None:
+        queue.conn.execute("INSERT INTO noted VALUES (1)")
+
+    work.in_commit(note)
+    work.push(task, "next", ["b"], Insertion.REPLACE)
+    work.after_commit((tmp_path / "committed").touch)
+    company = company_of("orders", work, {task: made}, Condition.NONE).pickled()
+    stage = open_stage(conn, owner.name, owner.fence)
+    conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
+        (stage, task.sequence),
+    )
+    options = SourceOptions(
+        mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage
+    )
+    for _ in range(2):  # the second time as if the first answer had been lost
+        land(CompleteWriter(options, stage, Route.found(dsn)), [Staged(0, 1, 1)], [company])
+    assert conn.execute("SELECT count(*) FROM noted").fetchall() == [(1,)]
+    assert [task.identifier for task in queue.page("next")] == ["b"]
+    assert states(queue) == [State.SUCCEEDED]
+    assert (tmp_path / "committed").exists()
+    conn.execute("DROP TABLE noted")
+
+
+def test_nothing_follows_a_decision_that_a_stage_of_rounds_has_dropped(
+    conn: psycopg.Connection[Any], dsn: str, queue: TaskQueue, owner: Owner
+) -> None:
+    queue.create_topic("next")
+    queue.push("work", [NewTask("young", ttl=timedelta(hours=1)), NewTask("old")])
+    young, old = queue.poll("work", owner, 2)
+    made = Decision(Result.FAILURE, continued=True)
+    work = Work([young, old])
+    for task in (young, old):
+        work.push(task, "next", [f"after {task.identifier}"], Insertion.REPLACE)
+    company = company_of("orders", work, {young: made, old: made}, Condition.NONE).pickled()
+    [(stage,)] = conn.execute(
+        "SELECT taskq.open_stage(%s, %s, 'NONE', true)::text", (owner.name, owner.fence)
+    ).fetchall()
+    for task in (young, old):
+        conn.execute(
+            "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 0)",
+            (stage, task.sequence),
+        )
+    options = SourceOptions(
+        mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage
+    )
+    land(CompleteWriter(options, stage, Route.found(dsn)), [Staged(0, 1, 2)], [company])
+    assert [task.identifier for task in queue.page("next")] == ["after old"]
+    assert [task.identifier for task in queue.held(owner)] == ["young"]

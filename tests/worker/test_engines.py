@@ -1,0 +1,397 @@
+"""One composite, two engines: what it does on a worker's threads it does as one Spark plan, with the same results."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from zlib import crc32
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    Insertion,
+    NewTask,
+    Result,
+    State,
+    Task,
+    TaskQueue,
+)
+from airflow_provider_taskq.spark import drain
+from airflow_provider_taskq.worker.composite import Composite, Mode
+from airflow_provider_taskq.worker.duplicates import outdated, step_of
+from airflow_provider_taskq.worker.handling import TaskResultException
+from airflow_provider_taskq.worker.listener import WorkerListener
+from airflow_provider_taskq.worker.work import Work, tagged
+from airflow_provider_taskq.worker.worker import Worker
+from tests.worker.orders import orders
+
+SECONDS = 60  # that an engine gets
+FAILURE, SUSPENSION, FILTER, SUCCESS = Result
+
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+
+class Engine(Protocol):
+    """Works off the topic `work` through a composite."""
+
+    def __call__(self, composite: Composite, condition: Condition = Condition.NONE) -> None: ...
+
+
+class Done(WorkerListener):
+    """Tells when there is nothing left to do."""
+
+    def __init__(self) -> None:
+        self.empty = threading.Event()
+        self.fatal: list[BaseException] = []
+
+    def on_empty(self) -> None:
+        self.empty.set()
+
+    def on_fatal(self, error: BaseException) -> None:
+        self.fatal.append(error)
+
+
+@pytest.fixture(params=["worker", pytest.param("spark", marks=pytest.mark.slow)])
+def engine(request: pytest.FixtureRequest, dsn: str, queue: TaskQueue) -> Engine:
+    """Each of both engines."""
+
+    def on_threads(composite: Composite, condition: Condition = Condition.NONE) -> None:
+        done = Done()
+        worker = Worker(dsn, "work", composite, size=100, condition=condition, listener=done)
+        worker.start()
+        try:
+            assert done.empty.wait(SECONDS)
+        finally:
+            worker.stop()
+        assert done.fatal == []
+
+    def on_spark(composite: Composite, condition: Condition = Condition.NONE) -> None:
+        session: SparkSession = request.getfixturevalue("spark")
+        drain(session, "work", "me", composite, dsn=dsn, condition=condition)
+
+    queue.create_topic("next")
+    return on_threads if request.param == "worker" else on_spark
+
+
+def states(queue: TaskQueue) -> list[State]:
+    return [task.state for task in queue.page("work")]
+
+
+def number_of(task: Task) -> int:
+    assert isinstance(task.payload, dict)
+    number = task.payload["number"]
+    assert isinstance(number, int)
+    return number
+
+
+def push(queue: TaskQueue, count: int) -> list[Task]:
+    return queue.push("work", [NewTask(f"item-{number}", {"number": number}) for number in range(count)])
+
+
+def test_steps_side_by_side_and_after_one_another_come_to_the_same_results(queue: TaskQueue, engine: Engine) -> None:
+    composite = Composite("all kinds")
+
+    @composite.step
+    def load(task: Task, work: Work) -> None:
+        work.register(int, number_of(task), task)
+
+    @composite.step(after=load)
+    def left(task: Task, work: Work) -> Decision | None:
+        number = work.require(int, task)
+        if number == 1:
+            raise ValueError("no luck with 1")
+        if number == 2:
+            raise TaskResultException(SUSPENSION)
+        return Decision(SUCCESS, f"left {number}") if number != 3 else Decision(FILTER, "filtered")
+
+    @composite.step(after=load, mode=Mode.SEQUENTIAL)
+    async def right(task: Task, work: Work) -> Result:
+        return FAILURE if work.require(int, task) in (2, 4) else SUCCESS
+
+    @composite.batch(after=load)
+    def some(tasks: Sequence[Task], work: Work) -> Mapping[Task, Decision]:
+        known = Decision(SUCCESS, continued=True)
+        return {task: known for task in tasks if work.require(int, task) != 5}
+
+    @composite.batch(after=(left, right, some))
+    async def end(tasks: Sequence[Task], work: Work) -> Mapping[Task, Decision | Result]:
+        assert {work.require(int, task) for task in tasks} <= {0, 6, 7}
+        return {task: FILTER if work.require(int, task) == 7 else Decision(SUCCESS, "end") for task in tasks}
+
+    push(queue, 8)
+    engine(composite)
+    ended = queue.page("work")
+    assert [(task.state.name, task.output) for task in ended] == [
+        ("SUCCEEDED", "end"),
+        ("FAILED", None),
+        ("FAILED", None),
+        ("FILTERED", "filtered"),
+        ("FAILED", "left 4"),
+        ("FAILED", "left 5"),
+        ("SUCCEEDED", "end"),
+        ("FILTERED", "left 7"),
+    ]
+    errors = {number: task.error for number, task in enumerate(ended) if task.error}
+    assert sorted(errors) == [1, 5]
+    assert errors[1].endswith("ValueError: no luck with 1\n")
+    assert errors[5] == "step 'some' made no decision on this task"
+
+
+NAMES = [f"s{place}" for place in range(9)]
+WEB = {
+    step: tuple(before for before in NAMES[:place] if crc32(f"{before}, {step}".encode()) % 5 < 2)
+    for place, step in enumerate(NAMES)
+}
+
+
+def said(step: str, number: int) -> Decision:
+    """What a step of the web says of a task: mostly SUCCESS, and otherwise anything."""
+    drawn = crc32(f"{step}/{number}".encode()) % 24
+    return (
+        Decision(Result(drawn), step, continued=[None, False, True][number % 3])
+        if drawn < 3
+        else Decision(SUCCESS, step)
+    )
+
+
+def woven(whole: bool) -> Composite:
+    """A composite of nine steps that come after one another in many ways; every other one is of the whole batch."""
+    composite = Composite("web", threads=3)
+
+    def add(step: str) -> None:
+        def each(task: Task, work: Work) -> Decision:
+            work.push(task, "next", [f"{step}/{number_of(task)}"])
+            return said(step, number_of(task))
+
+        def every(tasks: Sequence[Task], work: Work) -> Mapping[Task, Decision]:
+            return {task: each(task, work) for task in tasks}
+
+        if whole == (int(step[1:]) % 2 == 0):
+            composite.batch(name=step, after=WEB[step])(every)
+        else:
+            composite.step(name=step, after=WEB[step])(each)
+
+    for step in WEB:
+        add(step)
+    return composite
+
+
+def expected(number: int) -> tuple[State, str | None, set[str]]:
+    """The state of a task of the web, its message and what follows it, step by step and by the rules' words."""
+    seen: dict[str, Decision] = {}
+    for step, before in WEB.items():
+        if all(each in seen and seen[each].continued for each in before):
+            seen[step] = said(step, number)
+    result = min(each.result for each in seen.values())
+    message = [step for step, each in seen.items() if each.result == result][-1]
+    follows = {f"{step}/{number}" for step in seen} if all(each.continued for each in seen.values()) else set()
+    return State(result + 3), message, follows
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["odd", "even"])
+def test_a_web_of_steps_comes_to_what_the_rules_say(queue: TaskQueue, engine: Engine, whole: bool) -> None:
+    count = 400
+    push(queue, count)
+    engine(woven(whole))
+    ended = queue.page("work", size=count)
+    rules = [expected(number) for number in range(count)]
+    assert [(task.state, task.output) for task in ended] == [rule[:2] for rule in rules]
+    assert {state for state, _, _ in rules} == {State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED}
+    followed = [task.identifier for task in queue.page("next", size=count * len(WEB))]
+    assert sorted(followed) == sorted(name for rule in rules for name in rule[2])
+
+
+def test_what_follows_comes_for_continued_tasks_only_pushes_before_junctions(queue: TaskQueue, engine: Engine) -> None:
+    queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(2)])
+    composite = Composite("follow-ups")
+
+    @composite.step
+    def send(task: Task, work: Work) -> Decision:
+        number = number_of(task)
+        work.push(task, "next", [NewTask(f"follows-{number}", {"of": number}, priority=number)])
+        work.junction(task, "next", [[f"wait-{number}", f"joins-{number}"]])
+        work.push(task, "next", [NewTask(f"joins-{number}", suspended=True)])
+        return Decision(Result(number), continued=True if number == 1 else None)
+
+    composite.rewrite(tagged)
+    parents = push(queue, 4)
+    engine(composite)
+    found = {task.identifier: task for task in queue.page("next")}
+    assert {name: task.state.name for name, task in found.items()} == {
+        "wait-0": "SUSPENDED",
+        "wait-1": "READY",
+        "follows-1": "READY",
+        "joins-1": "READY",
+        "follows-3": "READY",
+        "joins-3": "SUSPENDED",
+    }
+    follower = found["follows-3"]
+    assert (follower.payload, follower.priority, follower.reference) == ({"of": 3}, 3, str(parents[3].sequence))
+
+
+def test_what_follows_may_displace_what_is_there(queue: TaskQueue, engine: Engine) -> None:
+    queue.push("next", ["a", "b"])
+    composite = Composite("displacing")
+
+    @composite.step
+    def send(task: Task, work: Work) -> Result:
+        work.push(task, "next", ["ab"[number_of(task)]], Insertion.REPLACE)
+        work.push(task, "work", [NewTask(task.identifier, suspended=True)], Insertion.REPLACE)  # of itself, as it ended
+        return SUCCESS if number_of(task) else FAILURE
+
+    push(queue, 2)
+    engine(composite)
+    assert states(queue) == [State.FAILED, State.REDUNDANT, State.SUSPENDED]
+    assert sorted((task.identifier, task.state.name) for task in queue.page("next")) == [
+        ("a", "READY"),
+        ("b", "READY"),
+        ("b", "REDUNDANT"),
+    ]
+
+
+@pytest.fixture
+def notes(conn: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+    """A user's own table in the queue's database."""
+    conn.execute("CREATE TABLE notes (number int PRIMARY KEY, result text)")
+    yield conn
+    conn.execute("DROP TABLE notes")
+
+
+def test_who_takes_part_in_the_commit_writes_with_the_decisions_and_decides_too(
+    notes: psycopg.Connection[Any], queue: TaskQueue, engine: Engine, tmp_path: Path
+) -> None:
+    composite = Composite("auditing")
+
+    @composite.step
+    def decide(task: Task, work: Work) -> Result:
+        def only_this(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
+            queue.conn.execute("INSERT INTO notes VALUES (%s, 'alone')", (100 + len(decisions),))
+            return dict.fromkeys(decisions, Decision(FILTER, "by the one who takes part"))
+
+        if number_of(task) == 2:
+            work.in_commit(only_this, task)
+            work.push(task, "next", ["never"])
+        return FAILURE if number_of(task) == 1 else SUCCESS
+
+    @composite.context
+    def audit(work: Work, decisions: Mapping[Task, Decision]) -> None:
+        folder = str(tmp_path)
+        rows = {task: (number_of(task),) for task in decisions}
+
+        def write(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> None:
+            for task, made in decisions.items():
+                queue.conn.execute("INSERT INTO notes VALUES (%s, %s)", (*rows[task], made.result.name))
+
+        def tell() -> None:
+            for (number,) in rows.values():
+                Path(folder, str(number)).touch()
+
+        work.in_commit(write)
+        work.after_commit(tell)
+
+    push(queue, 4)
+    engine(composite)
+    written = notes.execute("SELECT number, result FROM notes ORDER BY number").fetchall()
+    assert written == [(0, "SUCCESS"), (1, "FAILURE"), (2, "FILTER"), (3, "SUCCESS"), (101, "alone")]
+    assert states(queue) == [State.SUCCEEDED, State.FAILED, State.FILTERED, State.SUCCEEDED]
+    assert queue.page("work")[2].output == "by the one who takes part"
+    assert queue.page("next") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
+
+
+def test_who_takes_part_and_fails_fails_its_tasks_and_its_writes_are_undone(
+    notes: psycopg.Connection[Any], queue: TaskQueue, engine: Engine
+) -> None:
+    composite = Composite("failing")
+
+    @composite.step
+    def decide(task: Task, work: Work) -> None:
+        number = number_of(task)
+
+        def write(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
+            queue.conn.execute("INSERT INTO notes VALUES (%s)", (number,))
+            if number == 1:
+                queue.conn.execute("SELECT 1 / 0")
+            return {} if number == 2 else decisions
+
+        work.in_commit(write, task)
+        work.push(task, "next", [task.identifier])
+
+    push(queue, 4)
+    engine(composite)
+    assert states(queue) == [State.SUCCEEDED, State.FAILED, State.FAILED, State.SUCCEEDED]
+    assert notes.execute("SELECT number FROM notes ORDER BY number").fetchall() == [(0,), (3,)]
+    assert sorted(task.identifier for task in queue.page("next")) == ["item-0", "item-3"]
+    error = queue.page("work")[2].error
+    assert error is not None
+    assert "write made no decision on sequence" in error
+
+
+def test_a_decision_on_a_foreign_task_fails_the_batch_and_nothing_follows(queue: TaskQueue, engine: Engine) -> None:
+    composite = Composite("foreign")
+
+    @composite.batch
+    def foreign(tasks: Sequence[Task], work: Work) -> Mapping[Task, Result]:
+        work.push(tasks[0], "next", ["never"])
+        return dict.fromkeys([*tasks, Task(0, "work", "other", None, None, 1, False)], SUCCESS)
+
+    push(queue, 3)
+    engine(composite)
+    assert states(queue) == [State.FAILED] * 3
+    assert queue.page("next") == []
+    error = queue.page("work")[0].error
+    assert error is not None
+    assert "step 'foreign' decided on what it was not given: sequence 0" in error
+
+
+def test_tasks_of_one_identifier_are_in_one_batch_in_their_order(queue: TaskQueue, engine: Engine) -> None:
+    composite = Composite("outdated").with_batch(step_of(outdated))
+
+    @composite.batch(after="outdated")
+    def place(tasks: Sequence[Task], work: Work) -> Mapping[Task, Decision]:
+        of = [task for task in work.tasks if task.identifier == "a"]
+        return {task: Decision(SUCCESS, [each.payload for each in of]) for task in tasks}
+
+    queue.push(
+        "work", [NewTask("a", 1), NewTask("b", 2), NewTask("a", 3, priority=1), NewTask("c", 4), NewTask("a", 5)]
+    )
+    engine(composite)
+    ended = queue.page("work")
+    assert [task.state.name for task in ended] == ["FILTERED", "SUCCEEDED", "FILTERED", "SUCCEEDED", "SUCCEEDED"]
+    assert ended[4].output == [3, 1, 5]
+
+
+def test_under_a_condition_a_batch_has_one_task_of_an_identifier_and_none_passes_a_failure(
+    queue: TaskQueue, engine: Engine
+) -> None:
+    composite = Composite("in turn")
+
+    @composite.batch
+    def alone(tasks: Sequence[Task]) -> Mapping[Task, Result]:
+        names = [task.identifier for task in tasks]
+        assert len(names) == len(set(names))
+        return {task: FAILURE if task.payload == "fail" else SUCCESS for task in tasks}
+
+    given = ["a", "b", "a fail", "c", "a", "b", "c fail", "a", "c"]
+    queue.push("work", [NewTask(each[0], each[2:]) for each in given])
+    engine(composite, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE)
+    expected = [
+        State.SUCCEEDED,
+        State.SUCCEEDED,
+        State.FAILED,
+        State.SUCCEEDED,
+        State.READY,
+        State.SUCCEEDED,
+        State.FAILED,
+    ]
+    assert states(queue) == [*expected, State.READY, State.READY]
+
+
+def test_a_composite_of_a_module_runs_on_both(queue: TaskQueue, engine: Engine) -> None:
+    push(queue, 2)
+    engine(orders)
+    assert [task.output for task in queue.page("work")] == ["orders: item-0", "orders: item-1"]

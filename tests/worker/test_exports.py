@@ -1,0 +1,27 @@
+"""The names that users import from airflow_provider_taskq.worker."""
+
+import subprocess
+import sys
+
+import pytest
+
+from airflow_provider_taskq import worker
+
+
+@pytest.mark.parametrize("name", worker.__all__)
+def test_every_exported_name_can_be_imported(name: str) -> None:
+    assert getattr(worker, name) is not None
+
+
+@pytest.mark.parametrize("name", ["Batches", "Health", "Signal", "Ticker", "Worker"])
+def test_what_runs_for_long_is_exported(name: str) -> None:
+    assert name in worker.__all__
+
+
+def test_importing_the_package_loads_no_batches() -> None:
+    code = (
+        "import sys, airflow_provider_taskq.worker;"
+        "print([name for name in sys.modules if name.startswith('airflow_provider_taskq.worker.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

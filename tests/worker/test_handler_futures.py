@@ -1,0 +1,348 @@
+"""Handlers that return Futures, that run in an executor of the caller, and whose exceptions mean success."""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.errors import UniqueViolation
+
+from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
+from airflow_provider_taskq.worker import BatchHandler, Composite, TaskResultException, Work, Worker, batch, each
+from tests.faults.poison import POISON, poison
+from tests.queue.conftest import until
+from tests.worker.test_handling import results, task
+
+SECONDS = 60
+BAGGAGE: ContextVar[str] = ContextVar("baggage")
+
+
+def completed_elsewhere(outcome: Any) -> "Future[Any]":
+    """A Future that another thread completes, with a result or an exception."""
+    future: Future[Any] = Future()
+    complete = future.set_exception if isinstance(outcome, BaseException) else future.set_result
+    threading.Thread(target=complete, args=(outcome,)).start()
+    return future
+
+
+def filtered_elsewhere(_: Task) -> "Future[Any]":
+    return completed_elsewhere(Result.FILTER)
+
+
+def give_up_once(work: Work, count: int) -> None:
+    """Gives the batch up from another thread, once so much runs for it."""
+
+    def give_up() -> None:
+        until(lambda: len(work.whereabouts()) >= count)
+        work.cancel()
+
+    threading.Thread(target=give_up).start()
+
+
+OUTCOMES = [
+    (None, Result.SUCCESS),
+    (Result.FILTER, Result.FILTER),
+    (Decision(Result.SUSPENSION), Result.SUSPENSION),
+    (ValueError("bad"), Result.FAILURE),
+    (TaskResultException(Result.FILTER), Result.FILTER),
+    ("nonsense", Result.FAILURE),
+]
+
+
+@pytest.mark.parametrize(("outcome", "result"), OUTCOMES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_thread_may_complete_the_future_of_a_task(outcome: Any, result: Result, threads: int) -> None:
+    handler = each(lambda _: completed_elsewhere(outcome), threads=threads)
+    assert results(handler, task(1), task(2)) == [result, result]
+    handler.close()
+
+
+def test_the_futures_of_a_batch_are_in_progress_at_once() -> None:
+    futures: dict[int, Future[Result]] = {1: Future(), 2: Future()}
+
+    def start(task: Task) -> "Future[Result]":
+        if task.sequence == 2:  # completed in another order than called
+            futures[1].set_result(Result.FILTER)
+            futures[2].set_result(Result.SUSPENSION)
+        return futures[task.sequence]
+
+    assert results(each(start), task(1), task(2)) == [Result.FILTER, Result.SUSPENSION]
+
+
+def test_any_thread_may_complete_the_future_of_a_batch() -> None:
+    whole = batch(lambda work: completed_elsewhere(dict.fromkeys(work.tasks, Result.FILTER)))
+    assert results(whole, task(1), task(2)) == [Result.FILTER, Result.FILTER]
+    with pytest.raises(ValueError, match="bad"):
+        batch(lambda _: completed_elsewhere(ValueError("bad"))).handle(Work([task(1)]))
+
+
+def test_a_process_may_return_a_future() -> None:
+    handler = each(filtered_elsewhere, processes=1)
+    assert results(handler, task(1)) == [Result.FILTER]
+    handler.close()
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_the_wait_for_a_future_ends_when_the_batch_is_given_up(when: str) -> None:
+    future: Future[Result] = Future()
+    work = Work([task(1)])
+    if when == "while":
+        give_up_once(work, 1)
+    else:
+        work.cancel()
+    made = batch(lambda _: future)
+    with pytest.raises(CancelledError):
+        made.handle(work)
+    assert future.cancelled()
+
+
+def test_the_wait_for_a_future_that_runs_ends_when_the_batch_is_given_up() -> None:
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()  # as an executor does: now it cannot be cancelled
+    work = Work([task(1)])
+    give_up_once(work, 1)
+    [made] = each(lambda _: future).handle(work).values()
+    assert "given up before the Future" in str(made.error)
+
+
+def test_a_worker_commits_what_a_future_is_completed_with(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    waiting: list[Future[Result]] = []
+
+    def start(_: Task) -> "Future[Result]":
+        waiting.append(Future())
+        return waiting[-1]
+
+    worker = Worker(dsn, "work", each(start), size=2)
+    worker.start()
+    until(lambda: len(waiting) == 2)
+    assert queue.count_tasks("work", state="ACTIVE") == 2
+    for future in waiting:
+        future.set_result(Result.FILTER)
+    until(lambda: queue.count_tasks("work", state="FILTERED") == 2)
+    worker.stop()
+
+
+def test_a_worker_whose_limit_is_over_goes_on_without_the_future(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["never"])
+    future: Future[Result] = Future()
+    decided: list[str] = []
+
+    def start(task: Task) -> "Future[Result] | None":
+        decided.append(task.identifier)
+        return future if task.identifier == "never" else None
+
+    with_limit = Worker(dsn, "work", each(start), limit=timedelta(milliseconds=100))
+    with_limit.start()
+    until(lambda: queue.count_tasks("work", state="FAILED") == 1)
+    queue.push("work", ["next"])
+    until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 1)
+    with_limit.stop()
+    assert future.cancelled()
+
+
+def test_an_executor_of_the_caller_calls_the_function_and_stays_open() -> None:
+    BAGGAGE.set("seen")
+    names: list[str] = []
+
+    def decide(task: Task, work: Work) -> Result:
+        assert task in work
+        names.append(f"{threading.current_thread().name} {BAGGAGE.get()}")
+        return Result.FILTER
+
+    with ThreadPoolExecutor(2, thread_name_prefix="mine") as executor:
+        handler = each(decide, executor=executor)
+        assert results(handler, task(1), task(2), task(3)) == [Result.FILTER] * 3
+        handler.close()
+        assert executor.submit(lambda: 5).result() == 5
+    assert all(name.startswith("mine") and name.endswith("seen") for name in names)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        handler.handle(Work([task(1)]))
+
+
+def test_futures_of_functions_do_not_take_a_thread_of_the_executor() -> None:
+    """One thread would wait for a Future that only the second call completes."""
+    first: Future[Result] = Future()
+
+    def decide(task: Task) -> "Future[Result] | Result":
+        if task.sequence == 1:
+            return first
+        first.set_result(Result.FILTER)
+        return Result.SUSPENSION
+
+    with ThreadPoolExecutor(1) as executor:
+        assert results(each(decide, executor=executor), task(1), task(2)) == [Result.FILTER, Result.SUSPENSION]
+
+
+def test_calls_that_wait_for_the_executor_are_cancelled_with_their_batch() -> None:
+    go = threading.Event()
+    called: list[int] = []
+    work = Work([task(1), task(2)])
+
+    def decide(task: Task) -> None:
+        called.append(task.sequence)
+        work.cancel()
+        assert go.wait(60)
+
+    with ThreadPoolExecutor(1) as executor:
+        made = each(decide, executor=executor).handle(work)
+        go.set()
+    assert [decision.result for decision in made.values()] == [Result.FAILURE, Result.FAILURE]
+    assert called == [1]
+
+
+def test_an_executor_that_cannot_call_the_function_is_refused() -> None:
+    async def awaited(_: Task) -> None: ...
+
+    with ProcessPoolExecutor(1) as processes, pytest.raises(TypeError, match="processes="):
+        each(lambda _: None, executor=processes)
+    with ThreadPoolExecutor(1) as threads:
+        for options in ({"threads": 2}, {"processes": 2}):
+            with pytest.raises(ValueError, match="takes the place"):
+                each(lambda _: None, executor=threads, **options)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="not coroutines"):
+            each(awaited, executor=threads)
+
+
+def violate(task: Task) -> None:
+    raise UniqueViolation if task.sequence == 1 else LookupError
+
+
+async def violate_later(task: Task) -> None:
+    violate(task)
+
+
+HANDLERS: dict[str, Callable[[], BatchHandler]] = {
+    "one thread": lambda: each(violate, success_on=(UniqueViolation,)),
+    "threads": lambda: each(violate, threads=2, success_on=UniqueViolation),
+    "processes": lambda: each(violate, processes=1, success_on=(UniqueViolation,)),
+    "coroutine": lambda: each(violate_later, success_on=(UniqueViolation,)),
+    "executor": lambda: each(violate, executor=ThreadPoolExecutor(1), success_on=(UniqueViolation,)),
+    "future": lambda: each(
+        lambda task: completed_elsewhere(UniqueViolation() if task.sequence == 1 else LookupError()),
+        success_on=(UniqueViolation,),
+    ),
+}
+
+
+@pytest.mark.parametrize("make", HANDLERS.values(), ids=HANDLERS.keys())
+def test_an_exception_that_means_success_is_one_and_no_other(make: Callable[[], BatchHandler]) -> None:
+    handler = make()
+    assert results(handler, task(1), task(2)) == [Result.SUCCESS, Result.FAILURE]
+    handler.close()
+
+
+def test_of_a_batch_an_exception_that_means_success_is_that_of_all_tasks() -> None:
+    def write(work: Work) -> None:
+        raise UniqueViolation if len(work.tasks) == 2 else LookupError
+
+    handler = batch(write, success_on=(UniqueViolation,))
+    assert results(handler, task(1), task(2)) == [Result.SUCCESS, Result.SUCCESS]
+    with pytest.raises(LookupError):
+        handler.handle(Work([task(1)]))
+
+
+def test_a_result_that_is_raised_counts_more_than_success_on() -> None:
+    def stop(_: Any) -> None:
+        raise TaskResultException(Result.FILTER)
+
+    assert results(each(stop, success_on=Exception), task(1)) == [Result.FILTER]
+    assert results(batch(stop, success_on=Exception), task(1)) == [Result.FILTER]
+
+
+def test_a_participant_whose_write_was_done_before_leaves_the_success(
+    dsn: str, queue: TaskQueue, conn: psycopg.Connection
+) -> None:
+    conn.execute("CREATE TABLE paid (identifier text PRIMARY KEY)")
+    conn.execute("INSERT INTO paid VALUES ('a')")
+    queue.push("work", ["a", "b"])
+
+    def pay(task: Task, work: Work) -> None:
+        def insert(queue: TaskQueue, _: object) -> None:
+            queue.conn.execute("INSERT INTO paid VALUES (%s)", (task.identifier,))
+
+        work.in_commit(insert, task, success_on=(UniqueViolation,) if task.identifier == "a" else ())
+
+    conn.execute("INSERT INTO paid VALUES ('b')")
+    Worker(dsn, "work", pay, size=2).drain()
+    assert [info.state.name for info in queue.page("work")] == ["SUCCEEDED", "FAILED"]
+
+
+def test_a_step_of_a_composite_stops_waiting_for_its_future_when_the_batch_is_given_up() -> None:
+    future: Future[Result] = Future()
+    work = Work([task(1)])
+    composite = Composite("c")
+
+    @composite.step
+    def wait(_: Task) -> "Future[Result]":
+        return future
+
+    give_up_once(work, 2)
+    with pytest.raises(InterruptedError, match="given up"):
+        composite.handle(work)
+    until(future.cancelled)
+    composite.close()
+
+
+class ByFuture:
+    """A handler of batches that returns a Future of its decisions."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.future: Future[Mapping[Task, Decision]] = Future()
+
+    def handle(self, work: Work) -> "Future[Mapping[Task, Decision]]":
+        self.tasks = work.tasks
+        self.begun.set()
+        return self.future
+
+    def close(self) -> None: ...
+
+
+def test_any_thread_may_complete_the_future_of_an_object_that_handles_batches(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    handler = ByFuture()
+    worker = Worker(dsn, "work", handler, size=2)
+    worker.start()
+    assert handler.begun.wait(SECONDS)
+    assert queue.count_tasks("work", state="ACTIVE") == 2
+    handler.future.set_result(dict.fromkeys(handler.tasks, Decision(Result.FILTER)))
+    until(lambda: queue.count_tasks("work", state="FILTERED") == 2)
+    worker.stop()
+
+
+def test_an_exception_of_the_future_of_an_object_fails_the_batch(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    handler = ByFuture()
+    handler.future.set_exception(LookupError("no mailbox"))
+    Worker(dsn, "work", handler, size=2).drain()
+    assert [info.error_summary for info in queue.page("work")] == ["LookupError: no mailbox"] * 2
+
+
+def test_an_unreadable_payload_fails_its_own_task_where_an_object_returns_a_future(dsn: str, queue: TaskQueue) -> None:
+    good, bad = queue.push("work", ["good", "bad"])
+    poison(queue.conn, bad, POISON["brackets 2,000 deep"])
+    handler = ByFuture()
+    handler.future.set_result({good: Decision(Result.SUCCESS)})
+    Worker(dsn, "work", handler, size=2).drain()
+    assert handler.tasks == (good,)
+    assert [info.state.name for info in queue.page("work")] == ["SUCCEEDED", "FAILED"]
+
+
+def test_a_worker_may_handle_batches_by_submitting_them_to_a_composite(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    composite = Composite("submits", concurrency=1).with_step(lambda _: Result.FILTER, name="only")
+
+    class Submits:
+        def handle(self, work: Work) -> "Future[Mapping[Task, Decision]]":
+            return composite.submit(work)
+
+        def close(self) -> None:
+            composite.close()
+
+    Worker(dsn, "work", Submits()).drain()
+    assert queue.count_tasks("work", state="FILTERED") == 1

@@ -1,0 +1,228 @@
+"""Health: old errors, stuck owners and readers, a signal for errors that go on, and figures from the database."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.consumer import NonTransient, Reader
+from airflow_provider_taskq.queue import Decision, Owner, Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy
+from airflow_provider_taskq.worker.health import Health, Signal, look
+from tests.consumer.reading import Heard, quick
+from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
+
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Told:
+    """A signal, and what it told."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.told: list[object] = []
+        self.signal = Signal(self.told.append, lambda: self.told.append("recovered"), clock=self.clock)
+
+    def observe(self, *polls: int, every: float = 60) -> list[object]:
+        for errors in polls:
+            self.clock.now += every
+            self.signal.observe(errors)
+        return self.told
+
+
+def test_three_bad_polls_signal_and_three_good_ones_recover() -> None:
+    told = Told()
+    assert told.observe(1, 2) == []
+    assert told.observe(3) == [3]
+    assert told.observe(0, 0) == [3]
+    assert told.observe(0) == [3, "recovered"]
+    assert told.observe(0, 0, 0) == [3, "recovered"]
+    assert told.observe(1, 1, 1) == [3, "recovered", 1]
+
+
+def test_what_is_mixed_keeps_the_state() -> None:
+    told = Told()
+    assert told.observe(1, 1, 0, 1, 1, 0, 0, 0) == [], "never three bad ones in a row, and nothing to recover from"
+    assert told.observe(1, 1, 1, 0, 1, 0, 0, 1) == [1]
+    assert told.signal.failing
+
+
+def test_the_signal_is_repeated_after_an_hour_of_errors_and_not_before() -> None:
+    told = Told()
+    told.observe(*[1] * 63)
+    assert told.told == [1], "an hour to the minute is not more than one"
+    told.observe(7)
+    assert told.told == [1, 7]
+    told.observe(*[1] * 60)
+    assert told.told == [1, 7]
+
+
+def test_an_error_is_told_with_its_age_whether_it_is_retried_or_given_up(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other", TopicPolicy(retry=RetryPolicy(max_attempts=2)))
+    assert queue.errors() == []
+    failed = task_in(queue, owner, State.FAILED)
+    pass_time(queue, HOUR)
+    queue.push("other", ["a"])
+    [retried] = queue.poll("other", owner)
+    queue.complete(owner, {retried: Decision(Result.FAILURE, error="bad")})
+    one, two = queue.errors()
+    assert (one.topic, one.sequence, one.failed, one.retrying) == ("work", failed.sequence, 1, 0)
+    assert HOUR <= one.age < HOUR + MINUTE
+    assert (two.topic, two.sequence, two.failed, two.retrying) == ("other", retried.sequence, 0, 1)
+    assert [each.sequence for each in queue.errors("other")] == [retried.sequence]
+    queue.revive("work", State.FAILED)
+    assert [each.topic for each in queue.errors()] == ["other"]
+
+
+def test_a_queue_is_healthy_until_an_error_is_too_old(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.FAILED)
+    assert look(queue).is_healthy
+    pass_time(queue, timedelta(minutes=15))
+    report = look(queue)
+    assert not report.is_healthy
+    assert "topic work" in report.wrong[0]
+    assert look(queue, error_age=HOUR).is_healthy
+
+
+def test_an_owner_that_hangs_with_its_tasks_is_stuck_and_a_living_or_idle_one_is_not(queue: TaskQueue) -> None:
+    busy, dead, idle = (queue.register(name) for name in ("busy", "dead", "idle"))
+    queue.push("work", ["a", "b", "c"])
+    queue.poll("work", busy)
+    queue.poll("work", dead, 2)
+    for owner in (dead, idle):
+        lapse(queue, owner, MINUTE)
+    [stuck] = queue.stuck_owners()
+    assert (stuck.name, stuck.fence, stuck.held) == ("dead", dead.fence, 2)
+    assert MINUTE <= stuck.lapsed < 2 * MINUTE
+    assert queue.stuck_owners(HOUR) == []
+    assert "owner dead holds 2 tasks" in look(queue).wrong[0]
+    queue.expire()
+    assert look(queue).is_healthy
+
+
+def test_a_partition_whose_reader_gave_up_is_told(dsn: str, queue: TaskQueue) -> None:
+    heard = Heard()
+
+    @heard.group.on()
+    def gives_up(_event: Task) -> None:
+        raise NonTransient("never")
+
+    queue.push("work", ["a"])
+    reader = Reader(dsn, heard.group, "work", quick())
+    reader.start()
+    with pytest.raises(NonTransient):
+        reader.wait(20)
+    assert look(queue).wrong == ["group readers, topic work: partition 0 gave up"]
+
+
+def test_health_is_looked_at_every_so_often_and_told_to_a_signal(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+    told, recovered = threading.Event(), threading.Event()
+    signal = Signal(lambda _errors: told.set(), recovered.set)
+    task_in(queue, owner, State.FAILED)
+    health = Health(dsn, signal=signal, every=timedelta(milliseconds=20), error_age=SECOND * 0, grace=SECOND * 0)
+    assert health.is_healthy, "nobody has looked yet"
+    health.start()
+    assert told.wait(20)
+    assert health.report is not None
+    assert not health.report.is_healthy
+    queue.revive("work", State.FAILED)
+    assert recovered.wait(20)
+    assert health.is_healthy
+    assert health.stop(20)
+
+
+def test_a_young_program_is_healthy_whatever_it_finds(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.FAILED)
+    young, old = Health(dsn, error_age=SECOND * 0), Health(dsn, error_age=SECOND * 0, grace=SECOND * 0)
+    assert len(young.look().wrong) == len(old.look().wrong) == 1
+    assert (young.is_healthy, old.is_healthy) == (True, False)
+
+
+def test_health_that_cannot_be_looked_at_is_tried_again(dsn: str, queue: TaskQueue) -> None:
+    found = threading.Event()
+    health = Health(dsn, signal=Signal(lambda _: None, found.set, polls=1), every=timedelta(milliseconds=20))
+    health.start()
+    until(lambda: health.report is not None)
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    queue.conn.execute(f"{kill} AND pid <> pg_backend_pid()".encode())
+    health.report = None
+    until(lambda: health.report is not None)
+    assert health.stop(20)
+
+
+def test_retry_statistics_count_tasks_tries_and_their_share(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
+    queue.push("work", ["a", "b", "c", "d"])
+    bad = {"a": 1, "b": 5}
+    while tasks := queue.poll("work", owner, 4):
+        for task in tasks:
+            fails = task.attempt <= bad.get(task.identifier, 0)
+            queue.complete(owner, {task: Result.FAILURE if fails else Result.SUCCESS})
+    [ends] = queue.statistics()
+    assert (ends.topic, ends.ended, ends.succeeded, ends.failed) == ("work", 4, 3, 1)
+    assert (ends.retried, ends.retries, ends.retried_share) == (2, 3, 0.5)
+
+
+def test_statistics_tell_how_long_tasks_took_from_due_to_end(queue: TaskQueue, owner: Owner) -> None:
+    tasks = queue.push("work", [f"id-{n}" for n in range(100)])
+    queue.poll("work", owner, 100)
+    queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+    queue.conn.execute(
+        "UPDATE taskq.ended SET available_at = completed - make_interval(secs => sequence - %s)",
+        (tasks[0].sequence - 1,),
+    )
+    [ends] = queue.statistics(topic="work")
+    took = [round(each, 2) for each in (ends.took.shortest, ends.took.mean, ends.took.longest)]
+    assert took == [1, 50.5, 100]
+    percentiles = (ends.took.p50, ends.took.p90, ends.took.p95, ends.took.p99)
+    assert [round(each, 2) for each in percentiles] == [50.5, 90.1, 95.05, 99.01]
+    pass_time(queue, 2 * HOUR)
+    assert queue.statistics() == []
+    assert len(queue.statistics(3 * HOUR)) == 1
+
+
+def test_handling_times_are_noted_by_those_who_handle_and_told_by_hour(queue: TaskQueue) -> None:
+    assert queue.handling_times() == []
+    queue.note_handling("work", [n / 100 for n in range(1, 51)])
+    queue.note_handling("work", [n / 100 for n in range(51, 101)])
+    [times] = queue.handling_times(topic="work")
+    assert times.count == 100
+    assert (times.took.shortest, round(times.took.mean, 4), times.took.longest) == (0.01, 0.505, 1)
+    told = (times.took.p50, times.took.p90, times.took.p95, times.took.p99)
+    for percentile, expected in zip(told, (0.5, 0.9, 0.95, 0.99), strict=True):
+        assert expected <= percentile <= expected * 1.05
+    queue.conn.execute("UPDATE taskq.handling SET hour = hour - interval '3 hours'")
+    assert queue.handling_times() == []
+    assert queue.handling_times(6 * HOUR)[0].count == 100
+    queue.conn.execute("UPDATE taskq.handling SET hour = hour - interval '8 days'")
+    queue.note_handling("work", [1.0])
+    assert queue.handling_times(timedelta(days=30))[0].count == 1, "what is older than 8 days is forgotten"
+
+
+def test_who_notes_handling_times_waits_for_no_drop_of_the_topic(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.note_handling("work", [1.0])
+    session = open_queue()
+    session.drop_topic("work")
+    hurry(queue).note_handling("work", [1.0, 2.0])
+    session.conn.commit()
+    assert queue.handling_times() == []
+
+
+def test_queue_statistics_count_tasks_by_state(queue: TaskQueue, owner: Owner) -> None:
+    for state in (State.FAILED, State.SUCCEEDED, State.READY):
+        task_in(queue, owner, state, state.name)
+    counts = queue.count("work")["work"]
+    assert {state: each.count for state, each in counts.items()} == dict.fromkeys(
+        (State.FAILED, State.SUCCEEDED, State.READY), 1
+    )

@@ -1,0 +1,132 @@
+"""Limiters: none, bounded, prioritised."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import State, TaskQueue
+from airflow_provider_taskq.worker import Bounded, Limiter, NoLimit, Prioritised, Worker, WorkerListener
+from tests.queue.conftest import states, until
+from tests.worker.conftest import MakeWorker
+
+
+def never() -> bool:
+    return False
+
+
+def test_no_limit_gives_as_many_tokens_as_are_asked_for() -> None:
+    assert all(NoLimit().request(never) for _ in range(100))
+
+
+def test_a_bound_makes_the_next_wait_until_a_token_is_given_back() -> None:
+    limiter = Bounded(2)
+    first, _ = limiter.request(never), limiter.request(never)
+    assert first is not None
+    with ThreadPoolExecutor() as pool:
+        third = pool.submit(limiter.request, never)
+        until(lambda: len(limiter._waiting) == 1)
+        assert not third.done()
+        first.release()
+        assert third.result(10) is not None
+
+
+def test_a_token_that_is_given_back_twice_counts_once() -> None:
+    limiter = Bounded(1)
+    token = limiter.request(never)
+    assert token is not None
+    token.release()
+    token.release()
+    assert limiter.request(never) is not None
+    assert limiter.request(lambda: True) is None, "only one was free"
+
+
+def test_higher_priorities_go_first_and_equals_in_the_order_in_which_they_came() -> None:
+    limiter = Prioritised(1)
+    held = limiter.request(never)
+    assert held is not None
+    order: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        waiting = [
+            _queue_up(pool, limiter, limiter.at(priority), name, order)
+            for name, priority in (("low", 1), ("first high", 5), ("second high", 5), ("highest", 9))
+        ]
+        held.release()
+        for each in waiting:
+            each.result(10)
+    assert order == ["highest", "first high", "second high", "low"]
+
+
+def _queue_up(
+    pool: ThreadPoolExecutor, shared: Prioritised, limiter: Limiter, name: str, order: list[str]
+) -> "Future[None]":
+    """Asks for a token in a thread, notes when it gets it, and gives it back; returns once it waits."""
+    before = len(shared._waiting)
+
+    def pass_through() -> None:
+        token = limiter.request(never)
+        assert token is not None
+        order.append(name)
+        token.release()
+
+    asked = pool.submit(pass_through)
+    until(lambda: len(shared._waiting) == before + 1)
+    return asked
+
+
+def test_whoever_gives_up_leaves_the_line() -> None:
+    limiter = Bounded(1)
+    held = limiter.request(never)
+    assert held is not None
+    assert limiter.request(lambda: True) is None
+    assert limiter._waiting == []
+    with pytest.raises(ValueError, match="one through at least"):
+        Bounded(0)
+
+
+def test_workers_that_share_a_limiter_share_what_may_be_in_flight(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    queue.create_topic("more")
+    queue.push("work", [f"a{number}" for number in range(10)])
+    queue.push("more", [f"b{number}" for number in range(10)])
+    inside, most, lock, both = [0], [0], threading.Lock(), threading.Event()
+
+    def handle(_: object) -> None:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            if inside[0] == 2:
+                both.set()
+        both.wait(10)
+        threading.Event().wait(0.01)  # for a third to come in, if it may
+        with lock:
+            inside[0] -= 1
+
+    shared = Prioritised(2)
+    workers = [make_worker(handle, topic=topic, workers=3, limiter=shared.at(1)) for topic in ("work", "more")]
+    for worker in workers:
+        worker.start()
+    until(lambda: all(worker.statistics().succeeded == 10 for worker in workers), 30)
+    assert most[0] == 2
+
+
+def test_an_error_of_the_limiter_is_fatal_and_ends_the_worker(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    told: list[BaseException] = []
+
+    class Broken:
+        def request(self, _: Callable[[], bool]) -> None:
+            raise ZeroDivisionError
+
+    class Listener(WorkerListener):
+        def on_fatal(self, error: BaseException) -> None:
+            told.append(error)
+
+    queue.push("work", ["a"])
+    worker: Worker = make_worker(lambda _: None, limiter=Broken(), listener=Listener())
+    worker.start()
+    assert worker.wait(10)
+    assert not worker.is_active
+    until(lambda: [type(error) for error in told] == [ZeroDivisionError])
+    assert states(queue) == [("a", State.READY)]
+    assert not worker.stop(timedelta(seconds=5))

@@ -1,0 +1,133 @@
+"""What a worker tells its listener, and when."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_provider_taskq.queue import Decision, State, Task, TaskQueue
+from airflow_provider_taskq.worker import FatalListener, Work, WorkerListener, batch
+from tests.queue.conftest import states, until
+from tests.worker.conftest import MakeWorker
+
+
+class Diary(WorkerListener):
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def on_fatal(self, error: BaseException) -> None:
+        self.heard.append(("fatal", type(error).__name__))
+
+    def on_empty(self) -> None:
+        self.heard.append(("empty",))
+
+    def on_start(self, tasks: Sequence[Task]) -> str:
+        self.heard.append(("start", len(tasks)))
+        return f"trace of {tasks[0].identifier}"
+
+    def on_dispatched(self, trace: Any) -> None:
+        self.heard.append(("dispatched", trace))
+
+    def on_callback(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
+        self.heard.append(("callback", trace, *[decision.result.name for decision in decisions.values()]))
+
+    def on_complete(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
+        self.heard.append(("complete", trace, *[decision.result.name for decision in decisions.values()]))
+
+    def on_error(self, trace: Any, error: BaseException) -> None:
+        self.heard.append(("error", trace, type(error).__name__))
+
+
+def test_a_batch_that_goes_well_is_told_from_start_to_complete(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    diary = Diary()
+    queue.push("work", ["a", "b"])
+    make_worker(lambda _: None, size=2, listener=diary, listen=False).start()
+    until(lambda: ("empty",) in diary.heard)
+    trace = "trace of a"
+    assert diary.heard == [
+        ("start", 2),
+        ("dispatched", trace),
+        ("callback", trace, "SUCCESS", "SUCCESS"),
+        ("complete", trace, "SUCCESS", "SUCCESS"),
+        ("empty",),
+    ]
+
+
+def test_a_batch_that_fails_is_told_as_an_error_with_its_trace(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    def fail(_: Work) -> None:
+        raise ZeroDivisionError
+
+    diary = Diary()
+    queue.push("work", ["a"])
+    make_worker(batch(fail), listener=diary, listen=False).start()
+    until(lambda: ("empty",) in diary.heard)
+    assert diary.heard[1:-1] == [("dispatched", "trace of a"), ("error", "trace of a", "ZeroDivisionError")]
+
+
+def test_a_completion_that_fails_fails_its_batch(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    def follow(work: Work) -> None:
+        work.push(work.tasks[0], "a topic that is none", ["x"])
+
+    diary = Diary()
+    queue.push("work", ["a"])
+    make_worker(batch(follow), listener=diary, listen=False).start()
+    until(lambda: ("empty",) in diary.heard)
+    assert diary.heard[-2] == ("error", "trace of a", "UnknownTopic")
+    assert states(queue) == [("a", State.FAILED)]
+
+
+def test_where_failing_fails_too_it_is_fatal_and_the_tasks_are_held_no_longer(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    diary = Diary()
+    queue.push("work", ["a"])
+    queue.conn.execute(
+        "CREATE FUNCTION pg_temp.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'the disk is full'; END $$;"
+        "CREATE TRIGGER no BEFORE INSERT ON taskq.ended_default FOR EACH ROW EXECUTE FUNCTION pg_temp.no()"
+    )
+    try:
+        make_worker(lambda _: None, listener=diary, listen=False).start()
+        until(lambda: ("fatal", "RaiseException") in diary.heard)
+    finally:
+        queue.conn.execute("DROP TRIGGER no ON taskq.ended_default")
+    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
+
+
+def test_a_listener_that_fails_does_not_harm_the_work(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    class Broken(WorkerListener):
+        def on_start(self, tasks: Sequence[Task]) -> None:
+            raise ZeroDivisionError(len(tasks))
+
+        def on_empty(self) -> None:
+            raise ZeroDivisionError
+
+    queue.push("work", ["a"])
+    make_worker(lambda _: None, listener=Broken()).start()
+    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
+
+
+def test_a_fatal_listener_hears_of_nothing_else() -> None:
+    told: list[BaseException] = []
+    listener = FatalListener(told.append)
+    assert listener.on_start([]) is None
+    listener.on_empty()
+    listener.on_error(None, ValueError())
+    assert told == []
+    error = ValueError()
+    listener.on_fatal(error)
+    assert told == [error]
+
+
+def test_a_listener_may_stop_its_worker(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    stopped: list[bool] = []
+
+    class Stopping(WorkerListener):
+        def on_empty(self) -> None:
+            stopped.append(worker.stop())
+
+    queue.push("work", ["a"])
+    worker = make_worker(lambda _: None, listener=Stopping())
+    worker.start()
+    until(lambda: stopped == [True])
+    assert states(queue) == [("a", State.SUCCEEDED)]
+    assert queue.owners() == []

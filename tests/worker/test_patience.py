@@ -1,0 +1,34 @@
+"""Waiting for tasks to come: of those who wait one looks, whoever else does."""
+
+import threading
+from collections.abc import Callable
+
+from airflow_provider_taskq.worker.patience import Pause
+from tests.queue.conftest import until
+
+
+def test_when_one_has_looked_the_next_does_though_somebody_rests_who_came_before() -> None:
+    pause = Pause(0.3)
+    waiting = vars(pause._changed)["_waiters"]
+    looking = _started(lambda: pause.wait(0))
+    until(lambda: waiting or not looking.is_alive())
+    resting = _started(lambda: pause.rest(0, 60))
+    until(lambda: len(waiting) == 2 or not looking.is_alive())
+    sleeping = _started(lambda: pause.wait(0))
+    sleeping.join(10)
+    assert not sleeping.is_alive()
+    assert resting.is_alive()
+    pause.end()
+    resting.join(10)
+    assert not resting.is_alive()
+
+
+def test_looks_that_find_nothing_take_a_fifth_of_the_time_at_most() -> None:
+    pause = Pause(1.0)
+    assert [pause.seconds_after(took) for took in (0.0, 0.25, 1.5)] == [1.0, 1.0, 6.0]
+
+
+def _started(wait: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread

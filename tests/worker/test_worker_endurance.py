@@ -1,0 +1,221 @@
+"""What a worker outlasts: errors, lost connections, stops, leases that are kept and leases that are lost."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+import psycopg
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    Owner,
+    State,
+    Task,
+    TaskQueue,
+)
+from airflow_provider_taskq.worker import Work, WorkerListener, batch
+from airflow_provider_taskq.worker.lease_keeper import LeaseKeeper
+from tests.queue.conftest import known, lapse, states, until
+from tests.worker.conftest import MakeWorker
+
+
+def test_errors_of_polls_are_told_and_followed_by_growing_pauses(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    told: list[float] = []
+
+    class Listener(WorkerListener):
+        def on_fatal(self, _: BaseException) -> None:
+            told.append(time.monotonic())
+
+    worker = make_worker(lambda _: None, listener=Listener(), listen=False, pause=timedelta(milliseconds=5))
+    worker.start()
+    queue.drop_topic("work")
+    until(lambda: len(told) >= 4)
+    assert told[3] - told[0] > 0.05 + 0.1 + 0.2 - 0.01
+    queue.create_topic("work")
+    queue.push("work", ["a"])
+    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
+
+
+def test_a_lost_connection_is_survived(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    worker = make_worker(lambda _: None, pause=timedelta(milliseconds=20), size=2, workers=2)
+    worker.start()
+    for turn in range(5):
+        queue.push("work", [f"{turn}-{number}" for number in range(20)])
+        _cut_all(queue.conn)
+    until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 100)
+    until(lambda: worker.statistics().succeeded == 100)
+
+
+def _cut_all(conn: psycopg.Connection) -> None:
+    """Ends all other sessions on this database."""
+    conn.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+
+
+def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_forgotten(
+    queue: TaskQueue, make_worker: MakeWorker, effects: Callable[[], list[str]]
+) -> None:
+    done: list[str] = []
+
+    def handle(task: Task, work: Work) -> None:
+        def write(own: TaskQueue, _: Mapping[Task, Decision]) -> None:
+            own.conn.execute("INSERT INTO effect (identifier) VALUES (%s)", (task.identifier,))
+            if task.identifier == "cut" and len(done) == 0:
+                done.append("cut once")
+                queue.conn.execute("SELECT pg_terminate_backend(%s)", (own.conn.info.backend_pid,))
+
+        work.in_commit(write, task)
+        work.after_commit(lambda: done.append(task.identifier))
+
+    queue.push("work", ["cut", "whole"])
+    make_worker(handle).start()
+    until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 2)
+    until(lambda: done == ["cut once", "cut", "whole"])
+    assert effects() == ["cut", "whole"]
+
+
+def test_a_stop_lets_what_is_handled_end_and_begins_nothing_new(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    queue.push("work", ["a", "b"])
+
+    def handle(_: Task) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    worker = make_worker(handle)
+    worker.start()
+    assert begun.wait(10)
+    assert worker._shift is not None
+    worker._shift.on_stopping.append(go_on.set)
+    assert worker.stop(timedelta(seconds=10))
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
+    assert queue.owners() == []
+
+
+def test_a_stop_gives_back_what_does_not_end_in_time_and_its_handler_changes_nothing(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    [task] = queue.push("work", ["a"])
+
+    def handle(work: Work) -> None:
+        begun.set()
+        go_on.wait(10)
+        assert work.cancelled.is_set()
+        ended.set()
+
+    worker = make_worker(batch(handle))
+    worker.start()
+    assert begun.wait(10)
+    worker.stop(timedelta(milliseconds=50))
+    assert (known(queue, task).state, known(queue, task).attempt) == (State.READY, 0)
+    go_on.set()
+    assert ended.wait(10)
+    assert known(queue, task).state is State.READY
+    assert worker.statistics().given_up == 1
+
+
+def test_a_lease_is_kept_while_a_handler_runs_for_longer(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    go_on = threading.Event()
+
+    def handle(_: Task) -> None:
+        go_on.wait(60)
+
+    def has_lapsed(lease: Owner) -> bool:
+        assert queue.expire() == 0
+        found = queue.conn.execute("SELECT clock_timestamp() > %s", (lease.lease_until,)).fetchone()
+        return found is not None and found[0]
+
+    queue.push("work", ["a"])
+    make_worker(handle, lease=timedelta(seconds=4)).start()
+    until(lambda: states(queue) == [("a", State.ACTIVE)])
+    [first] = queue.owners()
+    until(lambda: has_lapsed(first))
+    go_on.set()
+    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
+
+
+def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
+    queue: TaskQueue, make_worker: MakeWorker, effects: Callable[[], list[str]]
+) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+    [task] = queue.push("work", ["a"])
+
+    def write(own: TaskQueue, _: Mapping[Task, Decision]) -> None:
+        own.conn.execute("INSERT INTO effect (identifier) VALUES ('a')")
+
+    def handle(_: Task, work: Work) -> None:
+        work.in_commit(write)
+        begun.set()
+        if work.cancelled.wait(10):
+            cancelled.set()
+
+    worker = make_worker(handle, lease=timedelta(seconds=3))
+    worker.start()
+    assert begun.wait(10)
+    with queue.conn.transaction():  # so that the worker neither extends the lease nor lets it expire in between
+        [owner] = queue.owners()
+        lapse(queue, owner)
+        assert queue.expire() == 1
+        successor = queue.register("successor")
+        assert queue.poll("work", successor) == [task]
+    assert cancelled.wait(10)
+    until(lambda: worker.statistics().given_up == 1)
+    queue.push("work", ["b"])
+    assert effects() == []
+    assert queue.held(successor) == [task]
+
+
+def test_tasks_of_dead_workers_come_back_through_those_that_live(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    dead = queue.register("dead")
+    queue.push("work", ["a"])
+    assert queue.poll("work", dead)
+    lapse(queue, dead)
+    make_worker(lambda _: None, lease=timedelta(seconds=0.9), pause=timedelta(milliseconds=50)).start()
+    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
+
+
+def test_what_a_lost_lease_left_under_its_name_is_taken_over_and_handled(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    begun, go_on, seen = threading.Event(), threading.Event(), []
+
+    def handle(task: Task) -> None:
+        seen.append(task.identifier)
+        if len(seen) == 1:
+            begun.set()
+            go_on.wait(10)
+
+    queue.push("work", ["a", "b"])
+    worker = make_worker(handle, lease=timedelta(seconds=3))
+    worker.start()
+    assert begun.wait(10)
+    queue.register(queue.owners()[0].name)  # locks the worker out, and keeps its task ACTIVE
+    until(lambda: worker.statistics().given_up == 1)
+    go_on.set()
+    until(lambda: states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)])
+    assert sorted(seen) == ["a", "a", "b"]
+
+
+def test_a_stop_waits_for_an_expiry_that_is_under_way() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def connect() -> psycopg.Connection:
+        asked.set()
+        go_on.wait(10)
+        raise psycopg.OperationalError("no server")
+
+    keeper = LeaseKeeper(connect, 0.03, lambda _: None)
+    keeper.start()
+    assert asked.wait(10)
+    stopping = threading.Thread(target=keeper.stop, daemon=True)
+    stopping.start()
+    stopping.join(0.1)
+    assert stopping.is_alive()
+    go_on.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert not keeper._expiring.is_alive()

@@ -1,0 +1,67 @@
+"""The worker as the main program: SIGTERM and SIGINT end it, a second one at once."""
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+from airflow_provider_taskq.queue import State, Task, TaskQueue
+from airflow_provider_taskq.worker import PersistentWorker, Worker
+from tests.queue.conftest import states, until
+from tests.worker.conftest import MakeWorker
+
+
+def test_a_signal_lets_what_is_handled_end_and_gives_the_signals_back(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle(_: Task) -> None:
+        _tell(worker, signal.SIGTERM)
+
+    queue.push("work", ["a", "b"])
+    worker = make_worker(handle)
+    worker.run()
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _tell(worker: Worker, number: signal.Signals) -> None:
+    """Sends this program a signal, and returns once the worker stops for it."""
+    until(lambda: worker.is_active)
+    assert worker._shift is not None
+    stopping = worker._shift.stopping
+    os.kill(os.getpid(), number)
+    assert stopping.wait(10)
+
+
+def test_a_second_signal_ends_the_wait_and_what_is_handled_is_given_back(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    go_on = threading.Event()
+
+    def handle(_: Task) -> None:
+        _tell(worker, signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait(60)
+
+    queue.push("work", ["a"])
+    worker = make_worker(handle)
+    began = time.monotonic()
+    worker.run(grace=timedelta(seconds=60))
+    assert time.monotonic() - began < 30
+    assert states(queue) == [("a", State.READY)]
+    go_on.set()
+
+
+def test_a_persistent_worker_starts_where_nothing_is_remembered_and_a_signal_leaves_what_is(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    def handle(_: Task) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    queue.push("work", ["a"])
+    PersistentWorker(make_worker(handle)).run()
+    assert states(queue) == [("a", State.SUCCEEDED)]
+    assert queue.workers() == {"work": True}
