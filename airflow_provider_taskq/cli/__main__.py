@@ -9,8 +9,8 @@ def main() -> None:
     for module in ("click", "rich"):
         if find_spec(module) is None:
             sys.exit(f"taskq: the command line needs {module}: pip install 'airflow-provider-taskq[cli]'")
+    from airflow_provider_taskq.cli._session import Session
     from airflow_provider_taskq.cli.program import standalone
-    from airflow_provider_taskq.cli.session import Session
 
     standalone().main(prog_name="taskq", obj=Session(), auto_envvar_prefix="TASKQ")
 

@@ -6,7 +6,7 @@ import os
 import click
 import psycopg
 
-from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.cli._session import Session
 
 
 class AirflowSession(Session):

@@ -6,9 +6,7 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli.asking import ask, plural
-from airflow_provider_taskq.cli.finding import sequences_of
-from airflow_provider_taskq.cli.parameters import (
+from airflow_provider_taskq.cli._options import (
     COUNT,
     MOMENT,
     SEQUENCE,
@@ -18,8 +16,10 @@ from airflow_provider_taskq.cli.parameters import (
     topic_argument,
     yes_option,
 )
+from airflow_provider_taskq.cli._session import Session
+from airflow_provider_taskq.cli.asking import ask, plural
+from airflow_provider_taskq.cli.finding import sequences_of
 from airflow_provider_taskq.cli.selection import MOST
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State, TaskQueue

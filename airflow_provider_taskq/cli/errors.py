@@ -7,10 +7,10 @@ from datetime import datetime
 
 import click
 
+from airflow_provider_taskq.cli._options import TOPIC
+from airflow_provider_taskq.cli._output import table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.glance import glances
-from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import TOPIC
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.words import ago
 from airflow_provider_taskq.queue import ErrorGroup, TaskQueue
 

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import click
 
+from airflow_provider_taskq.cli._options import AGE, dry_run_option
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import plural
-from airflow_provider_taskq.cli.parameters import AGE, dry_run_option
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.cli.words import exactly
 

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import click
 
-from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import AGE
-from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.cli._options import AGE
+from airflow_provider_taskq.cli._output import table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue import Severity
 
 

@@ -4,11 +4,11 @@ from datetime import datetime, timedelta
 
 import click
 
+from airflow_provider_taskq.cli._options import MOMENT, SEQUENCE, STATES, Choice, topic_argument
+from airflow_provider_taskq.cli._output import table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.finding import page_of
-from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import MOMENT, SEQUENCE, STATES, Choice, topic_argument
 from airflow_provider_taskq.cli.selection import error_group_option
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State

@@ -4,12 +4,12 @@ from typing import IO, Any
 
 import click
 
+from airflow_provider_taskq.cli._options import DURATION, MOMENT, Choice, dry_run_option, topic_argument
+from airflow_provider_taskq.cli._output import table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import plural
-from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import DURATION, MOMENT, Choice, dry_run_option, topic_argument
 from airflow_provider_taskq.cli.payload import payload_option
 from airflow_provider_taskq.cli.push import tasks_given
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
+from airflow_provider_taskq.cli._options import AGE, SEQUENCE, dry_run_option, yes_option
+from airflow_provider_taskq.cli._output import facts, table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import ask, plural
 from airflow_provider_taskq.cli.command_group import CommandGroup
-from airflow_provider_taskq.cli.output import facts, table
-from airflow_provider_taskq.cli.parameters import AGE, SEQUENCE, dry_run_option, yes_option
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.trail import note

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import click
 
+from airflow_provider_taskq.cli._options import DURATION, dry_run_option, topic_argument
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import plural
 from airflow_provider_taskq.cli.command_group import CommandGroup
-from airflow_provider_taskq.cli.parameters import DURATION, dry_run_option, topic_argument
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 
 _patience = click.option(

@@ -2,8 +2,8 @@
 
 import click
 
-from airflow_provider_taskq.cli.parameters import TOPIC, dry_run_option
-from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.cli._options import TOPIC, dry_run_option
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.trail import note
 
 _topics = click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="TOPIC...")

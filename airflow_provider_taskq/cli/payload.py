@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from airflow_provider_taskq.cli.parameters import Function
+from airflow_provider_taskq.cli._options import Function
 from airflow_provider_taskq.queue import Json, UnreadablePayload
 from airflow_provider_taskq.queue.decoding import decode_json
 

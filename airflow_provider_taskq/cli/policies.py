@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli.parameters import COUNT, DURATION, OPTIONAL_DURATION, Choice, Function, Number
+from airflow_provider_taskq.cli._options import COUNT, DURATION, OPTIONAL_DURATION, Choice, Function, Number
 from airflow_provider_taskq.cli.words import exactly
 from airflow_provider_taskq.queue import TopicPolicy
 from airflow_provider_taskq.queue.policy import policy_fields

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from airflow_provider_taskq import __version__
+from airflow_provider_taskq.cli._errors import refusals_as_sentences
+from airflow_provider_taskq.cli._options import checked
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.command_group import CommandGroup
-from airflow_provider_taskq.cli.parameters import checked
-from airflow_provider_taskq.cli.refusal import refusals_as_sentences
-from airflow_provider_taskq.cli.session import Session
 
 # Verb: module, and what it does in a line.
 SECTIONS = {

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli.asking import ask, plural
-from airflow_provider_taskq.cli.parameters import (
+from airflow_provider_taskq.cli._options import (
     MOMENT,
     SEQUENCE,
     STATES,
@@ -15,7 +14,8 @@ from airflow_provider_taskq.cli.parameters import (
     topic_argument,
     yes_option,
 )
-from airflow_provider_taskq.cli.session import Session, actor
+from airflow_provider_taskq.cli._session import Session, actor
+from airflow_provider_taskq.cli.asking import ask, plural
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State, TaskQueue

@@ -6,12 +6,12 @@ from typing import IO, Any
 
 import click
 
+from airflow_provider_taskq.cli._options import DURATION, MOMENT, Choice, dry_run_option, topic_argument
+from airflow_provider_taskq.cli._output import table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import plural
 from airflow_provider_taskq.cli.lines import tasks_of
-from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import DURATION, MOMENT, Choice, dry_run_option, topic_argument
 from airflow_provider_taskq.cli.payload import payload_option
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.queue import Insertion, NewTask, Task
 from airflow_provider_taskq.queue.task_fields import FIELDS

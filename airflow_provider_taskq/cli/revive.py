@@ -4,10 +4,10 @@ from typing import Any
 
 import click
 
+from airflow_provider_taskq.cli._options import Choice, dry_run_option, topic_argument, yes_option
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import ask, plural
-from airflow_provider_taskq.cli.parameters import Choice, dry_run_option, topic_argument, yes_option
 from airflow_provider_taskq.cli.selection import Chosen, choose, selection_options
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.queue import Result, Revival
 

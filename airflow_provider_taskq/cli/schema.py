@@ -7,9 +7,9 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.cli import ddl
+from airflow_provider_taskq.cli._options import dry_run_option, yes_option
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import ask, plural
-from airflow_provider_taskq.cli.parameters import dry_run_option, yes_option
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue
 from airflow_provider_taskq.queue import install as install_schema
 from airflow_provider_taskq.queue import uninstall as uninstall_schema

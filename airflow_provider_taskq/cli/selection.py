@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from airflow_provider_taskq.cli._options import COUNT, MOMENT, SEQUENCE, Choice, Function
 from airflow_provider_taskq.cli.finding import sequences_of
-from airflow_provider_taskq.cli.parameters import COUNT, MOMENT, SEQUENCE, Choice, Function
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.queue.browse import TaskFilter

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from airflow_provider_taskq.cli._options import Function, topic_argument
+from airflow_provider_taskq.cli._output import facts, table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.finding import ERROR
-from airflow_provider_taskq.cli.output import facts, table
-from airflow_provider_taskq.cli.parameters import Function, topic_argument
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.tasks import shortened, task_document
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.words import ago, attempt_times

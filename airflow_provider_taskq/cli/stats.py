@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
+from airflow_provider_taskq.cli._options import TOPIC
+from airflow_provider_taskq.cli._output import table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.glance import glances
-from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import TOPIC
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.throughput import Lately, lately
 from airflow_provider_taskq.cli.words import in_words
 from airflow_provider_taskq.queue import Count, State

@@ -5,14 +5,14 @@ from datetime import timedelta
 
 import click
 
+from airflow_provider_taskq.cli._options import DURATION, TOPIC, dry_run_option, topic_argument
+from airflow_provider_taskq.cli._output import table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import plural
 from airflow_provider_taskq.cli.command_group import CommandGroup
 from airflow_provider_taskq.cli.glance import glances
-from airflow_provider_taskq.cli.output import table
-from airflow_provider_taskq.cli.parameters import DURATION, TOPIC, dry_run_option, topic_argument
 from airflow_provider_taskq.cli.payload import payload_option
 from airflow_provider_taskq.cli.schedules import moments_and_hash
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.cli.words import ago
 from airflow_provider_taskq.queue import Json, NewTask

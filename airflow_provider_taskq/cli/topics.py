@@ -4,14 +4,14 @@ from typing import Any
 
 import click
 
+from airflow_provider_taskq.cli._options import dry_run_option, topic_argument, yes_option
+from airflow_provider_taskq.cli._output import facts, table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.asking import ask, plural
 from airflow_provider_taskq.cli.command_group import CommandGroup
 from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_rows, glances
-from airflow_provider_taskq.cli.output import facts, table
-from airflow_provider_taskq.cli.parameters import dry_run_option, topic_argument, yes_option
 from airflow_provider_taskq.cli.partitions import partition
 from airflow_provider_taskq.cli.policies import policy_changes, policy_document, policy_facts, policy_options
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.queue import UnknownTopic
 

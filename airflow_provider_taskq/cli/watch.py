@@ -14,10 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from airflow_provider_taskq.cli._options import COUNT, DURATION
+from airflow_provider_taskq.cli._output import STYLES, console, json_text, show, table
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_rows
-from airflow_provider_taskq.cli.output import STYLES, console, json_text, show, table
-from airflow_provider_taskq.cli.parameters import COUNT, DURATION
-from airflow_provider_taskq.cli.session import Session
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.throughput import Lately, lately
 from airflow_provider_taskq.queue import Finding, Severity, TaskQueue, TaskQueueError

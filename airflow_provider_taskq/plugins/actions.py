@@ -6,12 +6,12 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Depends, Request
 from pydantic import ValidationError
 
-from airflow_provider_taskq.plugins import shapes
-from airflow_provider_taskq.plugins.asked import Asked, Body, Reveal, sentence_of
+from airflow_provider_taskq.plugins import serializers
+from airflow_provider_taskq.plugins.auth import Actor, actor, listed, same_origin, viewer
 from airflow_provider_taskq.plugins.doing import DOINGS
-from airflow_provider_taskq.plugins.guard import Actor, actor, listed, same_origin, viewer
+from airflow_provider_taskq.plugins.schemas import Asked, Body, Reveal, sentence_of
+from airflow_provider_taskq.plugins.serializers import Shape
 from airflow_provider_taskq.plugins.session import Refusal, acting
-from airflow_provider_taskq.plugins.shapes import Shape
 
 SHOWN = 64 * 1024  # bytes of a payload
 BODY = 2 * 1024 * 1024  # bytes of a request
@@ -48,7 +48,7 @@ def act(conn_id: str, text: Text, user: Actor) -> Shape:
     asked = _parsed(Asked, text)
     with acting(conn_id, user.get_name()) as queue:
         deed = DOINGS[asked.action](queue, asked, dry=not asked.confirm)
-        stamp = {"action": asked.action, "as_of": shapes.moment(queue.now())}
+        stamp = {"action": asked.action, "as_of": serializers.moment(queue.now())}
         if not asked.confirm:
             queue.conn.rollback()
             told = {"count": deed.count, "capped": deed.more, "sentence": f"{deed.sentence}?", "token": deed.token}
@@ -83,7 +83,7 @@ def reveal(conn_id: str, text: Text, user: Actor) -> Shape:
             "output": output,
             "output_bytes": texts.output_bytes,
             "cut": max(texts.payload_bytes or 0, texts.output_bytes or 0) > SHOWN,
-            "as_of": shapes.moment(queue.now()),
+            "as_of": serializers.moment(queue.now()),
         }
 
 

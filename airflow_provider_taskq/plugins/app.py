@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.staticfiles import StaticFiles
 
 from airflow_provider_taskq.plugins import actions, views
-from airflow_provider_taskq.plugins.guard import viewer
+from airflow_provider_taskq.plugins.auth import viewer
 from airflow_provider_taskq.plugins.headers import SafeHeaders
 from airflow_provider_taskq.plugins.session import Refusal
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, ValidationError
 
-from airflow_provider_taskq.plugins.asked import MOST, Asked, Body, sentence_of
+from airflow_provider_taskq.plugins.schemas import MOST, Asked, Body, sentence_of
 from airflow_provider_taskq.plugins.session import Refusal
 from airflow_provider_taskq.plugins.targets import ENDED, PURGED, WAITING, Target, target, topic_of
 from airflow_provider_taskq.queue import Insertion, NewTask, Result, Revival, State, TaskQueue

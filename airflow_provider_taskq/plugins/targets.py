@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_taskq.plugins.asked import MOST, Asked
+from airflow_provider_taskq.plugins.schemas import MOST, Asked
 from airflow_provider_taskq.plugins.session import ACTION_SECONDS, Refusal
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.queue.browse import TaskFilter

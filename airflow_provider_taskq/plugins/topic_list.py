@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from airflow_provider_taskq.plugins import shapes
-from airflow_provider_taskq.plugins.shapes import Shape
+from airflow_provider_taskq.plugins import serializers
+from airflow_provider_taskq.plugins.serializers import Shape
 from airflow_provider_taskq.queue.browse import TopicGlance
 
 LONG_DUE = 300  # seconds: as long as the health check lets a due task wait
@@ -37,7 +37,7 @@ def topic_list(
     matching.sort(key=_KEYS[sort], reverse=descending)  # stable: equal ones stay in the order of their names
     end = offset + size
     return {
-        "topics": [shapes.topic(each, cap) for each in matching[offset:end]],
+        "topics": [serializers.topic(each, cap) for each in matching[offset:end]],
         "totals": {"topics": len(matching), **_totals(matching, cap)},
         "next": end if end < len(matching) else None,
     }

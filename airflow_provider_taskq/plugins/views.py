@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query
 
-from airflow_provider_taskq.plugins import shapes
-from airflow_provider_taskq.plugins.asked import Filter, Name, Place, Size, StateName, Text
-from airflow_provider_taskq.plugins.dags_of_topic import uses_of
-from airflow_provider_taskq.plugins.guard import Viewer, listed, listed_conn_ids, may_act, viewer
-from airflow_provider_taskq.plugins.instance import Wait, claim, drain_sentence, wait_sentence
+from airflow_provider_taskq.plugins import serializers
+from airflow_provider_taskq.plugins.auth import Viewer, listed, listed_conn_ids, may_act, viewer
+from airflow_provider_taskq.plugins.dags import uses_of
+from airflow_provider_taskq.plugins.schemas import Filter, Name, Place, Size, StateName, Text
+from airflow_provider_taskq.plugins.serializers import Shape
 from airflow_provider_taskq.plugins.session import looking
-from airflow_provider_taskq.plugins.shapes import Shape
+from airflow_provider_taskq.plugins.task_instances import Wait, claim, drain_sentence, wait_sentence
 from airflow_provider_taskq.plugins.topic_list import SortKey, topic_list
 from airflow_provider_taskq.queue import Condition, Ended, TaskQueue
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/api", dependencies=[Depends(viewer)])
 def connections(user: Viewer) -> Shape:
     """The connections that may be looked at, and whether this user may act on them. Asks no queue's database."""
     found = [{"conn_id": conn_id, "may_act": may_act(user, conn_id)} for conn_id in listed_conn_ids()]
-    return {"connections": found, "user": user.get_name(), "as_of": shapes.moment(datetime.now(UTC))}
+    return {"connections": found, "user": user.get_name(), "as_of": serializers.moment(datetime.now(UTC))}
 
 
 @router.get("/{conn_id}/topics")
@@ -60,7 +60,9 @@ def throughput(conn_id: ConnId, topic: Annotated[list[str], Query(max_length=200
     with looking(conn_id) as queue:
         ended = queue.throughput(*BARS)
         wanted = {each.topic for each in ended}.intersection(topic)
-        bars = {name: shapes.bars((each for each in ended if each.topic == name), BARS[1]) for name in sorted(wanted)}
+        bars = {
+            name: serializers.bars((each for each in ended if each.topic == name), BARS[1]) for name in sorted(wanted)
+        }
         return {"topics": bars, "span_seconds": BARS[0].total_seconds(), **_stamp(queue)}
 
 
@@ -72,8 +74,8 @@ def one_topic(conn_id: ConnId, topic: Name) -> Shape:
         if glance is None:
             raise HTTPException(404, f"There is no topic {topic}.")
         charts = _charts(topic, queue.throughput(*MINUTES, topic), queue.throughput(*HOURS, topic))
-        owners = [shapes.holder(each) for each in queue.browse_holders(topic)]
-        shown = {**shapes.topic(glance, TOPIC_CAP), "policy": shapes.policy(queue.policy(topic)), **charts}
+        owners = [serializers.holder(each) for each in queue.browse_holders(topic)]
+        shown = {**serializers.topic(glance, TOPIC_CAP), "policy": serializers.policy(queue.policy(topic)), **charts}
         return {"topic": {**shown, "owners": owners}, **_stamp(queue)}
 
 
@@ -82,10 +84,10 @@ def dags(conn_id: ConnId, topic: Name, user: Viewer) -> Shape:
     """The DAGs that work on a topic or are started by it. Asks no queue's database."""
     found = uses_of(topic, conn_id, user)
     return {
-        "uses": [shapes.use(each) for each in found.found],
-        "templated": [shapes.use(each) for each in found.templated],
+        "uses": [serializers.use(each) for each in found.found],
+        "templated": [serializers.use(each) for each in found.templated],
         "partial": found.partial,
-        "as_of": shapes.moment(datetime.now(UTC)),
+        "as_of": serializers.moment(datetime.now(UTC)),
     }
 
 
@@ -127,7 +129,12 @@ def tasks(
         beyond = shown[-1] if len(found.sequences) > size else found.looked_to
         lines = queue.browse_tasks(topic, shown[::-1] if back else shown)
         ways = _ways([line.sequence for line in lines], after, before, newest, beyond)
-        return {"tasks": [shapes.task(line) for line in lines], **ways, "looked_to": found.looked_to, **_stamp(queue)}
+        return {
+            "tasks": [serializers.task(line) for line in lines],
+            **ways,
+            "looked_to": found.looked_to,
+            **_stamp(queue),
+        }
 
 
 def _ways(shown: Sequence[int], after: int | None, before: int | None, newest: bool, beyond: int | None) -> Shape:
@@ -144,7 +151,7 @@ def search(conn_id: ConnId, text: Name, size: Size = 50) -> Shape:
     """The newest tasks of all topics whose sequence, identifier or reference is a text as a whole."""
     with looking(conn_id) as queue:
         found = queue.search_tasks(text.strip(), size + 1)
-        return {"tasks": [shapes.task(line) for line in found[:size]], "more": len(found) > size, **_stamp(queue)}
+        return {"tasks": [serializers.task(line) for line in found[:size]], "more": len(found) > size, **_stamp(queue)}
 
 
 @router.get("/{conn_id}/task")
@@ -155,9 +162,9 @@ def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, 
         if not lines:
             raise HTTPException(404, f"Topic {topic} has no task {sequence}: it was never there, or was purged.")
         return {
-            "task": shapes.task(lines[0]),
+            "task": serializers.task(lines[0]),
             "why": queue.why(topic, sequence),
-            "timeline": [shapes.happening(each) for each in queue.timeline(topic, sequence)],
+            "timeline": [serializers.happening(each) for each in queue.timeline(topic, sequence)],
             "depends_on": [_plain(each) for each in queue.dependencies(topic, sequence)],
             **_stamp(queue),
         }
@@ -169,7 +176,7 @@ def owners(conn_id: ConnId, search: Text = None, after: Place = None, size: Size
     with looking(conn_id) as queue:
         found, looked_to = queue.browse_owners(search or None, after=after, size=size + 1)
         following = found[size - 1].fence if len(found) > size else looked_to
-        return {"owners": [shapes.owner(each) for each in found[:size]], "next": following, **_stamp(queue)}
+        return {"owners": [serializers.owner(each) for each in found[:size]], "next": following, **_stamp(queue)}
 
 
 @router.get("/{conn_id}/owner")
@@ -179,7 +186,10 @@ def one_owner(conn_id: ConnId, owner: Name, after: Place = None, size: Size = 50
         line = queue.browse_owner(owner)
         held = queue.browse_held(owner, after, size + 1)
         following = held[size - 1].sequence if len(held) > size else None
-        shown = {"owner": shapes.owner(line) if line else None, "tasks": [shapes.task(each) for each in held[:size]]}
+        shown = {
+            "owner": serializers.owner(line) if line else None,
+            "tasks": [serializers.task(each) for each in held[:size]],
+        }
         return {**shown, "next": following, **_stamp(queue)}
 
 
@@ -226,15 +236,18 @@ def instance(
         shown: Shape = {"pushed": [], "waits_for": [], "topic": None}
         glance = queue.browse_topic(topic, CAP) if topic else None
         if topic and glance:
-            shown = {**_of_instance(queue, topic, first, last, identifier or []), "topic": shapes.topic(glance, CAP)}
+            shown = {
+                **_of_instance(queue, topic, first, last, identifier or []),
+                "topic": serializers.topic(glance, CAP),
+            }
         names = (identifier or [])[:IDENTIFIERS]
         shown["waits"] = wait_sentence(queue, topic, wait, names) if topic and glance and wait else None
         shown["claim"] = (
             claim(queue, topic, owner, claimed, since) if topic and glance and claimed is not None else None
         )
         shown["drain"] = drain_sentence(queue, owner)
-        holds = [shapes.task(each) for each in queue.browse_held(owner, workers=True)]
-        return {"owner": shapes.owner(line) if line else None, "holds": holds, **shown, **_stamp(queue)}
+        holds = [serializers.task(each) for each in queue.browse_held(owner, workers=True)]
+        return {"owner": serializers.owner(line) if line else None, "holds": holds, **shown, **_stamp(queue)}
 
 
 def _of_instance(
@@ -244,7 +257,7 @@ def _of_instance(
     pushed = [] if first is None or last is None else queue.pushed_between(topic, first, last)
     newest = queue.newest_of(topic, identifiers[:IDENTIFIERS])
     wanted = [sequence for sequence in newest.values() if sequence is not None]
-    lines = {line.sequence: shapes.task(line) for line in queue.browse_tasks(topic, [*pushed, *wanted])}
+    lines = {line.sequence: serializers.task(line) for line in queue.browse_tasks(topic, [*pushed, *wanted])}
     return {
         "pushed": [lines[sequence] for sequence in pushed if sequence in lines],
         "waits_for": [{"identifier": name, "task": lines.get(found or -1)} for name, found in newest.items()],
@@ -272,8 +285,8 @@ def readers(conn_id: ConnId) -> Shape:
                 "topic": each.topic,
                 "partition": each.partition,
                 "cursor": each.place,
-                "advanced": shapes.moment(each.advanced),
-                "behind": shapes.count(each.behind, CAP),
+                "advanced": serializers.moment(each.advanced),
+                "behind": serializers.count(each.behind, CAP),
             }
             for each in found
         ]
@@ -323,17 +336,19 @@ def audit(conn_id: ConnId, topic: Text = None, after: Place = None, size: Size =
 
 def _stamp(queue: TaskQueue) -> Shape:
     """When this was so, by the database's clock."""
-    return {"as_of": shapes.moment(queue.now())}
+    return {"as_of": serializers.moment(queue.now())}
 
 
 def _charts(topic: str, minutes: Sequence[Ended], hours: Sequence[Ended]) -> Shape:
     """A topic's last hour and day; `sampled`: the least share of what has ended that was read for them."""
     hour, day = ([each for each in ended if each.topic == topic] for ended in (minutes, hours))
     sampled = min((each.sampled for each in (*hour, *day)), default=1.0)
-    return {"hour": shapes.spans(hour, 60), "day": shapes.spans(day, 24), "sampled": sampled}
+    return {"hour": serializers.spans(hour, 60), "day": serializers.spans(day, 24), "sampled": sampled}
 
 
 def _plain(line: Any) -> Shape:
     """A line as it is, its moments in ISO 8601."""
     fields = {name: getattr(line, name) for name in line.__dataclass_fields__}
-    return {name: shapes.moment(value) if hasattr(value, "astimezone") else value for name, value in fields.items()}
+    return {
+        name: serializers.moment(value) if hasattr(value, "astimezone") else value for name, value in fields.items()
+    }

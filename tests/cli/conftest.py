@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import standalone
-from airflow_provider_taskq.cli.session import Session
 from tests.airflow.conftest import connection_json  # which gives Airflow a home before anything imports it
 from tests.queue.conftest import dsn, own_dsn, shared_dsn
 

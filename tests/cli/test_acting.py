@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from airflow_provider_taskq.cli import session
+from airflow_provider_taskq.cli import _session
 from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, Task, TaskQueue, TopicPolicy
 from tests.cli.conftest import Ask, Run
 from tests.queue.conftest import everything, image, known, lapse, states
@@ -146,8 +146,8 @@ def test_retry_starts_named_tasks_anew_without_asking(ask: Ask, run: Run, queue:
     assert known(queue, failed[0]).state is State.READY
     assert "have not ended" in run("retry", "work", *failed, code=1).stderr
     told = queue.timeline("work", failed[0])[-1]
-    assert (told.actor, told.role) == (session.actor(), queue.conn.info.user)
-    assert f"{session.actor()} via role {queue.conn.info.user}" in run("show", "work", failed[0]).stdout
+    assert (told.actor, told.role) == (_session.actor(), queue.conn.info.user)
+    assert f"{_session.actor()} via role {queue.conn.info.user}" in run("show", "work", failed[0]).stdout
 
 
 def test_retry_of_a_choice_asks_and_takes_what_the_filter_finds(

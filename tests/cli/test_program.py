@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.cli import parameters, push, revive, selection
+from airflow_provider_taskq.cli import _options, push, revive, selection
 from airflow_provider_taskq.cli.program import SECTIONS, VERBS, on_airflow, standalone
 from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, bounds, connect
 from airflow_provider_taskq.queue.durations import LONGEST_DURATION
@@ -78,12 +78,12 @@ def test_a_verb_imports_neither_airflow_nor_spark() -> None:
 
 
 def test_words_of_the_options_are_those_of_the_queue() -> None:
-    assert tuple(state.name for state in State) == parameters.STATES
+    assert tuple(state.name for state in State) == _options.STATES
     assert tuple(State[name] for name in selection.ENDED) == tuple(State)[2:7]
     assert tuple(Insertion) == push.INSERTIONS
     assert tuple(Revival) == revive.BY
     assert tuple(result.name for result in Result) == revive.RESULTS
-    assert (parameters.LONGEST_STORED, parameters.LONGEST_DURATION) == (bounds.LONGEST_STORED, LONGEST_DURATION)
+    assert (_options.LONGEST_STORED, _options.LONGEST_DURATION) == (bounds.LONGEST_STORED, LONGEST_DURATION)
 
 
 def test_exit_codes_tell_usage_from_refusal(run: Run) -> None:

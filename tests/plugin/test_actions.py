@@ -346,8 +346,8 @@ def test_an_unreadable_payload_is_listed_and_revealed_as_its_text(client: Client
 
 
 def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_taskq.plugins.asked import Asked, Filter
     from airflow_provider_taskq.plugins.doing import retry
+    from airflow_provider_taskq.plugins.schemas import Asked, Filter
 
     monkeypatch.setattr(targets, "MOST", 4)
     monkeypatch.setattr(targets, "BUDGET", 3)

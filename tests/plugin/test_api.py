@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from airflow_provider_taskq.plugins.shapes import links
+from airflow_provider_taskq.plugins.serializers import links
 from airflow_provider_taskq.queue import NewTask, Result, TaskQueue
 from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
 from tests.plugin.conftest import Client

@@ -10,7 +10,7 @@ from airflow_provider_taskq.queue.browse import Holder, OwnerLine, TaskLine, Top
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.plugins.dags_of_topic import Use
+    from airflow_provider_taskq.plugins.dags import Use
 
 Shape = dict[str, Any]
 HOLDERS_CAP = 10_000

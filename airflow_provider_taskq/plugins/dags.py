@@ -17,7 +17,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
 from airflow_provider_taskq.links import TaskQTopicLink
-from airflow_provider_taskq.plugins.guard import DEFAULT_CONN_ID
+from airflow_provider_taskq.plugins.auth import DEFAULT_CONN_ID
 
 MARK = f"_link_{TaskQTopicLink.__name__}"  # the extra link of all our operators, kept by a subclass of one
 AT_ONCE = 300  # DAGs that one request reads again

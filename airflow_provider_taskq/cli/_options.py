@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from airflow_provider_taskq.cli.session import Session
+from airflow_provider_taskq.cli._session import Session
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]

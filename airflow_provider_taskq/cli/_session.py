@@ -69,7 +69,7 @@ class Session:
 
     def answer(self, document: Mapping[str, Any], *parts: RenderableType) -> None:
         """Gives the answer: the document with `--json`, else tables and sentences."""
-        from airflow_provider_taskq.cli.output import console, json_text, show
+        from airflow_provider_taskq.cli._output import console, json_text, show
 
         if self.json:
             import click

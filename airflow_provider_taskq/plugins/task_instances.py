@@ -8,8 +8,8 @@ from typing import Literal
 
 from fastapi import HTTPException
 
-from airflow_provider_taskq.plugins import shapes
-from airflow_provider_taskq.plugins.shapes import Shape
+from airflow_provider_taskq.plugins import serializers
+from airflow_provider_taskq.plugins.serializers import Shape
 from airflow_provider_taskq.queue import Condition, State, TaskQueue
 from airflow_provider_taskq.queue.topic_status import waits_for_groups, waits_for_ready, waits_for_states
 
@@ -71,5 +71,5 @@ def claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: datetim
         "claimed": claimed,
         "states": states,
         "sentence": f"Claimed {claimed:,}: {', '.join(parts) or 'nothing is known of them any more'}.",
-        "tasks": [shapes.task(line) for line in tasks],
+        "tasks": [serializers.task(line) for line in tasks],
     }
