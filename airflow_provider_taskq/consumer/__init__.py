@@ -1,12 +1,6 @@
 """Readers: groups of handlers for a topic's events, each partition led by one program at a time."""
 
-from airflow_provider_taskq.consumer.errors import AlreadyRunning, Interrupted, NonTransient
-from airflow_provider_taskq.consumer.group import Group
-from airflow_provider_taskq.consumer.loop import Failure
-from airflow_provider_taskq.consumer.progress import ProgressTracker
-from airflow_provider_taskq.consumer.reader import Reader
-from airflow_provider_taskq.consumer.readers import Readers
-from airflow_provider_taskq.consumer.settings import (
+from airflow_provider_taskq.consumer.config import (
     Leadership,
     Level,
     Progress,
@@ -15,6 +9,12 @@ from airflow_provider_taskq.consumer.settings import (
     Settings,
     merged,
 )
+from airflow_provider_taskq.consumer.consumer import Reader
+from airflow_provider_taskq.consumer.errors import AlreadyRunning, Interrupted, NonTransient
+from airflow_provider_taskq.consumer.group import Group
+from airflow_provider_taskq.consumer.partition_loop import Failure
+from airflow_provider_taskq.consumer.progress import ProgressTracker
+from airflow_provider_taskq.consumer.readers import Readers
 
 __all__ = [
     "AlreadyRunning",

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from airflow_provider_taskq.consumer.settings import BackOff
+from airflow_provider_taskq.consumer.config import BackOff
 
 
 class Attempts:

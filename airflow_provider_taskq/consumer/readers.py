@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from airflow_provider_taskq.consumer.config import Properties, merged
+from airflow_provider_taskq.consumer.consumer import Reader
 from airflow_provider_taskq.consumer.group import Group
-from airflow_provider_taskq.consumer.loop import OnFailure
-from airflow_provider_taskq.consumer.reader import Reader
-from airflow_provider_taskq.consumer.settings import Properties, merged
+from airflow_provider_taskq.consumer.partition_loop import OnFailure
 from airflow_provider_taskq.queue import InvalidArgument
-from airflow_provider_taskq.worker.session import Connect
+from airflow_provider_taskq.worker.connection import Connect
 
 NOTHING = Properties()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_taskq.queue import DrainCounts, TaskQueue
     from airflow_provider_taskq.worker import Worker
-    from airflow_provider_taskq.worker.handling import Exceptions, WorkHandler
+    from airflow_provider_taskq.worker.handlers import Exceptions, WorkHandler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
 
 
@@ -166,7 +166,7 @@ class TaskQProcessOperator(TaskQOperator):
     def _handler(self, context: "Context") -> "WorkHandler":
         """What the worker calls: the function, with the arguments that this task gives it."""
         from airflow_provider_taskq.worker import each
-        from airflow_provider_taskq.worker.handling import WorkHandler
+        from airflow_provider_taskq.worker.handlers import WorkHandler
 
         called = self.python_callable
         if isinstance(called, WorkHandler):

@@ -12,11 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.activation import PersistentWorker
-    from airflow_provider_taskq.worker.batches import Batches
+    from airflow_provider_taskq.worker.batch import FollowUp, Release, Work, tagged
+    from airflow_provider_taskq.worker.commit import settle
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, Mode
+    from airflow_provider_taskq.worker.config import Pending
     from airflow_provider_taskq.worker.finishing import WorkerStopped
-    from airflow_provider_taskq.worker.handling import (
+    from airflow_provider_taskq.worker.grouped import Batches
+    from airflow_provider_taskq.worker.handlers import (
         BatchHandler,
         ForeignDecision,
         Outcome,
@@ -27,13 +29,11 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.health import Health, Signal
     from airflow_provider_taskq.worker.limiter import Bounded, Limiter, NoLimit, Prioritised
     from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
-    from airflow_provider_taskq.worker.settings import Pending
-    from airflow_provider_taskq.worker.settling import settle
+    from airflow_provider_taskq.worker.persistent import PersistentWorker
+    from airflow_provider_taskq.worker.scheduler import Ticker
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
-    from airflow_provider_taskq.worker.stuck import HandlerStuck
     from airflow_provider_taskq.worker.supplement import SupplementError
-    from airflow_provider_taskq.worker.ticker import Ticker
-    from airflow_provider_taskq.worker.work import FollowUp, Release, Work, tagged
+    from airflow_provider_taskq.worker.watchdog import HandlerStuck
     from airflow_provider_taskq.worker.worker import Worker
 
 __all__ = [
@@ -72,37 +72,37 @@ __all__ = [
 
 # Where each name lives: loaded when it is asked for, so that a worker of functions loads no composite.
 _HOMES = {
-    "BatchHandler": "handling",
-    "Batches": "batches",
+    "BatchHandler": "handlers",
+    "Batches": "grouped",
     "Bounded": "limiter",
     "Composite": "composite",
     "CompositeClosed": "composite",
     "FatalListener": "listener",
-    "FollowUp": "work",
-    "ForeignDecision": "handling",
-    "HandlerStuck": "stuck",
+    "FollowUp": "batch",
+    "ForeignDecision": "handlers",
+    "HandlerStuck": "watchdog",
     "Health": "health",
     "Limiter": "limiter",
     "Mode": "composite",
     "NoLimit": "limiter",
-    "Outcome": "handling",
-    "Pending": "settings",
-    "PersistentWorker": "activation",
+    "Outcome": "handlers",
+    "Pending": "config",
+    "PersistentWorker": "persistent",
     "Prioritised": "limiter",
-    "Release": "work",
+    "Release": "batch",
     "Signal": "health",
     "SupplementError": "supplement",
-    "TaskResultException": "handling",
-    "Ticker": "ticker",
-    "Work": "work",
+    "TaskResultException": "handlers",
+    "Ticker": "scheduler",
+    "Work": "batch",
     "Worker": "worker",
     "WorkerListener": "listener",
     "WorkerStatistics": "statistics",
     "WorkerStopped": "finishing",
-    "batch": "handling",
-    "each": "handling",
-    "settle": "settling",
-    "tagged": "work",
+    "batch": "handlers",
+    "each": "handlers",
+    "settle": "commit",
+    "tagged": "batch",
 }
 
 

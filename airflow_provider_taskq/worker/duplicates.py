@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker.handling import BatchHandler, WorkHandler
+from airflow_provider_taskq.worker.handlers import BatchHandler, WorkHandler
 from airflow_provider_taskq.worker.partial import Sieve
 
 Judge = Callable[[Iterable[Task]], dict[Task, Decision]]

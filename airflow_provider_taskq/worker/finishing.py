@@ -8,21 +8,21 @@ import psycopg
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.transient import is_transient
-from airflow_provider_taskq.worker.handling import TaskResultException, decision_on, handle_batch, name_of
-from airflow_provider_taskq.worker.partial import failures_of_unreadable, readable
-from airflow_provider_taskq.worker.patience import BackOff
-from airflow_provider_taskq.worker.session import Disconnected, Session
-from airflow_provider_taskq.worker.settling import (
+from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.commit import (
     Interruptions,
     ParticipantInterrupted,
     after_commit,
     commit_batch,
 )
-from airflow_provider_taskq.worker.tenure import Run
-from airflow_provider_taskq.worker.work import Work
+from airflow_provider_taskq.worker.connection import Disconnected, Session
+from airflow_provider_taskq.worker.handlers import TaskResultException, decision_on, handle_batch, name_of
+from airflow_provider_taskq.worker.lease import Run
+from airflow_provider_taskq.worker.partial import failures_of_unreadable, readable
+from airflow_provider_taskq.worker.patience import BackOff
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.shift import Shift
+    from airflow_provider_taskq.worker.runtime import Shift
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Errors, ReaderState, StuckOwner, TaskQueue
+from airflow_provider_taskq.worker.connection import Connect, connects_to
 from airflow_provider_taskq.worker.periodic import Routine
-from airflow_provider_taskq.worker.session import Connect, connects_to
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from airflow_provider_taskq.queue import LeaseLost
 from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.worker.connection import Connect, Session, call_limit, heartbeat_limit
+from airflow_provider_taskq.worker.lease import Tenure
 from airflow_provider_taskq.worker.patience import BackOff, left
-from airflow_provider_taskq.worker.session import Connect, Session, call_limit, heartbeat_limit
-from airflow_provider_taskq.worker.tenure import Tenure
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, TaskQueue, UnreadablePayload
-from airflow_provider_taskq.worker.handling import (
+from airflow_provider_taskq.worker.batch import Participant, Work
+from airflow_provider_taskq.worker.handlers import (
     BatchHandler,
     Outcome,
     WorkHandler,
@@ -12,7 +13,6 @@ from airflow_provider_taskq.worker.handling import (
     handle_batch,
     name_of,
 )
-from airflow_provider_taskq.worker.work import Participant, Work
 
 
 class Part(Work):

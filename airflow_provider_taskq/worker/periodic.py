@@ -9,7 +9,7 @@ from typing import Self
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.deadline import CallLimit
-from airflow_provider_taskq.worker.session import Connect, Session
+from airflow_provider_taskq.worker.connection import Connect, Session
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Task, TaskQueue
-from airflow_provider_taskq.worker.session import Session, is_refused
-from airflow_provider_taskq.worker.tenure import Tenure
+from airflow_provider_taskq.worker.connection import Session, is_refused
+from airflow_provider_taskq.worker.lease import Tenure
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.shift import Shift
+    from airflow_provider_taskq.worker.runtime import Shift
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.tracebacks import picklable_error
+from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.futures import result_of
-from airflow_provider_taskq.worker.handling import Exceptions, decision_of, decision_on, name_of
-from airflow_provider_taskq.worker.pool import Pool
-from airflow_provider_taskq.worker.work import Work
+from airflow_provider_taskq.worker.handlers import Exceptions, decision_of, decision_on, name_of
+from airflow_provider_taskq.worker.threads import Pool
 
 _ANSWER = 1.0  # seconds for a process to tell where it stands
 _SPAWN = multiprocessing.get_context("spawn")

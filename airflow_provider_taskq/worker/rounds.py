@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_taskq.queue import LeaseLost, Task
 from airflow_provider_taskq.worker.finishing import Finisher
+from airflow_provider_taskq.worker.lease import Run
 from airflow_provider_taskq.worker.limiter import Token
 from airflow_provider_taskq.worker.patience import BackOff
 from airflow_provider_taskq.worker.polling import Poller
-from airflow_provider_taskq.worker.tenure import Run
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.shift import Shift
+    from airflow_provider_taskq.worker.runtime import Shift
 
 log = logging.getLogger(__name__)
 

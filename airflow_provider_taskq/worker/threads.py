@@ -1,121 +1,97 @@
-"""Functions of one task, called in the worker's own thread or by threads of the handler."""
+"""Threads that are made when they are needed, and never keep a program from ending: one may be stuck in a handler."""
 
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import copy_context
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
-from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker.futures import result_of
-from airflow_provider_taskq.worker.handling import Exceptions, Outcome, decision_of, decision_on, name_of
-from airflow_provider_taskq.worker.pool import Pool
-from airflow_provider_taskq.worker.work import Work
+T = TypeVar("T")
 
 
-class Each:
-    """A handler that calls a function for each task."""
+class Pool:
+    """So many threads at most. What they call sees the context variables of whoever submitted it."""
 
-    def __init__(
-        self,
-        function: Callable[..., Outcome | Future[Outcome]],
-        takes_work: bool,
-        threads: int = 1,
-        success_on: Exceptions = (),
-    ) -> None:
-        if threads < 1:
-            raise ValueError(f"a handler needs a thread at least, not {threads}")
-        self._function = function
-        self._takes_work = takes_work
-        self._threads = threads
-        self._success_on = success_on
-        self._pool: Pool | None = None
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = 0
+        self._unfinished = 0
         self._lock = threading.Lock()
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
-        """The function's word on each task; a batch that was given up is left where it is."""
-        if self._threads == 1 or len(work.tasks) == 1:
-            started = {task: self._start(task, work) for task in work.tasks if not work.cancelled.is_set()}
-            return {task: self._finish(outcome, work) for task, outcome in started.items()}
-        pool = self._opened()
-        made = {task: pool.submit(self._beside, pool, task, work) for task in work.tasks}
-        return {task: future.result() for task, future in made.items()}
+    def submit(self, call: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Calls it in one of the threads, when one is free."""
+        future: Future[T] = Future()
+        context = copy_context()
+
+        def carry_out() -> None:
+            try:
+                future.set_result(context.run(call, *arguments))
+            except BaseException as error:  # noqa: BLE001 -- whoever waits for it gets it
+                future.set_exception(error)
+
+        with self._lock:
+            self._unfinished += 1
+            self._calls.put(carry_out)
+            self._employ()
+        return future
+
+    def place(self) -> "Place":
+        """What a call that may get stuck tells its thread by."""
+        return Place(self)
 
     def close(self) -> None:
-        """Lets the threads end; one that is stuck is left behind."""
+        """Lets the threads end after what was submitted; one that is stuck is left behind."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+            for _ in range(self._threads):
+                self._calls.put(None)
 
-    def __repr__(self) -> str:
-        return name_of(self._function)
-
-    def _start(self, task: Task, work: Work) -> Decision | Future[Outcome]:
-        """Calls the function for one task; a Future that it returns may be completed later."""
-        try:
-            outcome = self._function(task, work) if self._takes_work else self._function(task)
-            return outcome if isinstance(outcome, Future) else decision_of(outcome)
-        except BaseException as error:  # noqa: BLE001 -- also an exit: it is this task's failure and no other's
-            return decision_on(error, self._success_on)
-
-    def _finish(self, started: Decision | Future[Outcome], work: Work) -> Decision:
-        """The decision on one task, once its Future is completed."""
-        if isinstance(started, Decision):
-            return started
-        try:
-            return decision_of(result_of(started, work, name_of(self._function)))
-        except BaseException as error:  # noqa: BLE001 -- as above
-            return decision_on(error, self._success_on)
-
-    def _beside(self, pool: Pool, task: Task, work: Work) -> Decision:
-        """The same in a thread of the pool, which the worker can find, and which another replaces if it is stuck."""
-        place = pool.place()
-        try:
-            with work.running(f"{name_of(self._function)} for task {task.sequence}", cancel=place.give_up):
-                if work.cancelled.is_set():
-                    return Decision(Result.FAILURE, error="the batch was given up")
-                return self._finish(self._start(task, work), work)
-        finally:
-            place.end()
-
-    def _opened(self) -> Pool:
-        """The threads, made where there are none."""
+    def change(self, by: int) -> None:
+        """One thread more, or one less."""
         with self._lock:
-            if self._pool is None:
-                self._pool = Pool(self._threads, "taskq handler")
-            return self._pool
+            self._size += by
+            if by < 0:
+                self._calls.put(None)
+            self._employ()
+
+    def _employ(self) -> None:
+        """One more thread, where it has something to do and there may be one."""
+        if self._threads < min(self._unfinished, self._size):
+            self._threads += 1
+            threading.Thread(target=self._work, name=f"{self._name} {self._threads}", daemon=True).start()
+
+    def _work(self) -> None:
+        """What a thread does."""
+        while (call := self._calls.get()) is not None:
+            call()
+            with self._lock:
+                self._unfinished -= 1
+        with self._lock:
+            self._threads -= 1
+            self._employ()
 
 
-class EachByExecutor(Each):
-    """A handler whose function is called for each task by an executor of the caller, who shuts it down."""
+class Place:
+    """A thread's place in its pool: given to another while the thread is stuck in a call that nobody waits for."""
 
-    def __init__(
-        self,
-        function: Callable[..., Outcome | Future[Outcome]],
-        takes_work: bool,
-        executor: Executor,
-        success_on: Exceptions = (),
-    ) -> None:
-        if isinstance(executor, ProcessPoolExecutor):
-            raise TypeError("a ProcessPoolExecutor cannot share the batch: use each(function, processes=...)")
-        super().__init__(function, takes_work, 1, success_on)
-        self._executor = executor
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._state = "busy"
+        self._lock = threading.Lock()
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
-        """The function's word on each task. Waits in the worker's thread, so that no thread of the executor waits."""
-        made = {task: self._executor.submit(copy_context().run, self._started_by, task, work) for task in work.tasks}
-        return {task: self._decided(future, work) for task, future in made.items()}
+    def give_up(self) -> None:
+        """The call is stuck: others must not be short of a thread."""
+        with self._lock:
+            if self._state != "busy":
+                return
+            self._state = "given up"
+        self._pool.change(+1)
 
-    def _started_by(self, task: Task, work: Work) -> Decision | Future[Outcome]:
-        """Calls the function in a thread of the executor."""
-        with work.running(f"{name_of(self._function)} for task {task.sequence}"):
-            if work.cancelled.is_set():
-                return Decision(Result.FAILURE, error="the batch was given up")
-            return self._start(task, work)
-
-    def _decided(self, submitted: Future[Decision | Future[Outcome]], work: Work) -> Decision:
-        """The decision on one task, once the executor has called the function and a Future of it is completed."""
-        try:
-            return self._finish(result_of(submitted, work, name_of(self._function)), work)
-        except BaseException as error:  # noqa: BLE001 -- the batch was given up, or the executor cancelled the call
-            return decision_on(error)
+    def end(self) -> None:
+        """The call has ended."""
+        with self._lock:
+            given_up, self._state = self._state == "given up", "ended"
+        if given_up:
+            self._pool.change(-1)

@@ -7,17 +7,17 @@ from datetime import timedelta
 from airflow_provider_taskq.queue import Condition, DrainCounts, FailureLimit, MaxFailed, Order, TaskQueue
 from airflow_provider_taskq.queue.deadline import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
-from airflow_provider_taskq.worker.buffering import employ_buffered
-from airflow_provider_taskq.worker.handling import TaskFunction, WorkHandler, handler_of
-from airflow_provider_taskq.worker.lane import Lane
+from airflow_provider_taskq.worker.batch import Rewrite
+from airflow_provider_taskq.worker.config import Pending, Settings
+from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, connects_to
+from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler, handler_of
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
 from airflow_provider_taskq.worker.listener import Telling, WorkerListener
-from airflow_provider_taskq.worker.session import HANDLER_STATEMENT_TIMEOUT, Connect, connects_to
-from airflow_provider_taskq.worker.settings import Pending, Settings
-from airflow_provider_taskq.worker.shift import Shift
+from airflow_provider_taskq.worker.poll_loop import Lane
+from airflow_provider_taskq.worker.prefetch import employ_buffered
+from airflow_provider_taskq.worker.runtime import Shift
 from airflow_provider_taskq.worker.signals import LOOK, Signals
 from airflow_provider_taskq.worker.statistics import Counters, WorkerStatistics
-from airflow_provider_taskq.worker.work import Rewrite
 
 GRACE = timedelta(seconds=30)
 

@@ -15,8 +15,8 @@ from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.spark.committing import until_answered
 from airflow_provider_taskq.worker import Work, WorkerListener
-from airflow_provider_taskq.worker.batches import Batches
-from tests.consumer.reading import Heard, quick
+from airflow_provider_taskq.worker.grouped import Batches
+from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker
 from tests.queue.conftest import until
 

@@ -8,8 +8,8 @@ import pytest
 from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import Condition, NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.worker import TaskResultException, Work, batch, each
-from airflow_provider_taskq.worker.batches import Batches, Mode
-from tests.consumer.reading import Heard, quick, until_at_end
+from airflow_provider_taskq.worker.grouped import Batches, Mode
+from tests.consumer.consumers import Heard, quick, until_at_end
 from tests.faults.poison import POISON, poison
 from tests.queue.conftest import dsn, everything, shared_dsn, states
 from tests.worker.conftest import MakeWorker, make_worker

@@ -14,9 +14,9 @@ from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, conne
 from airflow_provider_taskq.queue.transient import is_read_only
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
 from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.worker.batches import Batches
-from airflow_provider_taskq.worker.ticker import Ticker
-from tests.consumer.reading import Heard, quick
+from airflow_provider_taskq.worker.grouped import Batches
+from airflow_provider_taskq.worker.scheduler import Ticker
+from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker
 from tests.faults.servers import ServerPair, programs_of_tests
 from tests.faults.tcp_proxy import TcpProxy

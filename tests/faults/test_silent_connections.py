@@ -12,12 +12,12 @@ from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, To
 from airflow_provider_taskq.queue.deadline import CallLimit, CallTimeout, limit_calls
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
 from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.worker import Work, notices
-from airflow_provider_taskq.worker.activation import CHANNEL
-from airflow_provider_taskq.worker.batches import Batches
-from airflow_provider_taskq.worker.notices import Notices
-from airflow_provider_taskq.worker.ticker import Ticker
-from tests.consumer.reading import Heard, quick
+from airflow_provider_taskq.worker import Work, notifications
+from airflow_provider_taskq.worker.grouped import Batches
+from airflow_provider_taskq.worker.notifications import Notices
+from airflow_provider_taskq.worker.persistent import CHANNEL
+from airflow_provider_taskq.worker.scheduler import Ticker
+from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker, Named
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
@@ -264,8 +264,8 @@ def test_batches_and_ticks_go_on_when_their_connections_fall_silent(
 def test_a_listener_that_hears_nothing_tests_its_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "_SILENCE", 0.2)
-    monkeypatch.setattr(notices, "_ANSWER", 0.5)
+    monkeypatch.setattr(notifications, "_SILENCE", 0.2)
+    monkeypatch.setattr(notifications, "_ANSWER", 0.5)
     heard: list[str] = []
     listening = threading.Semaphore(0)
     listener = Notices(lambda: connect(proxy.dsn(dsn)), CHANNEL, heard.append, listening.release)

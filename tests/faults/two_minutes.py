@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_provider_taskq.consumer import Failure, Group, Reader
 from airflow_provider_taskq.queue import NewTask, State, Task, TaskQueue, TopicPolicy, connect, install
 from airflow_provider_taskq.worker import Work, Worker
-from tests.consumer.reading import quick
+from tests.consumer.consumers import quick
 from tests.faults.conftest import Named
 from tests.faults.poison import POISON, poison
 from tests.faults.servers import ServerPair, programs_of_tests

@@ -12,9 +12,9 @@ import pytest
 from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
+from airflow_provider_taskq.worker.batch import Work, tagged
 from airflow_provider_taskq.worker.composite import Composite, Mode
-from airflow_provider_taskq.worker.handling import BatchHandler, ForeignDecision, TaskResultException
-from airflow_provider_taskq.worker.work import Work, tagged
+from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, TaskResultException
 
 SECONDS = 30  # that an event gets to happen in
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result

@@ -11,8 +11,8 @@ import pytest
 
 from airflow_provider_taskq.queue import Result, Task, TaskQueue
 from airflow_provider_taskq.worker import Composite, Worker
-from airflow_provider_taskq.worker.work import Work
-from tests.worker.test_handling import task
+from airflow_provider_taskq.worker.batch import Work
+from tests.worker.test_handlers import task
 
 SECONDS = 60
 BAGGAGE: ContextVar[str] = ContextVar("baggage")

@@ -37,9 +37,9 @@ from airflow_provider_taskq.spark.draining.landing import land
 from airflow_provider_taskq.spark.route import Route
 from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, open_stage
 from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.commit import settle
 from airflow_provider_taskq.worker.composite import Composite
-from airflow_provider_taskq.worker.settling import settle
-from airflow_provider_taskq.worker.work import Work
 from tests.queue.conftest import until
 
 SECONDS = 60  # that a program gets

@@ -3,10 +3,10 @@
 import pytest
 
 from airflow_provider_taskq.queue import Result, Task
+from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.duplicates import Judge, outdated, repeated, step_of, without
-from airflow_provider_taskq.worker.handling import BatchHandler, batch
-from airflow_provider_taskq.worker.work import Work
+from airflow_provider_taskq.worker.handlers import BatchHandler, batch
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 

@@ -21,11 +21,11 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
 )
 from airflow_provider_taskq.spark import drain
+from airflow_provider_taskq.worker.batch import Work, tagged
 from airflow_provider_taskq.worker.composite import Composite, Mode
 from airflow_provider_taskq.worker.duplicates import outdated, step_of
-from airflow_provider_taskq.worker.handling import TaskResultException
+from airflow_provider_taskq.worker.handlers import TaskResultException
 from airflow_provider_taskq.worker.listener import WorkerListener
-from airflow_provider_taskq.worker.work import Work, tagged
 from airflow_provider_taskq.worker.worker import Worker
 from tests.worker.orders import orders
 

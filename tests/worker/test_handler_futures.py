@@ -15,7 +15,7 @@ from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
 from airflow_provider_taskq.worker import BatchHandler, Composite, TaskResultException, Work, Worker, batch, each
 from tests.faults.poison import POISON, poison
 from tests.queue.conftest import until
-from tests.worker.test_handling import results, task
+from tests.worker.test_handlers import results, task
 
 SECONDS = 60
 BAGGAGE: ContextVar[str] = ContextVar("baggage")

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_taskq.consumer import NonTransient, Reader
 from airflow_provider_taskq.queue import Decision, Owner, Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy
 from airflow_provider_taskq.worker.health import Health, Signal, look
-from tests.consumer.reading import Heard, quick
+from tests.consumer.consumers import Heard, quick
 from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)

@@ -6,11 +6,11 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueue
+from airflow_provider_taskq.worker.batch import Work, tagged
+from airflow_provider_taskq.worker.commit import settle
 from airflow_provider_taskq.worker.composite import Composite
-from airflow_provider_taskq.worker.handling import ForeignDecision, batch, each
+from airflow_provider_taskq.worker.handlers import ForeignDecision, batch, each
 from airflow_provider_taskq.worker.partial import matching, partial
-from airflow_provider_taskq.worker.settling import settle
-from airflow_provider_taskq.worker.work import Work, tagged
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 

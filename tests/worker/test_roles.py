@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import Junction, NewTask, Result, State, Task, TaskQueue, connect
 from airflow_provider_taskq.worker import Composite, Work, Worker
-from airflow_provider_taskq.worker.ticker import Ticker
+from airflow_provider_taskq.worker.scheduler import Ticker
 from tests.queue.conftest import until
 from tests.roles import logged_in
 

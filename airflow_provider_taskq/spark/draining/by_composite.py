@@ -14,10 +14,10 @@ from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS
 from airflow_provider_taskq.spark.draining.company import Company, company_of
 from airflow_provider_taskq.spark.draining.follow_ups import follow_up
 from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK, stops, task_of, values_of
+from airflow_provider_taskq.worker.batch import FollowUp, Release, Work
 from airflow_provider_taskq.worker.composite import Composite
-from airflow_provider_taskq.worker.handling import decision_on, handle_batch
+from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
 from airflow_provider_taskq.worker.partial import readable
-from airflow_provider_taskq.worker.work import FollowUp, Release, Work
 
 BATCH = 1_000  # tasks that go through the steps together, unless said otherwise
 

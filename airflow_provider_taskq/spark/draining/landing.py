@@ -18,8 +18,8 @@ from airflow_provider_taskq.spark.draining.follow_ups import Staging
 from airflow_provider_taskq.spark.draining.transforms import values_of
 from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, carry_out, check_of
 from airflow_provider_taskq.spark.source.decisions import COPY, staged_rows
+from airflow_provider_taskq.worker.commit import LONGEST, Interruptions, ParticipantInterrupted
 from airflow_provider_taskq.worker.patience import BackOff
-from airflow_provider_taskq.worker.settling import LONGEST, Interruptions, ParticipantInterrupted
 
 DRIVER = -1  # the part of a stage that is the driver's own
 

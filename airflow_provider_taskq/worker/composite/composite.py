@@ -7,9 +7,9 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any, Self, TypeVar, overload
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Task
-from airflow_provider_taskq.worker.composite.definition import After, Around, Context, Definition, Mode, Step
+from airflow_provider_taskq.worker.batch import Rewrite, Work
 from airflow_provider_taskq.worker.composite.engine import Engine, Landing
-from airflow_provider_taskq.worker.work import Rewrite, Work
+from airflow_provider_taskq.worker.composite.steps import After, Around, Context, Definition, Mode, Step
 
 F = TypeVar("F", bound=Callable[..., Any])
 

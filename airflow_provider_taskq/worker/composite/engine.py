@@ -6,10 +6,10 @@ from concurrent.futures import Executor, Future
 from contextvars import copy_context
 
 from airflow_provider_taskq.queue import Decision, Task, TaskQueueError
-from airflow_provider_taskq.worker.composite.definition import Definition
+from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.composite.running import Run
+from airflow_provider_taskq.worker.composite.steps import Definition
 from airflow_provider_taskq.worker.composite.threads import Threads
-from airflow_provider_taskq.worker.work import Work
 
 Landing = Future[Mapping[Task, Decision]]
 

@@ -10,11 +10,11 @@ from typing import Any
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.pushing import chunks
 from airflow_provider_taskq.queue.wire import json_text
-from airflow_provider_taskq.worker.composite.definition import Around, Context, Decisions, Mode, Step
+from airflow_provider_taskq.worker.batch import Rewrite, Work
+from airflow_provider_taskq.worker.composite.steps import Around, Context, Decisions, Mode, Step
 from airflow_provider_taskq.worker.composite.threads import Threads
 from airflow_provider_taskq.worker.futures import result_of
-from airflow_provider_taskq.worker.handling import ForeignDecision, decision_of, decision_on, name_of
-from airflow_provider_taskq.worker.work import Rewrite, Work
+from airflow_provider_taskq.worker.handlers import ForeignDecision, decision_of, decision_on, name_of
 
 
 def invoked(

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker.composite.definition import Definition, Step
+from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.composite.invoking import invoked, of_context, rewritten
+from airflow_provider_taskq.worker.composite.steps import Definition, Step
 from airflow_provider_taskq.worker.composite.threads import Threads
-from airflow_provider_taskq.worker.work import Work
 
 OwnDecisions = dict[Task, Decision]
 

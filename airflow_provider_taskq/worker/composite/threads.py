@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
+from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.futures import copy_outcome
-from airflow_provider_taskq.worker.pool import Pool
-from airflow_provider_taskq.worker.work import Work
+from airflow_provider_taskq.worker.threads import Pool
 
 T = TypeVar("T")
 

@@ -1,0 +1,257 @@
+"""Settings of readers: built-in ones, standard ones for all groups of a program, and each group's own."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from itertools import islice
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
+
+from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, ProgressTracker
+from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
+from airflow_provider_taskq.queue.bounds import LONGEST_STORED
+from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
+from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, call_limit
+
+
+class Progress(StrEnum):
+    """Where a reader keeps how far it got."""
+
+    DATABASE = "database"
+    MEMORY = "memory"
+
+
+class Leadership(StrEnum):
+    """How many programs handle a partition: one at a time, by lease; or each, with progress in its own memory."""
+
+    LEASE = "lease"
+    NONE = "none"
+
+
+class Level(StrEnum):
+    """Levels by the names of the third source system, OpenCQRS; its default is `per_second_level_subject`."""
+
+    PER_SUBJECT = "per_subject"
+    PER_SECOND_LEVEL_SUBJECT = "per_second_level_subject"
+    NO_SEQUENCE = "no_sequence"
+
+
+SequenceResolver: TypeAlias = Callable[[Task], str]
+_LEVELS: dict[str, int | None] = {
+    Level.PER_SUBJECT: None,
+    Level.PER_SECOND_LEVEL_SUBJECT: 2,
+    Level.NO_SEQUENCE: 0,
+}
+
+
+class BackOff(Protocol):
+    """The delays between the tries of an event."""
+
+    def delay(self, attempts: int) -> timedelta | None:
+        """The delay after this many failures (1 or more); None to skip the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableBackOff:
+    """The delays that a function of the number of failures returns."""
+
+    function: Callable[[int], DurationLike | None]
+
+    def delay(self, attempts: int) -> timedelta | None:
+        """The delay after this many failures; None to skip the event."""
+        found = self.function(attempts)
+        return None if found is None else to_timedelta(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesBackOff:
+    """The delays of a series, one after the other; at its end the event is skipped."""
+
+    series: Iterable[DurationLike]
+
+    def delay(self, attempts: int) -> timedelta | None:
+        """The delay after this many failures; None to skip the event."""
+        found = next(islice(iter(self.series), attempts - 1, None), None)
+        return None if found is None else to_timedelta(found)
+
+
+class Retry(StrEnum):
+    """How the intervals between tries grow."""
+
+    EXPONENTIAL = "exponential"
+    FIXED = "fixed"
+    NONE = "none"
+
+
+class Properties(TypedDict, total=False):
+    """Any of the settings: what one level of precedence says.
+
+    A duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
+    """
+
+    subject: str | None
+    recursive: bool
+    auto_start: bool
+    partitions: int
+    level: int | Level | Literal["per_subject", "per_second_level_subject", "no_sequence"] | SequenceResolver | None
+    progress: Progress | Literal["database", "memory"] | ProgressTracker
+    transactional: bool
+    together: int
+    leadership: Leadership | Literal["lease", "none"]
+    lease: DurationLike
+    lead_at_most: int | None
+    lead_only: int | Collection[int] | None
+    size: int
+    pause: DurationLike
+    retry: (
+        Retry | Literal["exponential", "fixed", "none"] | Callable[[int], DurationLike | None] | Iterable[DurationLike]
+    )
+    retry_initial: DurationLike
+    retry_multiplier: float
+    retry_max_interval: DurationLike
+    retry_max_attempts: int | None
+    retry_max_elapsed: DurationLike | None
+    call_timeout: DurationLike | None
+    handler_statement_timeout: DurationLike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of a reader, the built-in ones by default.
+
+    `subject`: only events whose identifier is this or, if `recursive`, below it (after a slash). `partitions`, by
+    `level` as `sequence_id` has it: a number, None, a name of `Level`, or a function of the event that returns the text
+    which decides on its partition. `progress`: "database", "memory", or a ProgressTracker. `retry`: "exponential",
+    "fixed", "none", a function of the number of failures that returns a duration or None (skip the event), or a series
+    of durations. `transactional`: handlers run in the transaction that stores progress, those of `together` events in
+    one where none fails. `lease`: how long after its last sign of life a leader is replaced at the latest.
+    `lead_at_most`: partitions that one program leads at a time, None for all that it gets. `lead_only`: the numbers of
+    the partitions that this program leads, None for any. `size`: events read at once. `pause`: between two looks at a
+    log that has nothing new. `call_timeout`: how long the reader waits for an answer of the database before it opens
+    another connection; a third of the lease by default, 5 seconds at least. `handler_statement_timeout`: the same for
+    statements of transactional handlers.
+    """
+
+    subject: str | None = None
+    recursive: bool = True
+    auto_start: bool = True
+    partitions: int = 1
+    level: int | str | SequenceResolver | None = None
+    progress: str | ProgressTracker = Progress.DATABASE
+    transactional: bool = False
+    together: int = 1
+    leadership: str = Leadership.LEASE
+    lease: timedelta = timedelta(seconds=10)
+    lead_at_most: int | None = None
+    lead_only: int | Collection[int] | None = None
+    size: int = 100
+    pause: timedelta = timedelta(milliseconds=500)
+    retry: str | Callable[[int], DurationLike | None] | Iterable[DurationLike] = Retry.EXPONENTIAL
+    retry_initial: timedelta = timedelta(seconds=2)
+    retry_multiplier: float = 1.5
+    retry_max_interval: timedelta = timedelta(seconds=30)
+    retry_max_attempts: int | None = None
+    retry_max_elapsed: timedelta | None = None
+    call_timeout: timedelta | None = None
+    handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT
+
+    def __post_init__(self) -> None:
+        named = {"progress": Progress, "leadership": Leadership, "retry": Retry, "level": Level}
+        for name, kind in named.items():
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in set(kind):
+                raise InvalidArgument(f"{name} {value!r} is none of {', '.join(kind)}")
+        self._check_objects()
+        if min(self.partitions, self.size, self.together) < 1 or (
+            self.lead_at_most is not None and self.lead_at_most < 1
+        ):
+            raise InvalidArgument("partitions, size, together and lead_at_most are 1 or more")
+        durations = (self.lease, self.pause, self.call_timeout or self.lease, self.handler_statement_timeout)
+        if min(durations) <= timedelta(0):
+            raise InvalidArgument("lease, pause, call_timeout and handler_statement_timeout are longer than nothing")
+        if self.lease > LONGEST_STORED:
+            raise InvalidArgument(f"lease is at most {LONGEST_STORED.days} days, not {self.lease}")
+        if self.progress != Progress.DATABASE and self.transactional:
+            raise InvalidArgument("progress in memory or in a tracker is in no transaction of the queue")
+        if self.together > 1 and not self.transactional:
+            raise InvalidArgument("events are handled together in a transaction: that takes transactional=True")
+        if self.progress == Progress.DATABASE and self.leadership == Leadership.NONE:
+            raise InvalidArgument("progress in the database is one for all programs: one of them leads, by lease")
+
+    def _check_objects(self) -> None:
+        """Refuses objects that cannot be what their setting needs."""
+        if not isinstance(self.progress, str | ProgressTracker):
+            raise InvalidArgument("progress is database, memory, or an object with the methods current and proceed")
+        if isinstance(self.retry, Iterator):
+            raise InvalidArgument("retry: an iterator ends after one event; give a list, or a function of the failures")
+        if not (isinstance(self.retry, Iterable) or callable(self.retry)):
+            raise InvalidArgument(f"retry {self.retry!r} is no name, no function and no series of durations")
+        if not (self.level is None or isinstance(self.level, int | str) or callable(self.level)):
+            raise InvalidArgument(f"level {self.level!r} is no number, no name and no function of an event")
+        if outside := [number for number in self.chosen or () if not 0 <= number < self.partitions]:
+            raise InvalidArgument(f"lead_only {outside}: the partitions have the numbers 0 to {self.partitions - 1}")
+
+    @property
+    def chosen(self) -> frozenset[int] | None:
+        """The numbers of the partitions that this program leads; None for any."""
+        if self.lead_only is None:
+            return None
+        return frozenset([self.lead_only] if isinstance(self.lead_only, int) else self.lead_only)
+
+    @property
+    def shared_level(self) -> int | None:
+        """The level by which the database shares the events out."""
+        if isinstance(self.level, str):
+            return _LEVELS[self.level]
+        return self.level if self.level is None or isinstance(self.level, int) else CALLABLE_LEVEL
+
+    @property
+    def resolver(self) -> SequenceResolver | None:
+        """The function that decides on partitions, if one does."""
+        return self.level if callable(self.level) else None
+
+    @property
+    def policy(self) -> BackOff:
+        """How long to wait before an event is tried again; a RetryPolicy's `max_attempts` counts the first try too."""
+        if not isinstance(self.retry, str):
+            return CallableBackOff(self.retry) if callable(self.retry) else SeriesBackOff(self.retry)
+        if self.retry == Retry.NONE:
+            return RetryPolicy()
+        fixed = self.retry == Retry.FIXED
+        return RetryPolicy.event_handling(
+            initial=self.retry_initial,
+            multiplier=1.0 if fixed else self.retry_multiplier,
+            max_interval=self.retry_initial if fixed else self.retry_max_interval,
+            max_attempts=self.retry_max_attempts,
+            max_elapsed=None if fixed else self.retry_max_elapsed,
+        )
+
+    def call_limit(self) -> CallLimit:
+        """A limit for the calls of one partition."""
+        return call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
+
+    def concerns(self, event: Task) -> bool:
+        """Whether an event is of the subject at all."""
+        if self.subject is None or event.identifier == self.subject:
+            return True
+        return self.recursive and event.identifier.startswith(self.subject.rstrip("/") + "/")
+
+
+_DURATIONS = (
+    *("lease", "pause", "retry_initial", "retry_max_interval", "retry_max_elapsed"),
+    *("call_timeout", "handler_statement_timeout"),
+)
+
+
+def merged(*levels: Properties) -> Settings:
+    """The settings that these levels make: of each property what the first says that says something."""
+    said: dict[str, Any] = {}
+    for level in reversed(levels):
+        said.update(cast(dict[str, Any], level))
+    said.update({name: to_timedelta(said[name]) for name in _DURATIONS if name in said})
+    try:
+        return replace(Settings(), **said)
+    except TypeError:
+        unknown = sorted(set(said) - set(Settings.__dataclass_fields__))
+        raise InvalidArgument(f"readers have no setting {', '.join(unknown)}") from None

@@ -1,0 +1,50 @@
+"""A program that the chaos test starts and kills: a reader whose effects land in a ledger with its progress.
+
+    python -m tests.consumer.consumer_program NAME PARTITIONS LEASE
+
+The DSN comes from TASKQ_DSN. It goes on until SIGTERM, or until it is killed.
+"""
+
+import logging
+import sys
+from datetime import timedelta
+
+from airflow_provider_taskq.consumer import Group, Reader, Settings
+from airflow_provider_taskq.queue import Task, TaskQueue
+
+LEDGER = """nth bigserial PRIMARY KEY, sequence bigint, identifier text, by text, generation int, partition int,
+    fence bigint,
+    at timestamptz NOT NULL DEFAULT clock_timestamp()"""
+
+# The partition of the event, as the group shares the topic out now: where its fence is not ours, nothing commits.
+ENTER = """INSERT INTO reader_ledger (sequence, identifier, by, generation, partition, fence)
+    SELECT %(sequence)s, %(identifier)s, %(by)s, r.generation, h.partition, h.fence FROM taskq.reader r
+    JOIN taskq.reader_partition h USING (reader_group, topic_id)
+    WHERE h.partition = taskq.partition_of(%(identifier)s, r.partitions, r.level, %(sequence)s)"""
+
+
+def main() -> None:
+    """Reads until told to end."""
+    name, partitions, lease = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(message)s")
+    group = Group("readers")
+
+    @group.on()
+    def enter(event: Task, queue: TaskQueue) -> None:
+        row = {"sequence": event.sequence, "identifier": event.identifier, "by": name}
+        entered = queue.conn.execute(ENTER, row)
+        if entered.rowcount != 1:
+            raise RuntimeError(f"entered {entered.rowcount} rows")
+
+    settings = Settings(
+        partitions=partitions,
+        lease=timedelta(seconds=lease),
+        transactional=True,
+        size=20,
+        pause=timedelta(milliseconds=50),
+    )
+    Reader(None, group, "work", settings).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Readers: which events go to which handlers, and what becomes of progress."""
+
+import threading
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.queue import Task, TaskQueue, sequence_id
+from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, table, typed, until_at_end
+from tests.queue.conftest import until
+
+
+def test_a_reader_handles_every_event_in_order_and_stores_how_far_it_is(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b", "a"])
+    heard = heard_all()
+    with Reader(dsn, heard.group, "work", quick()):
+        assert heard.wait(3) == ["a", "b", "a"]
+        queue.push("work", ["c"])
+        assert heard.wait(4)[-1] == "c"
+        until_at_end(queue)
+    assert queue.progress("readers", "work") == place(queue, 4)
+    assert queue.ready("work", 10) == 4, "it takes nothing"
+
+
+def test_a_reader_goes_on_where_the_group_left_off(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    first, second = heard_all(), heard_all()
+    read_all(queue, Reader(dsn, first.group, "work", quick()))
+    queue.push("work", ["c"])
+    read_all(queue, Reader(dsn, second.group, "work", quick()))
+    assert (first.identifiers, second.identifiers) == (["a", "b"], ["c"])
+
+
+def test_a_group_goes_on_from_progress_that_was_stored_before_it_had_a_reader(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    queue.advance("readers", "work", 0, place(queue, 1))
+    heard = heard_all()
+    read_all(queue, Reader(dsn, heard.group, "work", quick()))
+    assert heard.identifiers == ["b"]
+
+
+def test_groups_read_independently_of_each_other(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    one, two = heard_all("one"), heard_all("two")
+    read_all(queue, Reader(dsn, one.group, "work", quick()), "one")
+    read_all(queue, Reader(dsn, two.group, "work", quick()), "two")
+    assert one.identifiers == two.identifiers == ["a", "b"]
+
+
+def test_handlers_are_chosen_by_the_kind_of_an_event_by_a_predicate_or_get_all(dsn: str, queue: TaskQueue) -> None:
+    heard = Heard()
+    told: list[tuple[str, str]] = []
+
+    @heard.group.on("added", "changed")
+    def of_kind(event: Task) -> None:
+        told.append(("kind", event.identifier))
+
+    @heard.group.on(lambda event: event.identifier > "b")
+    def by_predicate(event: Task) -> None:
+        told.append(("predicate", event.identifier))
+
+    heard.group.on()(heard.hear)
+    queue.push("work", [typed("a", "added"), typed("b", "removed"), typed("c", "changed"), "d"])
+    with Reader(dsn, heard.group, "work", quick()):
+        assert heard.wait(4) == ["a", "b", "c", "d"]
+    assert told == [("kind", "a"), ("kind", "c"), ("predicate", "c"), ("predicate", "d")]
+
+
+def test_a_group_may_tell_the_kind_of_an_event_in_its_own_way(dsn: str, queue: TaskQueue) -> None:
+    heard = Heard()
+    heard.group.kind = lambda event: event.identifier[0]
+    heard.group.on("b")(heard.hear)
+    queue.push("work", ["a1", "b1", "b2"])
+    read_all(queue, Reader(dsn, heard.group, "work", quick()))
+    assert heard.identifiers == ["b1", "b2"]
+
+
+def test_an_event_that_is_for_nobody_is_passed_by_and_progress_goes_on(dsn: str, queue: TaskQueue) -> None:
+    heard = Heard()
+    heard.group.on("never")(heard.hear)
+    queue.push("work", ["a", "b"])
+    read_all(queue, Reader(dsn, heard.group, "work", quick()))
+    assert queue.progress("readers", "work") == place(queue, 2)
+    assert heard.events == []
+
+
+@pytest.mark.parametrize(
+    ("subject", "recursive", "expected"),
+    [
+        (None, True, ["/books", "/books/1", "/bookshop", "a"]),
+        ("/books", True, ["/books", "/books/1"]),
+        ("/books", False, ["/books"]),
+        ("/", True, ["/books", "/books/1", "/bookshop"]),
+    ],
+)
+def test_a_reader_observes_a_subject_with_or_without_what_is_below(
+    dsn: str, queue: TaskQueue, subject: str | None, recursive: bool, expected: list[str]
+) -> None:
+    queue.push("work", ["/books", "/books/1", "/bookshop", "a"])
+    heard = heard_all()
+    read_all(queue, Reader(dsn, heard.group, "work", quick(subject=subject, recursive=recursive)))
+    assert heard.identifiers == expected
+
+
+@pytest.mark.parametrize("level", [None, 0, 1], ids=["whole", "own sequence", "first level"])
+def test_events_that_share_a_sequence_are_handled_in_order_by_one_partition(
+    dsn: str, queue: TaskQueue, level: int | None
+) -> None:
+    pushed = queue.push("work", [f"/book/{n % 5}/page/{n % 3}" for n in range(60)])
+    heard = heard_all()
+    threads: dict[str, set[str]] = {}
+
+    @heard.group.on()
+    def who(event: Task) -> None:
+        key = sequence_id(event.identifier, level, event.sequence)
+        threads.setdefault(key, set()).add(threading.current_thread().name)
+
+    with Reader(dsn, heard.group, "work", quick(partitions=3, level=level)):
+        heard.wait(60)
+        until_at_end(queue)
+    assert sorted(event.sequence for event in heard.events) == [task.sequence for task in pushed]
+    assert all(len(each) == 1 for each in threads.values())
+    by_identifier: dict[str, list[int]] = {}
+    for event in heard.events:
+        by_identifier.setdefault(sequence_id(event.identifier, level, event.sequence), []).append(event.sequence)
+    assert all(sequences == sorted(sequences) for sequences in by_identifier.values())
+
+
+def test_each_partition_has_progress_of_its_own(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", [f"id-{n}" for n in range(20)])
+    heard = heard_all()
+    blocked, go = threading.Event(), threading.Event()
+
+    @heard.group.on(lambda event: event.identifier == "id-0")
+    def blocks(_event: Task) -> None:
+        blocked.set()
+        assert go.wait(20)
+
+    with Reader(dsn, heard.group, "work", quick(partitions=2)):
+        assert blocked.wait(20)
+        end = place(queue, 20)
+        until(lambda: max(each.cursor for each in queue.readers("work")) == end)
+        assert min(each.cursor for each in queue.readers("work")) < place(queue, 1)
+        go.set()
+        heard.wait(20)
+
+
+def test_an_operator_may_put_progress_back_while_the_reader_runs_to_have_events_again(
+    dsn: str, queue: TaskQueue
+) -> None:
+    queue.push("work", ["a", "b"])
+    heard = heard_all()
+    with Reader(dsn, heard.group, "work", quick()):
+        heard.wait(2)
+        until_at_end(queue)
+        queue.advance("readers", "work", 0, place(queue, 1))
+        assert heard.wait(3) == ["a", "b", "b"]
+
+
+def test_progress_in_memory_begins_anew_with_each_reader_and_outlives_a_stop(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    heard = heard_all()
+    reader = Reader(dsn, heard.group, "work", quick(progress="memory", partitions=2))
+    with reader:
+        assert sorted(heard.wait(2)) == ["a", "b"]
+    queue.push("work", ["c"])
+    with reader:
+        assert heard.wait(3)[2] == "c"
+    with Reader(dsn, heard.group, "work", quick(progress="memory")):
+        assert heard.wait(6)[3:] == ["a", "b", "c"]
+    assert queue.readers() == []
+    assert queue.progress("readers", "work") is None
+
+
+def test_handlers_without_the_queue_run_outside_of_any_transaction_and_progress_follows(
+    dsn: str, queue: TaskQueue
+) -> None:
+    queue.push("work", ["a"])
+    heard = Heard()
+    seen: list[object] = []
+
+    @heard.group.on()
+    def look(event: Task) -> None:
+        seen.append(queue.progress("readers", "work"))
+        open_ = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in tr%'"
+        seen.append(queue.conn.execute(open_.encode()).fetchone())
+        heard.hear(event)
+
+    with Reader(dsn, heard.group, "work", quick()):
+        heard.wait(1)
+        until_at_end(queue)
+    assert seen == [None, (0,)]
+
+
+def test_effects_and_progress_land_together_where_the_handler_is_in_the_transaction(dsn: str, queue: TaskQueue) -> None:
+    table(queue, "shelf", "book text")
+    queue.push("work", ["a"])
+    heard = Heard()
+    inside, go = threading.Event(), threading.Event()
+
+    @heard.group.on()
+    def shelve(event: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("INSERT INTO shelf VALUES (%s)", (event.identifier,))
+        if event.identifier == "a":
+            queue.push("work", ["follow-up"])
+        inside.set()
+        assert go.wait(20)
+
+    with Reader(dsn, heard.group, "work", quick(transactional=True)):
+        assert inside.wait(20)
+        assert queue.conn.execute("SELECT FROM shelf").fetchall() == []
+        assert queue.progress("readers", "work") is None
+        go.set()
+        until(lambda: len(queue.conn.execute("SELECT FROM shelf").fetchall()) == 2)
+        until_at_end(queue)
+    assert queue.progress("readers", "work") == place(queue, 2)
+
+
+def test_a_transaction_that_fails_leaves_no_effect_and_is_tried_again(dsn: str, queue: TaskQueue) -> None:
+    table(queue, "shelf", "book text")
+    queue.push("work", ["a"])
+    heard = Heard()
+
+    @heard.group.on()
+    def shelve(event: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("INSERT INTO shelf VALUES (%s)", (event.identifier,))
+        if len(heard.failures) < 2:
+            raise ValueError("not yet")
+
+    with Reader(dsn, heard.group, "work", quick(transactional=True), on_failure=heard.fail):
+        heard.wait_failures(2)
+        until_at_end(queue)
+    assert queue.conn.execute("SELECT * FROM shelf").fetchall() == [("a",)]
+
+
+def test_events_that_are_handled_together_land_in_one_transaction_and_one_by_one_where_one_fails(
+    dsn: str, queue: TaskQueue
+) -> None:
+    table(queue, "shelf", "book text, tx xid8 DEFAULT pg_current_xact_id()")
+    queue.push("work", [f"id-{n}" for n in range(9)])
+    heard = Heard()
+
+    @heard.group.on(lambda event: event.identifier != "id-1")
+    def shelve(event: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("INSERT INTO shelf (book) VALUES (%s)", (event.identifier,))
+        if event.identifier == "id-5":
+            raise ValueError("bad")
+
+    settings = quick(transactional=True, together=3, retry="none")
+    read_all(queue, Reader(dsn, heard.group, "work", settings, on_failure=heard.fail))
+    together = "SELECT array_agg(book ORDER BY book) FROM shelf GROUP BY tx ORDER BY 1"
+    found = [row[0] for row in queue.conn.execute(together.encode())]
+    assert found == [["id-0", "id-2"], ["id-3"], ["id-4"], ["id-6", "id-7", "id-8"]]
+    assert [failure.event.identifier for failure in heard.failures] == ["id-5"]
+
+
+def test_a_handler_that_goes_on_after_its_transaction_failed_has_failed(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    heard = Heard()
+
+    @heard.group.on()
+    def careless(_event: Task, queue: TaskQueue) -> None:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            queue.conn.execute("SELECT FROM nothing")
+
+    with Reader(dsn, heard.group, "work", quick(transactional=True, retry="none"), on_failure=heard.fail):
+        [failure] = heard.wait_failures(1)
+        assert "went on" in str(failure.error)
+        until_at_end(queue)

@@ -1,0 +1,189 @@
+"""Reader programs killed with -9 at random, one asking for two partitions and the other for three."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import TaskQueue, connect
+from tests.consumer.consumer_program import LEDGER
+from tests.consumer.consumers import at_end, table
+from tests.queue.conftest import until
+
+SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "25"))
+LONGER = 275.0  # until as much has happened as the test is about, where programs start slowly
+LEASE = 1.5
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + LONGER + 450)]
+PARTITIONS = {"two": 2, "three": 3}
+
+LOST = "SELECT sequence FROM taskq.task EXCEPT SELECT sequence FROM reader_ledger"
+DOUBLED = "SELECT sequence FROM reader_ledger GROUP BY sequence HAVING count(*) > 1"
+# What was entered later, of an identifier or a partition, has to come later in the log.
+OVERTAKEN = """SELECT * FROM (SELECT sequence, lag(sequence) OVER (PARTITION BY {} ORDER BY nth) AS before
+    FROM reader_ledger) l WHERE before > sequence"""
+# Fences of a partition only grow, and one is one program's: had two led it at a time, theirs would alternate.
+TWO_LEADERS = """SELECT * FROM (
+    SELECT fence, lag(fence) OVER (PARTITION BY generation, partition ORDER BY nth) AS before FROM reader_ledger) l
+    WHERE before > fence"""
+SHARED_FENCES = "SELECT fence FROM reader_ledger GROUP BY fence HAVING count(DISTINCT (by, generation, partition)) > 1"
+# All of a generation comes before all of the next, in the log as in time.
+MIXED = """SELECT * FROM (SELECT generation, min(sequence) AS first, min(nth) AS begun FROM reader_ledger GROUP BY 1) a
+    JOIN (SELECT generation, max(sequence) AS last, max(nth) AS over FROM reader_ledger GROUP BY 1) b
+    ON b.generation < a.generation WHERE b.last > a.first OR b.over > a.begun"""
+
+
+class Crew:
+    """Programs of tests.consumer.consumer_program, by name; a session tells of each which start it is of."""
+
+    def __init__(self, dsn: str, folder: Path) -> None:
+        self.env = {**os.environ, "TASKQ_DSN": dsn, "PYTHONPATH": str(Path.cwd())}
+        self.folder = folder
+        self.members: dict[str, subprocess.Popen[bytes]] = {}
+        self.sessions: dict[str, str] = {}
+
+    def start(self, name: str) -> None:
+        command = [sys.executable, "-m", "tests.consumer.consumer_program", name, str(PARTITIONS[name]), str(LEASE)]
+        self.sessions[name] = f"{name} {time.monotonic()}"
+        env = {**self.env, "PGAPPNAME": self.sessions[name]}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.members[name] = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+
+    def kill(self, name: str) -> int:
+        """Kills a program, and returns what its process was."""
+        member = self.members[name]
+        os.kill(member.pid, signal.SIGKILL)
+        member.wait()
+        return member.pid
+
+    def end(self) -> None:
+        """Asks all to end, and waits."""
+        for member in self.members.values():
+            member.terminate()
+        for name, member in self.members.items():
+            # The last one started may be asked to end before it listens to signals.
+            assert member.wait(60) in (0, -signal.SIGTERM), (self.folder / f"{name}.log").read_text()
+
+    def close(self) -> None:
+        for member in self.members.values():
+            if member.poll() is None:
+                member.kill()
+                member.wait()
+
+
+@pytest.fixture
+def crew(dsn: str, queue: TaskQueue, tmp_path: Path) -> Iterator[Crew]:
+    table(queue, "reader_ledger", LEDGER)
+    with closing(Crew(dsn, tmp_path)) as started:
+        yield started
+
+
+@pytest.fixture
+def stop_producing(dsn: str, queue: TaskQueue) -> Iterator[Callable[[], None]]:
+    """Pushes events of a few identifiers, two sessions' transactions interleaved, until this is called."""
+    enough = threading.Event()
+
+    def produce() -> None:
+        numbers = random.Random(1)  # noqa: S311
+        with connect(dsn) as one, connect(dsn) as two:
+            while not enough.wait(0.02):
+                for conn in (one, two):
+                    TaskQueue(conn).push("work", [f"id-{numbers.randrange(12)}" for _ in range(3)])
+                two.commit()
+                one.commit()
+
+    def stop() -> None:
+        enough.set()
+        thread.join()
+
+    assert queue.topics() == ["work"]
+    thread = threading.Thread(target=produce)
+    thread.start()
+    yield stop
+    stop()
+
+
+def led_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
+    """The partitions that a process leads: generation, partition, fence."""
+    named = f" {pid} "
+    return {(r.generation, r.partition, r.fence or 0) for r in queue.readers() if r.leader and named in r.leader}
+
+
+def take_over(queue: TaskQueue, led: set[tuple[int, int, int]]) -> float:
+    """How many seconds it takes until others lead what a dead process led, or its generation is over."""
+    begun = time.monotonic()
+    fences = {fence for _, _, fence in led}
+    until(lambda: not fences & {reader.fence for reader in queue.readers()}, 30)
+    return time.monotonic() - begun
+
+
+def is_up(queue: TaskQueue, session: str) -> bool:
+    """Whether a program has come so far that it is connected."""
+    found = queue.conn.execute("SELECT FROM pg_stat_activity WHERE application_name = %s", (session,))
+    return found.rowcount > 0
+
+
+def handled(queue: TaskQueue) -> tuple[int, int, int]:
+    """How many events were handled, under how many fences, and up to which generation."""
+    row = queue.conn.execute("SELECT count(*), count(DISTINCT fence), max(generation) FROM reader_ledger").fetchone()
+    assert row is not None
+    return row[0], row[1], row[2]
+
+
+def is_enough(queue: TaskQueue, took: list[float]) -> bool:
+    """Whether as much has happened as the test is about."""
+    events, fences, generations = handled(queue)
+    return events > 200 and fences > 5 and generations > 2 and bool(took)
+
+
+def kill_some(queue: TaskQueue, crew: Crew) -> list[float]:
+    """Kills one program after the other at random; how long it took the other one to take over, where that was up."""
+    chance = random.Random(3)  # noqa: S311 - which process dies next is no secret
+    took: list[float] = []
+    begun = time.monotonic()
+    while time.monotonic() < begun + SECONDS or not is_enough(queue, took):
+        assert time.monotonic() < begun + SECONDS + LONGER, (handled(queue), took)
+        name, other = chance.sample(list(PARTITIONS), 2)
+        with_heir = chance.random() < 0.7
+        if with_heir:
+            until(partial(is_up, queue, crew.sessions[other]), 60)
+        time.sleep(chance.uniform(0.1, 1.5))  # the moment of the kill is the chance that the test is about
+        led = led_by(queue, crew.kill(name))
+        if led and with_heir:
+            took.append(take_over(queue, led))
+        crew.start(name)
+    return took
+
+
+def wrong(conn: psycopg.Connection, query: str) -> list[object]:
+    return list(conn.execute(query.encode()).fetchall())
+
+
+def test_every_event_is_handled_once_and_in_order_though_readers_are_killed_and_want_different_partitions(
+    queue: TaskQueue, crew: Crew, stop_producing: Callable[[], None]
+) -> None:
+    for name in PARTITIONS:
+        crew.start(name)
+    until(lambda: queue.conn.execute("SELECT FROM reader_ledger LIMIT 100").rowcount == 100, 60)
+    took = kill_some(queue, crew)
+    stop_producing()
+    until(lambda: at_end(queue), 180)
+    crew.end()
+    queries = [LOST, DOUBLED, OVERTAKEN.format("identifier"), OVERTAKEN.format("generation, partition")]
+    for query in [*queries, TWO_LEADERS, SHARED_FENCES, MIXED]:
+        assert wrong(queue.conn, query) == [], query
+    events, fences, generations = handled(queue)
+    sys.stdout.write(f"{events} events, {fences} fences, {generations} generations, taken over after {sorted(took)}\n")
+    assert is_enough(queue, took)
+    assert median(took) < LEASE + 2, "the lease, and what a busy machine adds"

@@ -1,0 +1,289 @@
+"""What a reader does about errors: try again, skip, stop, or end quietly."""
+
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.consumer import Interrupted, NonTransient, Reader, Settings
+from airflow_provider_taskq.consumer.attempts import Attempts
+from airflow_provider_taskq.consumer.progress import DatabaseProgress
+from airflow_provider_taskq.consumer.runtime import Part
+from airflow_provider_taskq.queue import Cursor, Task, TaskQueue, connect
+from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, table, until_at_end
+from tests.queue.conftest import until
+
+TRANSACTION_TIMEOUTS = 170_000  # the version of the server that has them first
+SERIES = [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]
+
+
+class OutOfOrder(NonTransient):
+    """An error that a program made of its own."""
+
+
+@pytest.fixture
+def refused() -> ThreadPoolExecutor:
+    """An executor that takes no more work."""
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    return pool
+
+
+def failing(heard: Heard, identifier: str, times: int, error: BaseException | None = None) -> None:
+    """Makes the group fail with one event so many times."""
+
+    @heard.group.on(lambda event: event.identifier == identifier)
+    def fails(_event: Task) -> None:
+        if len(heard.failures) < times:
+            raise error or ValueError("not yet")
+
+
+def delays(attempts: Attempts, count: int) -> list[float | None]:
+    """The next delays in seconds, None for a skip."""
+    found = [attempts.failed(1) for _ in range(count)]
+    return [None if delay is None else delay.total_seconds() for delay in found]
+
+
+def test_an_error_is_tried_again_with_all_handlers_until_it_goes_well(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    heard = heard_all()
+    failing(heard, "a", 3)
+    with Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail):
+        heard.wait(5)
+        until_at_end(queue)
+    assert heard.identifiers == ["a", "a", "a", "a", "b"]
+    assert [failure.failures for failure in heard.failures] == [1, 2, 3]
+    assert queue.progress("readers", "work") == place(queue, 2)
+
+
+def test_an_event_that_is_out_of_tries_is_skipped_and_progress_passes_it(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    heard = Heard()
+    failing(heard, "a", 1000)
+    heard.group.on(lambda event: event.identifier == "b")(heard.hear)
+    with Reader(dsn, heard.group, "work", quick(retry_max_attempts=2), on_failure=heard.fail):
+        heard.wait(1)
+        until_at_end(queue)
+    assert [(each.failures, each.delay is None) for each in heard.failures] == [(1, False), (2, False), (3, True)]
+
+
+def test_without_retries_an_event_is_skipped_at_its_first_failure(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "a", "b"])
+    heard = Heard()
+    failing(heard, "a", 1000)
+    read_all(queue, Reader(dsn, heard.group, "work", quick(retry="none"), on_failure=heard.fail))
+    assert [(each.failures, each.delay) for each in heard.failures] == [(1, None), (1, None)]
+
+
+def test_a_predicate_that_fails_is_a_handler_that_fails(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    heard = Heard()
+    heard.group.on(lambda event: 1 // (event.identifier == "b"))(heard.hear)
+    read_all(queue, Reader(dsn, heard.group, "work", quick(retry_max_attempts=1), on_failure=heard.fail))
+    assert [type(each.error) for each in heard.failures] == [ZeroDivisionError] * 2
+    assert heard.identifiers == ["b"]
+
+
+@pytest.mark.parametrize("error", [NonTransient("never"), OutOfOrder("never")], ids=["itself", "of a program"])
+def test_a_non_transient_error_stops_the_reader_and_says_why(dsn: str, queue: TaskQueue, error: NonTransient) -> None:
+    queue.push("work", ["a", "b", "c"])
+    heard = heard_all()
+    failing(heard, "b", 1000, error)
+    reader = Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail)
+    reader.start()
+    with pytest.raises(NonTransient, match="never"):
+        reader.wait(20)
+    assert not reader.is_running
+    assert heard.failures[0].stopped
+    assert queue.progress("readers", "work") == place(queue, 1)
+    told = state(queue)
+    assert told.leader is None, "a spare may take over at once"
+    assert "never" in str(told.error)
+    assert told.failed is not None
+
+
+def test_other_partitions_go_on_where_one_has_stopped_and_a_spare_may_take_it_over(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", [f"id-{n}" for n in range(20)])
+    broken, whole = Heard(), heard_all()
+    failing(broken, "id-0", 1000, NonTransient("never"))
+    broken.group.on()(broken.hear)
+    with Reader(dsn, broken.group, "work", quick(partitions=2), on_failure=broken.fail) as reader:
+        broken.wait_failures(1)
+        until(lambda: reader.errors != {})
+        until(lambda: sum(each.behind_since is None for each in queue.readers()) == 1)
+        assert reader.is_running
+        assert len(reader.leads) == 1
+        with Reader(dsn, whole.group, "work", quick(partitions=2)):
+            until_at_end(queue)
+            assert len(broken.failures) == 1, "whoever gave up does not take it again"
+        assert "id-0" in whole.identifiers
+        assert all(each.error is None for each in queue.readers())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Interrupted("enough"), CancelledError(), KeyboardInterrupt(), SystemExit()],
+    ids=lambda e: type(e).__name__,
+)
+def test_an_interruption_ends_the_loop_quietly_without_progress(
+    dsn: str, queue: TaskQueue, error: BaseException
+) -> None:
+    queue.push("work", ["a"])
+    heard = Heard()
+    failing(heard, "a", 1, error)
+    reader = Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail)
+    reader.start()
+    assert reader.wait(20), "its only partition has ended"
+    assert (heard.failures, reader.errors) == ([], {})
+    assert queue.progress("readers", "work") is None
+    assert (state(queue).leader, state(queue).error) == (None, None)
+
+
+def test_an_executor_that_takes_no_more_work_ends_the_loop_quietly(
+    dsn: str, queue: TaskQueue, refused: ThreadPoolExecutor
+) -> None:
+    queue.push("work", ["a"])
+    heard = Heard()
+    heard.group.on()(lambda event: refused.submit(print, event))
+    reader = Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail)
+    reader.start()
+    assert reader.wait(20)
+    assert (heard.failures, reader.errors) == ([], {})
+    assert queue.progress("readers", "work") is None
+
+
+def test_a_stop_in_the_middle_of_a_back_off_ends_at_once_without_progress(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    heard = Heard()
+    failing(heard, "a", 1000)
+    reader = Reader(dsn, heard.group, "work", quick(retry_initial=timedelta(hours=1)), on_failure=heard.fail)
+    reader.start()
+    heard.wait_failures(1)
+    assert reader.stop(10)
+    assert queue.progress("readers", "work") is None
+
+
+def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_success_or_a_skip() -> None:
+    attempts = Attempts(Settings().policy)
+    assert delays(attempts, 9) == SERIES
+    attempts.reset()
+    assert delays(attempts, 2) == SERIES[:2]
+    assert attempts.failed(2) == timedelta(seconds=2), "another event begins anew"
+
+
+def test_retries_can_be_bounded_by_number_and_by_time_fixed_or_left_out() -> None:
+    assert delays(Attempts(Settings(retry_max_attempts=2).policy), 3) == [2, 3, None]
+    assert delays(Attempts(Settings(retry_max_elapsed=timedelta(seconds=9)).policy), 4) == [2, 3, 4.5, None]
+    assert delays(Attempts(Settings(retry="fixed", retry_max_attempts=3).policy), 4) == [2, 2, 2, None]
+    assert delays(Attempts(Settings(retry="none").policy), 1) == [None]
+
+
+def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_for_it(
+    dsn: str, queue: TaskQueue
+) -> None:
+    table(queue, "shelf", "book text")
+    heard = Heard()
+
+    @heard.group.on()
+    def shelve(event: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("INSERT INTO shelf VALUES (%s)", (event.identifier,))
+        if event.identifier in ("id-3", "id-7") and event.identifier not in heard.identifiers:
+            heard.hear(event)
+            queue.conn.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    kill = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+        AND datname = current_database() AND query LIKE ANY ('{%taskq.keep_leading(%,%taskq.lead(%}')"""
+    settings = quick(transactional=True, retry="none")
+    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
+        queue.push("work", [f"id-{n}" for n in range(10)])
+        heard.wait(2)
+        assert queue.conn.execute(kill.encode()).fetchall() == [(True,)], "the session that leads"
+        until_at_end(queue)
+    assert reader.errors == {}
+    found = [row[0] for row in queue.conn.execute("SELECT book FROM shelf")]
+    assert found == [f"id-{n}" for n in range(10)]
+    assert heard.failures == []
+
+
+@pytest.mark.parametrize("limit", ["the lease's", "the server's"])
+def test_a_program_that_stands_still_before_its_commit_is_cut_off_and_then_goes_on(
+    dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    if limit == "the server's" and queue.conn.info.server_version < TRANSACTION_TIMEOUTS:
+        pytest.skip("this server bounds no transaction")
+    table(queue, "shelf", "book text")
+    queue.push("work", ["a", "b"])
+    heard = Heard()
+    stood_still: list[int] = []
+    skip = DatabaseProgress.skip
+
+    @heard.group.on()
+    def shelve(event: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("INSERT INTO shelf VALUES (%s)", (event.identifier,))
+
+    def stand_still(progress: DatabaseProgress, after: Cursor, cursor: Cursor) -> None:
+        skip(progress, after, cursor)
+        if not stood_still:
+            stood_still.append(progress.conn.info.backend_pid)
+            if limit == "the server's":
+                progress.conn.execute("SET LOCAL transaction_timeout = '200ms'")
+            until(lambda: not has_session(queue, stood_still[0]))
+
+    monkeypatch.setattr(DatabaseProgress, "skip", stand_still)
+    settings = quick(transactional=True, retry="none")
+    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
+        until_at_end(queue)
+    assert queue.conn.execute("SELECT book FROM shelf ORDER BY book").fetchall() == [("a",), ("b",)]
+    assert (heard.failures, reader.errors, len(stood_still)) == ([], {}, 1)
+
+
+def test_a_handler_that_always_takes_longer_than_the_server_allows_ends_its_partition_with_the_servers_error(
+    dsn: str, queue: TaskQueue
+) -> None:
+    heard = Heard()
+    queue.push("work", ["a"])
+
+    @heard.group.on()
+    def work_long(event: Task, queue: TaskQueue) -> None:
+        heard.hear(event)
+        pid = queue.conn.info.backend_pid
+        queue.conn.execute("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
+        with connect(dsn, autocommit=True) as watching:
+            until(lambda: not has_session(TaskQueue(watching), pid))
+
+    with Reader(dsn, heard.group, "work", quick(transactional=True, retry="none")) as reader:
+        until(lambda: reader.errors)
+    assert isinstance(reader.errors[0], psycopg.errors.IdleInTransactionSessionTimeout)
+    assert heard.identifiers == ["a"] * 3
+
+
+def test_a_reader_whose_connection_is_lost_as_it_begins_makes_another(
+    dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.push("work", ["a"])
+    heard = heard_all()
+    lost: list[Part] = []
+    listen = Part._listen
+
+    def lose(part: Part) -> None:
+        if not lost:
+            lost.append(part)
+            end_session(queue, part._leading.queue.conn)
+        listen(part)
+
+    monkeypatch.setattr(Part, "_listen", lose)
+    with Reader(dsn, heard.group, "work", quick()) as reader:
+        assert heard.wait(1) == ["a"]
+        assert len(lost) == 1
+    assert reader.errors == {}
+
+
+def has_session(queue: TaskQueue, pid: int) -> bool:
+    """Whether the server still has that session."""
+    return queue.conn.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).rowcount == 1
+
+
+def end_session(queue: TaskQueue, conn: psycopg.Connection) -> None:
+    """Lets the server end a session, and waits until it has."""
+    queue.conn.execute("SELECT pg_terminate_backend(%s, 20000)", (conn.info.backend_pid,))

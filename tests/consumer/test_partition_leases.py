@@ -1,0 +1,371 @@
+"""Who leads a partition: one at a time, by lease; spares take over, and a leader that was replaced changes nothing."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.consumer.partition_lease import interval, stored
+from airflow_provider_taskq.queue import Cursor, LeaseLost, Led, Task, TaskQueue, TaskQueueError
+from tests.consumer.consumers import LEASE, Heard, heard_all, place, quick, state, table, until_at_end
+from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, until
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def session(open_queue: Callable[[], TaskQueue]) -> TaskQueue:
+    """One more session, whose transaction stays open."""
+    return open_queue()
+
+
+@pytest.fixture
+def background() -> Iterator[InBackground[Any]]:
+    """Runs a call beside the test."""
+    with ThreadPoolExecutor(4) as pool:
+        yield lambda call: pool.submit(call)
+
+
+def lapse(queue: TaskQueue, partition: int = 0) -> None:
+    """Lets the lease of a partition's leader run out."""
+    queue.conn.execute(
+        "UPDATE taskq.reader_partition SET lease_until = clock_timestamp() - interval '1 second' WHERE partition = %s",
+        (partition,),
+    )
+
+
+def led_by(queue: TaskQueue, leader: str, partitions: int = 1) -> Led:
+    """The group's next partition, led by somebody."""
+    queue.join_readers("readers", "work", partitions)
+    led = queue.lead("readers", "work", leader, HOUR)
+    assert led is not None
+    return led
+
+
+def kept_until(queue: TaskQueue) -> datetime:
+    """How long the lease of the first partition's leader is kept for now."""
+    kept = state(queue).lease_until
+    assert kept is not None
+    return kept
+
+
+def led_since(queue: TaskQueue) -> datetime:
+    """When the leader of the first partition took it, by the server's clock."""
+    row = queue.conn.execute("SELECT led_since FROM taskq.reader_partition WHERE partition = 0").fetchone()
+    assert row is not None
+    assert isinstance(row[0], datetime)
+    return row[0]
+
+
+def test_a_partition_is_led_by_one_at_a_time(queue: TaskQueue) -> None:
+    first, second = led_by(queue, "one", 2), led_by(queue, "two", 2)
+    assert (first.partition, second.partition) == (0, 1)
+    assert queue.lead("readers", "work", "three", HOUR) is None
+    lapse(queue, 1)
+    third = queue.lead("readers", "work", "three", HOUR)
+    assert third is not None
+    assert (third.partition, third.taken_over) == (1, True)
+    assert first.fence < second.fence < third.fence
+    assert queue.keep_leading("readers", "work", "two") == set()
+    assert queue.keep_leading("readers", "work", "one") == {first.fence}
+
+
+def test_a_leader_that_was_replaced_is_handed_nothing_and_stores_nothing(queue: TaskQueue, session: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    old = led_by(queue, "old")
+    handed = queue.read_led(old)
+    lapse(queue)
+    new = led_by(queue, "new")
+    for call in (lambda: queue.read_led(old), lambda: queue.advance_led(old, handed.after, handed.cursor)):
+        with pytest.raises(LeaseLost, match="no longer led"):
+            call()
+    assert queue.stop_leading(old) is False
+    assert [task.identifier for _, task in queue.read_led(new)] == ["a", "b"]
+    session.conn.execute("CREATE TABLE undone ()")
+    with pytest.raises(LeaseLost):
+        session.advance_led(old, handed.after, handed.cursor)
+    session.conn.rollback()
+    assert queue.conn.execute("SELECT to_regclass('undone')").fetchone() == (None,)
+
+
+def test_a_lapsed_leader_that_nobody_replaced_still_stores_progress(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    led = led_by(queue, "me")
+    handed = queue.read_led(led)
+    lapse(queue)
+    assert queue.advance_led(led, handed.after, handed.cursor)
+    assert queue.keep_leading("readers", "work", "me") == {led.fence}
+    assert queue.lead("readers", "work", "other", HOUR) is None
+
+
+def test_whoever_is_just_storing_progress_is_not_replaced_and_nobody_waits(
+    queue: TaskQueue, session: TaskQueue
+) -> None:
+    queue.push("work", ["a"])
+    led = led_by(queue, "me")
+    handed = queue.read_led(led)
+    session.advance_led(led, handed.after, handed.cursor)
+    session.conn.execute("UPDATE taskq.reader_partition SET lease_until = '-infinity'")
+    queue.conn.execute("SET lock_timeout = '5s'")  # the other one holds its lock for longer; autovacuum does not
+    assert queue.lead("readers", "work", "other", HOUR) is None
+    session.conn.commit()
+    other = queue.lead("readers", "work", "other", HOUR)
+    assert other is not None
+    assert other.taken_over
+    assert queue.read_led(other) == []
+
+
+def test_a_transaction_that_stored_progress_and_hangs_is_ended_by_the_server(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a"])
+    queue.join_readers("readers", "work")
+    led = queue.lead("readers", "work", "me", timedelta(milliseconds=100))
+    assert led is not None
+    handed = queue.read_led(led)
+    hanging = open_queue()
+    hanging.advance_led(led, handed.after, handed.cursor)
+    until(lambda: queue.lead("readers", "work", "other", HOUR) is not None)
+    assert queue.progress("readers", "work") is None
+
+
+def test_an_advance_from_a_place_where_progress_is_not_any_more_stores_nothing(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    led = led_by(queue, "me")
+    handed = queue.read_led(led)
+    queue.advance("readers", "work", 0, handed.cursor)
+    assert queue.advance_led(led, handed.after, handed[0][0]) is False
+    assert queue.progress("readers", "work") == handed.cursor
+
+
+def test_of_two_who_lead_at_once_one_gets_the_partition(
+    queue: TaskQueue, session: TaskQueue, background: InBackground[Led | None]
+) -> None:
+    queue.join_readers("readers", "work")
+    assert session.lead("readers", "work", "one", HOUR) is not None
+    assert background(lambda: queue.lead("readers", "work", "two", HOUR)).result(10) is None
+    session.conn.rollback()
+    assert queue.lead("readers", "work", "two", HOUR) is not None
+
+
+def test_keeping_a_lease_waits_for_progress_that_is_being_stored(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[set[int]]
+) -> None:
+    queue.push("work", ["a"])
+    led = led_by(queue, "me")
+    handed = queue.read_led(led)
+    session.advance_led(led, handed.after, handed.cursor)
+    keeper = open_queue()
+    kept = background(lambda: keeper.keep_leading("readers", "work", "me"))
+    await_lock_wait(queue.conn, keeper)
+    session.conn.commit()
+    assert kept.result(10) == {led.fence}
+
+
+def test_spares_wait_and_take_over_at_once_where_a_leader_stops(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    first, second = heard_all(), heard_all()
+    settings = quick(lease=timedelta(minutes=1))
+    leader = Reader(dsn, first.group, "work", settings)
+    leader.start()
+    first.wait(2)
+    until_at_end(queue)
+    with Reader(dsn, second.group, "work", settings) as spare:
+        assert spare.leads == []
+        lapses = kept_until(queue)
+        assert leader.stop(20)
+        queue.push("work", ["c"])
+        assert second.wait(1) == ["c"]
+        assert led_since(queue) < lapses, "not after a lease"
+    assert first.identifiers == ["a", "b"]
+
+
+def test_a_spare_takes_over_within_the_lease_where_a_leader_gives_no_sign_of_life(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    queue.join_readers("readers", "work")
+    assert queue.lead("readers", "work", "dead", stored(LEASE)) is not None
+    lapses = kept_until(queue)
+    heard = heard_all()
+    with Reader(dsn, heard.group, "work", quick()):
+        heard.wait(1)
+        assert led_since(queue) >= lapses
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1, 10, 60])
+def test_what_is_left_of_a_lease_after_it_lapsed_is_enough_for_a_spare_to_look(seconds: float) -> None:
+    lease = timedelta(seconds=seconds)
+    assert stored(lease).total_seconds() + interval(lease) <= seconds
+
+
+def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    slow, spare = Heard(), heard_all()
+    inside, go = threading.Event(), threading.Event()
+    settings = quick(lease=timedelta(seconds=5))
+
+    @slow.group.on()
+    def takes_long(event: Task) -> None:
+        inside.set()
+        assert go.wait(60)
+        slow.hear(event)
+
+    with Reader(dsn, slow.group, "work", settings):
+        assert inside.wait(20)
+        with Reader(dsn, spare.group, "work", settings):
+            lapses = kept_until(queue)
+            until(lambda: kept_until(queue) > lapses + stored(settings.lease), 30)  # kept after it would have lapsed
+            go.set()
+            slow.wait(1)
+            until_at_end(queue)
+    assert spare.events == []
+
+
+def test_a_leader_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, queue: TaskQueue) -> None:
+    table(queue, "shelf", "by text")
+    queue.push("work", ["a"])
+    heard = Heard()
+    inside, go = threading.Event(), threading.Event()
+
+    @heard.group.on()
+    def shelve(event: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("INSERT INTO shelf VALUES ('the old leader')")
+        inside.set()
+        assert go.wait(20)
+        heard.hear(event)
+
+    with Reader(dsn, heard.group, "work", quick(transactional=True)) as reader:
+        assert inside.wait(20)
+        queue.conn.execute("UPDATE taskq.reader_partition SET fence = nextval('taskq.fence'), leader = 'new'")
+        queue.conn.execute("UPDATE taskq.reader_partition SET lease_until = clock_timestamp() + interval '1 hour'")
+        go.set()
+        heard.wait(1)
+        until(lambda: reader.leads == [])
+        assert reader.is_running, "a spare from now on"
+    assert queue.conn.execute("SELECT FROM shelf").fetchall() == []
+    assert queue.progress("readers", "work") is None
+    assert state(queue).leader == "new"
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_program_leads_no_more_partitions_than_it_is_told(dsn: str) -> None:
+    one, two = heard_all(), heard_all()
+    settings = quick(partitions=4, lead_at_most=2, lease=HOUR)
+    with Reader(dsn, one.group, "work", settings) as first, Reader(dsn, two.group, "work", settings) as second:
+        until(lambda: sorted(first.leads + second.leads) == [0, 1, 2, 3])
+        assert len(first.leads) == len(second.leads) == 2
+
+
+def test_partitions_with_progress_in_memory_are_led_by_one_at_a_time_too_unless_it_is_switched_off(
+    dsn: str, queue: TaskQueue
+) -> None:
+    queue.push("work", ["a", "b"])
+    one, two, three = heard_all(), heard_all(), heard_all()
+    in_memory = quick(progress="memory", partitions=2, lease=HOUR)
+    for_each = quick(progress="memory", partitions=2, leadership="none")
+    with Reader(dsn, one.group, "work", in_memory) as leader:
+        until(lambda: leader.leads == [0, 1])  # before there is another one that could take part of them
+        with Reader(dsn, two.group, "work", in_memory) as spare:
+            one.wait(2)
+            assert (leader.leads, spare.leads) == ([0, 1], [])
+            with Reader(dsn, three.group, "work", for_each) as third:
+                three.wait(2)
+                until(lambda: third.leads == [0, 1])
+            leader.stop()
+            assert sorted(two.wait(2)) == ["a", "b"]
+
+
+def test_the_operator_sees_who_leads_what_and_how_far_it_is(dsn: str, queue: TaskQueue) -> None:
+    heard = heard_all()
+    with Reader(dsn, heard.group, "work", quick(partitions=2, level=1, lease=HOUR)) as reader:
+        until(lambda: reader.leads == [0, 1])
+        queue.push("work", ["a"])
+        heard.wait(1)
+        until_at_end(queue)
+        one, two = queue.readers()
+        assert (one.group, one.topic, one.partitions, one.level) == ("readers", "work", 2, 1)
+        assert one.leader == two.leader == reader.leader
+        assert one.cursor == two.cursor == place(queue, 1)
+        assert not one.lapsed
+        assert one.behind_since is None
+    assert queue.readers()[0].leader is None
+    queue.push("work", ["b"])
+    assert queue.readers()[0].behind_since is not None
+    assert queue.readers("work") == queue.readers()
+
+
+def test_a_group_can_be_forgotten_and_its_readers_end(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    heard = heard_all()
+    with Reader(dsn, heard.group, "work", quick()) as reader:
+        heard.wait(1)
+        until_at_end(queue)
+        assert queue.forget_readers("readers", "work") is True
+        until(lambda: reader.leads == [])
+    assert queue.forget_readers("readers", "work") is False
+    assert queue.progress("readers", "work") is None
+    assert queue.readers() == []
+
+
+def test_a_dropped_topic_forgets_its_readers_and_a_reader_of_it_ends_with_the_reason(
+    dsn: str, queue: TaskQueue
+) -> None:
+    heard = heard_all()
+    reader = Reader(dsn, heard.group, "work", quick())
+    reader.start()
+    until(lambda: reader.leads == [0])
+    queue.drop_topic("work")
+    with pytest.raises(TaskQueueError, match="work"):
+        reader.wait(20)
+    assert queue.conn.execute("SELECT FROM taskq.reader_partition").fetchall() == []
+
+
+def test_a_topic_is_dropped_while_a_leader_stores_progress_of_it_and_neither_errs(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
+) -> None:
+    queue.push("work", ["a", "b"])
+    led = led_by(queue, "me")
+    handed = queue.read_led(led, 1)
+    queue.advance_led(led, handed.after, handed.cursor)
+    handed = session.read_led(led)
+    dropping = open_queue()
+    dropped = background(lambda: dropping.drop_topic("work"))
+    await_standstill(queue.conn, dropping)
+    assert session.advance_led(led, handed.after, handed.cursor)
+    session.conn.commit()
+    assert dropped.result(10)
+
+
+def test_a_group_is_forgotten_while_a_leader_keeps_its_partitions_and_neither_errs(
+    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
+) -> None:
+    queue.push("work", ["a", "b"])
+    first = led_by(queue, "me", 2)
+    led_by(queue, "me", 2)
+    queue.keep_leading("readers", "work", "me")
+    session.read_led(first)
+    forgetting = open_queue()
+    forgotten = background(lambda: forgetting.forget_readers("readers", "work"))
+    await_lock_wait(queue.conn, forgetting)
+    assert len(session.keep_leading("readers", "work", "me")) == 2
+    session.conn.commit()
+    assert forgotten.result(10)
+
+
+def test_what_makes_no_sense_is_refused(queue: TaskQueue) -> None:
+    for partitions in (0, 1001):
+        with pytest.raises(TaskQueueError, match="partition"):
+            queue.join_readers("readers", "work", partitions)
+    with pytest.raises(TaskQueueError, match="level"):
+        queue.join_readers("readers", "work", 1, -1)
+    with pytest.raises(TaskQueueError, match="reader_group"):
+        queue.join_readers(" ", "work")
+    queue.join_readers("readers", "work")
+    with pytest.raises(TaskQueueError, match="leader"):
+        queue.lead("readers", "work", " ", HOUR)
+    with pytest.raises(TaskQueueError, match="lease"):
+        queue.lead("readers", "work", "me", timedelta(0))
+    assert queue.progress("readers", "work") in (None, Cursor(0))

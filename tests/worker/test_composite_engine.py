@@ -1,0 +1,232 @@
+"""Batches of a composite in flight: how many, and how they end when it is closed or a batch is given up."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.queue import Result, Task
+from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, engine
+from airflow_provider_taskq.worker.composite.engine import Landing
+from airflow_provider_taskq.worker.composite.threads import Threads
+
+SECONDS = 30
+
+
+class Gate:
+    """A step that waits until it is let go, and tells that it has begun."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def __call__(self, _: Sequence[Task]) -> None:
+        self.begun.release()
+        assert self.open.wait(SECONDS)
+
+    def wait_for_begin(self) -> None:
+        assert self.begun.acquire(timeout=SECONDS)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def work() -> Work:
+    return Work([Task(1, "work", "a", None, None, 1, False)])
+
+
+def in_thread(composite: Composite) -> "Future[Landing]":
+    """Submits a batch in a thread of its own, and tells when `submit` returned."""
+    returned: Future[Landing] = Future()
+
+    def submit() -> None:
+        try:
+            returned.set_result(composite.submit(work()))
+        except CompositeClosed as error:
+            returned.set_exception(error)
+
+    threading.Thread(target=submit, daemon=True).start()
+    return returned
+
+
+def test_without_concurrency_a_batch_is_done_when_it_is_accepted(gate: Gate) -> None:
+    composite = Composite("one").with_batch(gate, name="wait")
+    returned = in_thread(composite)
+    gate.wait_for_begin()
+    assert not returned.done()
+    gate.open.set()
+    assert returned.result(SECONDS).done()
+    composite.close()
+
+
+def test_so_many_batches_are_in_flight_and_the_next_waits_for_room(gate: Gate) -> None:
+    composite = Composite("two", concurrency=2).with_batch(gate, name="wait")
+    flying = [composite.submit(work()) for _ in range(2)]
+    for _ in flying:
+        gate.wait_for_begin()
+    third = in_thread(composite)
+    assert not any(each.done() for each in flying)
+    assert not gate.begun.acquire(timeout=0.1)
+    assert not third.done()
+    gate.open.set()
+    for each in [*flying, third.result(SECONDS)]:
+        each.result(SECONDS)
+    composite.close()
+
+
+def test_close_waits_for_the_batches_in_flight(gate: Gate) -> None:
+    composite = Composite("waiting", concurrency=1).with_batch(gate, name="wait")
+    landing = composite.submit(work())
+    gate.wait_for_begin()
+    closing = threading.Thread(target=composite.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    gate.open.set()
+    closing.join(SECONDS)
+    assert [each.result for each in landing.result(0).values()] == [Result.SUCCESS]
+
+
+def test_close_waits_for_an_end_that_is_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    telling, go_on = threading.Event(), threading.Event()
+
+    class Slow(Future[Any]):
+        def set_result(self, result: Any) -> None:
+            telling.set()
+            assert go_on.wait(SECONDS)
+            super().set_result(result)
+
+    monkeypatch.setattr(engine, "Future", Slow)
+    composite = Composite("telling", concurrency=1).with_batch(lambda _: Result.SUCCESS, name="end")
+    landing = composite.submit(work())
+    assert telling.wait(SECONDS)
+    closing = threading.Thread(target=composite.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(SECONDS)
+    assert [each.result for each in landing.result(0).values()] == [Result.SUCCESS]
+
+
+def test_who_is_told_of_an_end_may_close_the_composite(gate: Gate) -> None:
+    closed = threading.Event()
+    composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
+    landing = composite.submit(work())
+
+    def close(_: Landing) -> None:
+        composite.close()
+        closed.set()
+
+    landing.add_done_callback(close)
+    gate.open.set()
+    assert closed.wait(SECONDS)
+
+
+@pytest.mark.parametrize("concurrency", [0, 1])
+def test_close_fails_the_batches_in_flight_where_that_is_wished(gate: Gate, concurrency: int) -> None:
+    seen: list[Task] = []
+    composite = Composite("failing", concurrency=concurrency, fail_pending=True).with_batch(gate, name="wait")
+    composite = composite.with_step(seen.append, after="wait")
+    returned = in_thread(composite)
+    gate.wait_for_begin()
+    composite.close()
+    with pytest.raises(CompositeClosed, match="'failing' was closed"):
+        returned.result(SECONDS).result(0)
+    gate.open.set()
+    assert seen == []
+
+
+def test_a_batch_that_is_given_up_ends_at_once_and_its_later_steps_never_begin(gate: Gate) -> None:
+    seen: list[Task] = []
+    composite = Composite("giving up", concurrency=1).with_batch(gate, name="wait").with_step(seen.append, after="wait")
+    given = work()
+    landing = composite.submit(given)
+    gate.wait_for_begin()
+    assert "step wait" in [each.what for each in given.whereabouts()]
+    given.cancel()
+    with pytest.raises(InterruptedError, match="was given up"):
+        landing.result(SECONDS)
+    composite.close()  # does not wait for it
+    gate.open.set()
+    assert seen == []
+
+
+def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
+    composite, begun, cancelled = Composite("awaiting", concurrency=1), threading.Event(), threading.Event()
+
+    @composite.step
+    async def wait_for_ever(_: Task) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    given = work()
+    landing = composite.submit(given)
+    assert begun.wait(SECONDS)
+    given.cancel()
+    assert cancelled.wait(SECONDS)
+    with pytest.raises(InterruptedError, match="was given up"):
+        landing.result(SECONDS)
+    composite.close()
+
+
+def test_what_is_awaited_for_a_batch_that_was_given_up_just_before_is_cancelled() -> None:
+    threads, given = Threads("late", 1), work()
+    ended: list[BaseException] = []
+    given.cancel()
+
+    def wait_for_ever() -> None:
+        try:
+            threads.awaited(asyncio.Event().wait(), given)
+        except CancelledError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait_for_ever, daemon=True)
+    waiting.start()
+    waiting.join(SECONDS)
+    assert len(ended) == 1
+    threads.close()
+
+
+def test_a_closed_composite_begins_anew_with_the_next_batch() -> None:
+    composite = Composite("again").with_batch(lambda _: Result.FILTER, name="filter")
+    for _ in range(2):
+        assert [each.result for each in composite.handle(work()).values()] == [Result.FILTER]
+        composite.close()
+    composite.close()
+
+
+STUCK = """
+import threading
+from airflow_provider_taskq.worker import Composite, Work
+from airflow_provider_taskq.queue import Task
+
+begun = threading.Semaphore(0)
+
+def stick(_):
+    begun.release()
+    threading.Event().wait()
+
+tasks = [Task(number, "work", "a", None, None, 1, False) for number in range(2)]
+composite = Composite("stuck", threads=2, concurrency=1).with_step(stick, name="a").with_step(stick, name="b")
+composite.submit(Work(tasks))
+for _ in range(3):
+    begun.acquire()
+"""
+
+
+def test_a_step_that_is_stuck_keeps_no_program_from_ending() -> None:
+    assert subprocess.run([sys.executable, "-c", STUCK], timeout=SECONDS, check=False).returncode == 0

@@ -1,0 +1,188 @@
+"""What an operator does to single tasks, and a worker to some of its own."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    InvalidState,
+    InvalidTask,
+    NewTask,
+    NotHeld,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TopicPolicy,
+)
+from airflow_provider_taskq.worker.grouped import Tally
+from tests.queue.conftest import identifiers, known, pass_time, until
+from tests.worker.test_grouped import HOUR, Told, batches, push, retrying
+
+
+def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(queue: TaskQueue, owner: Owner) -> None:
+    a, b = queue.push("work", ["a", "b"])
+    assert queue.pause_task("work", a.sequence) is True
+    assert queue.pause_task("work", a.sequence) is False
+    assert known(queue, a).status == "paused"
+    assert queue.why("work", a.sequence) == "it is paused, until somebody resumes it"
+    told = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (a.sequence,)).fetchone()
+    assert told == ("paused, until somebody resumes it",)
+    assert queue.count("work")["work"][State.READY].count == 2
+    assert queue.ready("work", 10) == 1
+    assert queue.resume_task("work", a.sequence) is True
+    assert queue.resume_task("work", a.sequence) is False
+    assert queue.poll("work", owner, 2) == [a, b]
+
+
+def test_a_paused_retry_keeps_its_group_back_and_is_due_at_once_when_resumed(
+    dsn: str, queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", retrying)
+    [task] = push(queue, 1)
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
+    queue.pause_task("work", task.sequence)
+    push(queue, 2)
+    pass_time(queue, HOUR)
+    told = Told()
+    assert batches(dsn, told).run_once() == Tally()
+    queue.set_due("work", task.sequence, datetime.now(UTC) + HOUR)
+    assert known(queue, task).status == "retrying"
+    queue.pause_task("work", task.sequence)
+    queue.resume_task("work", task.sequence)
+    batches(dsn, told).run_once()
+    assert told.handled == [1, 2]
+
+
+def test_a_paused_task_that_waits_for_another_stays_paused_when_that_has_ended(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["x"])
+    [task] = queue.push("work", [NewTask("a", depends_on=[("other", "x")])])
+    queue.ready("work")
+    assert queue.pause_task("work", task.sequence)
+    assert known(queue, task).status == "paused"
+    queue.complete(owner, {queue.poll("other", owner)[0]: Result.SUCCESS})
+    assert queue.poll("work", owner) == []
+    assert known(queue, task).status == "paused"
+    assert queue.resume_task("work", task.sequence)
+    until(lambda: queue.poll("work", owner) == [task])
+
+
+def test_the_due_time_of_a_task_can_be_set_and_given_back(queue: TaskQueue, owner: Owner) -> None:
+    a, b = queue.push("work", ["a", "b"])
+    moment = datetime(2100, 1, 1, tzinfo=UTC)
+    queue.set_due("work", a.sequence, moment)
+    assert (known(queue, a).status, known(queue, a).available_at) == ("scheduled", moment)
+    assert queue.poll("work", owner, 2) == [b]
+    queue.set_due("work", a.sequence, None)
+    assert queue.poll("work", owner) == [a]
+
+
+def test_the_attempts_of_a_task_can_be_set_within_what_its_policy_gives(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", retrying)
+    [task] = push(queue, 1)
+    queue.set_attempts("work", task.sequence, 2)
+    [last] = queue.poll("work", owner)
+    assert last.attempt == 3
+    queue.complete(owner, {last: Result.FAILURE})
+    assert known(queue, task).status == "exhausted"
+    [other] = push(queue, 2, identifier="b")
+    for attempts in (3, -1):
+        with pytest.raises(InvalidTask, match="0 to 2"):
+            queue.set_attempts("work", other.sequence, attempts)
+
+
+def test_the_attempts_of_a_probing_topics_task_decide_whether_it_waits_for_the_probe(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=5, base=HOUR, probe=True)))
+    tasks = push(queue, 1, 2)
+    for task in queue.poll("work", owner, 2):
+        queue.complete(owner, {task: Result.FAILURE})
+    assert queue.poll("work", owner, 2) == []
+    queue.set_attempts("work", tasks[1].sequence, 0)
+    queue.set_due("work", tasks[1].sequence, None)
+    assert [task.attempt for task in queue.poll("work", owner, 2)] == [1]
+
+
+@pytest.mark.parametrize("state", ["held", "ended", "unknown", "being taken"])
+def test_only_a_task_that_waits_can_be_changed(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], state: str
+) -> None:
+    [task] = queue.push("work", ["a"])
+    if state == "being taken":
+        open_queue().poll("work", queue.register("other"))
+    elif state != "unknown":
+        queue.poll("work", owner)
+    if state == "ended":
+        queue.complete(owner, {task: Result.SUCCESS})
+    sequence = 999 if state == "unknown" else task.sequence
+    for change in (queue.pause_task, queue.resume_task):
+        with pytest.raises(InvalidState, match="only a READY task"):
+            change("work", sequence)
+    with pytest.raises(InvalidState):
+        queue.set_due("work", sequence, None)
+    with pytest.raises(InvalidState):
+        queue.set_attempts("work", sequence, 0)
+
+
+def test_the_history_tells_who_did_what_to_a_task(queue: TaskQueue) -> None:
+    queue.alter_topic("work", retrying)
+    [task] = push(queue, 1)
+    with queue.conn.transaction():
+        queue.acting("ann")
+        queue.pause_task("work", task.sequence)
+        queue.resume_task("work", task.sequence)
+        queue.set_due("work", task.sequence, None)
+        queue.set_attempts("work", task.sequence, 1)
+    told = [(each.what, each.actor, each.other) for each in queue.timeline("work", task.sequence)[1:]]
+    assert told == [
+        ("paused", "ann", None),
+        ("resumed", "ann", None),
+        ("due set", "ann", None),
+        ("attempts set", "ann", 1),
+    ]
+
+
+def test_errors_that_outlived_their_time_to_live_are_removed_and_nothing_else(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", retrying)
+    names = ["retrying", "failed", "without ttl", "young", "without error"]
+    lives = [HOUR, HOUR, None, 10 * HOUR, HOUR]
+    tasks = queue.push("work", [NewTask(name, ttl=ttl) for name, ttl in zip(names, lives, strict=True)])
+    pass_time(queue, 2 * HOUR)
+    for task in queue.poll("work", owner, 4):
+        queue.complete(owner, {task: Decision(Result.FAILURE, error="bad")})
+    queue.set_attempts("work", tasks[1].sequence, 2)
+    queue.set_due("work", tasks[1].sequence, None)
+    queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error="bad")})
+    assert known(queue, tasks[1]).state is State.FAILED
+    assert queue.purge_outlived("work") == 1
+    assert [info.identifier for info in queue.page("work")] == ["retrying", *names[2:]]
+
+
+def test_what_has_retries_before_its_expiry_is_not_removed(queue: TaskQueue, owner: Owner) -> None:
+    """The worked example of camunda-bpm-correlate with a clean-up every minute: the last retry is due after ten."""
+    minute = timedelta(minutes=1)
+    queue.alter_topic("work", retry=RetryPolicy.correlation(max_backoff=10 * minute), ttl=10)
+    [task] = queue.push("work", ["a"])
+    for minutes in range(1, 11):
+        pass_time(queue, minute)
+        if tasks := queue.poll("work", owner):
+            queue.complete(owner, {tasks[0]: Decision(Result.FAILURE, error="bad")})
+        assert known(queue, task).status == "retrying"
+        assert queue.purge_outlived("work") == (1 if minutes == 10 else 0)
+    assert queue.page("work") == []
+
+
+def test_a_worker_gives_some_of_its_tasks_back_and_no_others(queue: TaskQueue, owner: Owner) -> None:
+    tasks = queue.push("work", ["a", "b", "c"])
+    queue.poll("work", owner, 3)
+    assert queue.give_back(owner, [tasks[0], tasks[1].sequence]) == 2
+    assert queue.held(owner) == [tasks[2]]
+    assert identifiers(queue.poll("work", owner, 1)) == ["a"]
+    with pytest.raises(NotHeld, match=str(tasks[1].sequence)):
+        queue.give_back(owner, [tasks[0], tasks[1]])
+    assert len(queue.held(owner)) == 2

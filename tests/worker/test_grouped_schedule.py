@@ -1,0 +1,114 @@
+"""When Batches run and clean up: pauses, initial delays, and the lock of a cluster."""
+
+import time
+from datetime import timedelta
+
+from airflow_provider_taskq.queue import Decision, Result, State, Task, TaskQueue
+from airflow_provider_taskq.worker.grouped import Tally
+from tests.queue.conftest import known, pass_time, until
+from tests.worker.test_grouped import HOUR, Told, batches, push
+
+SHORT = timedelta(milliseconds=20)
+A_CENTURY = timedelta(days=36_500)
+
+
+def expired(queue: TaskQueue, identifier: str) -> Task:
+    """A task that failed for good and has outlived its time to live."""
+    [task] = push(queue, -1, identifier=identifier, ttl=HOUR)
+    pass_time(queue, 2 * HOUR)
+    owner = queue.register("someone")
+    queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error="bad")})
+    assert known(queue, task).state is State.FAILED
+    return task
+
+
+def is_removed(queue: TaskQueue, task: Task) -> bool:
+    return queue.task("work", task.sequence) is None
+
+
+def test_one_message_at_a_time_waits_for_the_pause_before_the_next_of_its_identifier(
+    dsn: str, queue: TaskQueue
+) -> None:
+    """Also on a full page: as many identifiers as one run takes."""
+    for identifier in ("a", "b"):
+        push(queue, 1, 2, 3, identifier=identifier)
+    called: dict[str, list[float]] = {"a": [], "b": []}
+    run = batches(dsn, lambda task: called[task.identifier].append(time.monotonic()), size=1, groups=2, pause=0.5)
+    with run:
+        until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 6)
+    for first, second, third in called.values():
+        assert (second - first >= 0.5, third - second >= 0.5) == (True, True)
+
+
+def test_whole_groups_on_a_full_page_are_followed_by_the_next_at_once(dsn: str, queue: TaskQueue) -> None:
+    for identifier in ("a", "b", "c"):
+        push(queue, 1, 2, identifier=identifier)
+    with batches(dsn, Told(), groups=1, pause=HOUR):
+        until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 6)
+
+
+def test_the_first_clean_up_does_not_depend_on_the_uptime_of_the_machine(dsn: str, queue: TaskQueue) -> None:
+    task = expired(queue, "old")
+    with batches(dsn, Told(), pause=HOUR, cleanup=A_CENTURY):
+        until(lambda: is_removed(queue, task))
+
+
+def test_the_first_run_waits_for_the_initial_delay_and_the_clean_up_does_not(dsn: str, queue: TaskQueue) -> None:
+    first = expired(queue, "old")
+    told = Told()
+    with batches(dsn, told, pause=SHORT, initial_delay=HOUR, cleanup=SHORT):
+        until(lambda: is_removed(queue, first))
+        second = expired(queue, "older")
+        push(queue, 1)
+        until(lambda: is_removed(queue, second))
+    assert told.handled == []
+
+
+def test_the_clean_up_waits_for_its_initial_delay_and_runs_do_not(dsn: str, queue: TaskQueue) -> None:
+    task = expired(queue, "old")
+    told = Told()
+    with batches(dsn, told, pause=SHORT, cleanup=SHORT, cleanup_initial_delay=HOUR):
+        for number in (1, 2, 3):
+            push(queue, number)
+            until(lambda number=number: number in told.handled)  # type: ignore[misc]
+    assert not is_removed(queue, task)
+
+
+def test_a_start_after_a_stop_waits_for_the_initial_delay_again(dsn: str, queue: TaskQueue) -> None:
+    told = Told()
+    run = batches(dsn, told, pause=SHORT, initial_delay=SHORT)
+    for number in (1, 2):
+        with run:
+            push(queue, number)
+            until(lambda number=number: number in told.handled)  # type: ignore[misc]
+    assert told.handled == [1, 2]
+
+
+def test_a_program_without_the_cluster_lock_skips_its_run(dsn: str, queue: TaskQueue) -> None:
+    push(queue, 1)
+    told = Told()
+    run = batches(dsn, told, cluster_lock=HOUR)
+    assert queue.lock("batches work", "another program", HOUR) is True
+    assert run.run_once() == Tally()
+    assert told.handled == []
+    queue.unlock("batches work", "another program")
+    assert run.run_once() == Tally(groups=1, succeeded=1)
+
+
+def test_the_cluster_lock_is_held_during_a_run_and_given_back_after_it(dsn: str, queue: TaskQueue) -> None:
+    push(queue, 1)
+    other = batches(dsn, Told(), cluster_lock=HOUR)
+    tallies: list[Tally] = []
+    assert batches(dsn, lambda _task: tallies.append(other.run_once()), cluster_lock=HOUR).run_once().succeeded == 1
+    push(queue, 2, identifier="other")
+    tallies.append(other.run_once())
+    assert tallies == [Tally(), Tally(groups=1, succeeded=1)]
+
+
+def test_without_a_cluster_lock_programs_handle_different_groups_at_once(dsn: str, queue: TaskQueue) -> None:
+    push(queue, 1, identifier="a")
+    push(queue, 2, identifier="b")
+    tallies: list[Tally] = []
+    first = batches(dsn, lambda _task: tallies.append(batches(dsn, Told()).run_once()), groups=1)
+    assert first.run_once().succeeded == 1
+    assert tallies == [Tally(groups=1, succeeded=1)]

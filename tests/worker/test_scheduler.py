@@ -1,0 +1,233 @@
+"""The ticker: the next ticks of several configurations stay installed, by one program or by many."""
+
+import logging
+import threading
+from datetime import UTC, datetime, time, timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.queue import InvalidArgument, NewTask, Owner, TaskQueue, TaskQueueError, ticks_every
+from airflow_provider_taskq.worker.scheduler import Ticker, Ticks
+from tests.queue.conftest import until
+
+SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
+FIRST = datetime(2000, 1, 1, tzinfo=UTC)
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def installed(queue: TaskQueue) -> list[str]:
+    """The prefixes and times of the ticks, in order."""
+    return sorted("/".join(info.identifier.split("/")[::2]) for info in queue.page("work"))
+
+
+def far(*hours: int) -> Ticks:
+    """Ticks of that far day."""
+    return [(FAR + HOUR * hour, {"hour": hour}) for hour in hours]
+
+
+def test_several_configurations_are_installed_at_once_and_kept(dsn: str, queue: TaskQueue) -> None:
+    runs: list[datetime] = []
+    again = threading.Event()
+
+    def moving(now: datetime) -> Ticks:
+        runs.append(now)
+        if len(runs) > 2:
+            again.set()
+        return far(len(runs))
+
+    ticker = Ticker(dsn)
+    ticker.add("work", "fixed", "h", HOUR, lambda _now: far(1, 2))
+    ticker.add("work", "moving", "h", timedelta(milliseconds=20), moving)
+    with ticker:
+        assert again.wait(20)
+        until(lambda: len(installed(queue)) >= 5, 20)  # one that takes too long is cut off, and the next comes
+    assert installed(queue)[:2] == ["fixed/21000101T010000.000000Z", "fixed/21000101T020000.000000Z"]
+    assert runs[0].tzinfo is not None
+    assert not ticker.is_running
+    assert ticker.stop()
+
+
+def test_several_programs_with_the_same_ticks_are_harmless(dsn: str, queue: TaskQueue) -> None:
+    tickers = [Ticker(dsn) for _ in range(4)]
+    runs = [0] * 4
+    for number, ticker in enumerate(tickers):
+
+        def make(_now: datetime, number: int = number) -> Ticks:
+            runs[number] += 1
+            return far(*range(20))
+
+        ticker.add("work", "p", "h", timedelta(milliseconds=5), make)
+        ticker.start()
+    until(lambda: min(runs) > 3)
+    assert [ticker.stop(20) for ticker in tickers] == [True] * 4
+    assert len(installed(queue)) == len(set(installed(queue))) == 20
+
+
+def test_a_configuration_that_changed_replaces_the_ticks_that_wait(dsn: str, queue: TaskQueue) -> None:
+    old, new = Ticker(dsn), Ticker(dsn)
+    old.add("work", "p", "old", HOUR, lambda _now: far(1, 2))
+    new.add("work", "p", "new", HOUR, lambda _now: far(3))
+    assert (old.install(), new.install(), new.install()) == (2, 1, 0)
+    assert installed(queue) == ["p/21000101T030000.000000Z"]
+
+
+def payloads(queue: TaskQueue) -> list[object]:
+    """The payloads of the ticks that wait, in order of their times."""
+    return [info.payload for info in sorted(queue.page("work", state="READY"), key=lambda info: info.available_at)]
+
+
+def three_kinds(dsn: str, payload: Any, version: Any = None) -> list[Ticker]:
+    """A ticker for each kind of schedule."""
+    tickers = [Ticker(dsn), Ticker(dsn), Ticker(dsn)]
+    tickers[0].every("work", "p", HOUR, payload, 2, version=version)
+    tickers[1].daily("work", "p", [time(12), time(18)], "Europe/Oslo", payload, version=version)
+    tickers[2].cron("work", "p", "0 12,18 * * *", "UTC", payload, version=version)
+    return tickers
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["every", "daily", "cron"])
+@pytest.mark.parametrize(
+    ("old", "new", "stored"),
+    [
+        ({"kind": "old"}, {"kind": "new"}, {"kind": "new"}),
+        (None, [1], [1]),
+        (NewTask("x", {"n": 1}, priority=1), NewTask("x", {"n": 1}, priority=2, ttl=SECOND), {"n": 1}),
+    ],
+    ids=["json", "none", "task"],
+)
+def test_the_first_installation_after_a_change_of_the_payload_updates_the_ticks_that_wait(
+    dsn: str, queue: TaskQueue, kind: int, old: Any, new: Any, stored: object
+) -> None:
+    count = three_kinds(dsn, old)[kind].install()
+    before = [info.sequence for info in queue.page("work")]
+    assert three_kinds(dsn, old)[kind].install() == 0
+    assert three_kinds(dsn, new)[kind].install() == count
+    assert payloads(queue) == [stored] * count
+    assert not set(before) & {info.sequence for info in queue.page("work")}
+    assert three_kinds(dsn, new)[kind].install() == 0
+
+
+def test_another_version_of_a_function_updates_the_ticks_that_wait(dsn: str, queue: TaskQueue) -> None:
+    three_kinds(dsn, lambda _moment: "old", 1)[0].install()
+    assert three_kinds(dsn, lambda _moment: "new", 1)[0].install() == 0
+    assert payloads(queue) == ["old", "old"]
+    assert three_kinds(dsn, lambda _moment: "new", 2)[0].install() == 2
+    assert payloads(queue) == ["new", "new"]
+
+
+def test_a_change_of_the_payload_leaves_a_tick_that_is_held(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+    three_kinds(dsn, NewTask("x", "old", available_at=FIRST))[0].install()
+    [held] = queue.poll("work", owner)
+    assert three_kinds(dsn, NewTask("x", "new", available_at=FIRST))[0].install() == 2
+    assert [info.payload for info in queue.page("work", state="ACTIVE")] == ["old"]
+    assert payloads(queue) == ["new", "new"]
+    queue.complete(owner, {held: "SUCCESS"})
+
+
+def test_ticks_ahead_are_looked_after_every_quarter_of_that_time_and_at_least_every_hour(dsn: str) -> None:
+    ticker = Ticker(dsn)
+    for ahead in (DAY, HOUR, SECOND):
+        ticker.cron("work", "p", "* * * * *", "UTC", ahead=ahead)
+    ticker.daily("work", "p", [time(12)], "UTC", ahead=HOUR, interval=SECOND)
+    assert [each.interval for each in ticker.configurations] == [HOUR, HOUR / 4, SECOND, SECOND]
+
+
+def test_the_command_line_makes_the_same_ticks(dsn: str, queue: TaskQueue) -> None:
+    from airflow_provider_taskq.cli.schedules import moments_and_hash
+
+    three_kinds(dsn, {"n": 1})[2].install()
+    now = datetime.now(UTC)
+    _, hash_ = moments_and_hash(None, [], "0 12,18 * * *", "UTC", begin=now, ahead=DAY, payload={"n": 1})
+    assert {info.identifier.split("/")[1] for info in queue.page("work")} == {hash_}
+
+
+def test_an_error_is_logged_without_a_payload_and_the_next_run_and_the_others_go_on(
+    dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[int] = []
+
+    def failing(_now: datetime) -> Ticks:
+        runs.append(1)
+        if len(runs) < 3:
+            raise OSError("no calendar")
+        return far(9)
+
+    ticker = Ticker(dsn)
+    ticker.add("work", "broken", "h", timedelta(milliseconds=10), failing)
+    ticker.add("work", "fine", "h", HOUR, lambda _now: [(FAR, {"secret": "payload"})])
+    with caplog.at_level(logging.WARNING), ticker:
+        until(lambda: len(installed(queue)) == 2)
+    assert caplog.text.count("ticks broken of topic work were not installed: OSError") == 2
+    assert "secret" not in caplog.text
+
+
+def test_a_run_takes_no_longer_than_its_interval(dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture) -> None:
+    ticker = Ticker(dsn)
+    ticker.add("work", "p", "h", SECOND, lambda _now: far(1))
+    with queue.conn.transaction():
+        queue.install_ticks("work", "p", "other", far(2))  # others who install ticks of this prefix wait for us
+        with caplog.at_level(logging.WARNING), ticker:
+            until(lambda: "QueryCanceled" in caplog.text)
+    assert installed(queue) == ["p/21000101T020000.000000Z"]
+
+
+def test_a_lost_connection_is_made_again(dsn: str, queue: TaskQueue) -> None:
+    runs: list[datetime] = []
+
+    def make(now: datetime) -> Ticks:
+        runs.append(now)
+        return far(len(runs))
+
+    ticker = Ticker(dsn)
+    ticker.add("work", "p", "h", timedelta(milliseconds=10), make)
+    with ticker:
+        until(lambda: bool(installed(queue)))
+        kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        queue.conn.execute(f"{kill} AND pid <> pg_backend_pid()".encode())
+        before = len(runs)
+        until(lambda: len(runs) > before + 2)
+
+
+def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue: TaskQueue) -> None:
+    ticker = Ticker(dsn)
+    ticker.every("work", "hourly", HOUR, {"report": 1}, ahead=2)
+    ticker.daily("work", "daily", [time(12), time(18)], "Europe/Oslo", lambda moment: moment.isoformat())
+    ticker.cron("work", "cron", "*/30 * * * *", "UTC", NewTask("any", {"by": "cron"}, priority=7), ahead=HOUR)
+    assert [each.interval for each in ticker.configurations] == [HOUR / 4, HOUR, HOUR / 4]
+    ticker.install()
+    infos = queue.page("work")
+    hourly = [info for info in infos if info.identifier.startswith("hourly/")]
+    assert [info.available_at for info in hourly] == ticks_every(HOUR, hourly[0].created, 2)
+    assert [info.payload for info in hourly] == [{"report": 1}] * 2
+    assert {info.priority for info in infos if info.identifier.startswith("cron/")} == {7}
+    daily = [info for info in infos if info.identifier.startswith("daily/")]
+    assert [datetime.fromisoformat(str(info.payload)) for info in daily] == [info.available_at for info in daily]
+
+
+def test_a_period_is_looked_after_every_quarter_of_it_and_not_more_often_than_each_second(dsn: str) -> None:
+    ticker = Ticker(dsn)
+    ticker.every("work", "p", timedelta(minutes=1))
+    ticker.every("work", "q", SECOND)
+    assert [each.interval for each in ticker.configurations] == [15 * SECOND, SECOND]
+
+
+def test_a_blank_prefix_an_interval_of_nothing_and_no_hours_are_refused(dsn: str) -> None:
+    ticker = Ticker(dsn)
+    for prefix, interval in ((" ", HOUR), ("p", timedelta(0)), ("p", -HOUR)):
+        with pytest.raises(InvalidArgument):
+            ticker.add("work", prefix, "h", interval, lambda _now: far(1))
+    with pytest.raises(InvalidArgument):
+        ticker.every("work", "p", timedelta(0))
+    with pytest.raises(InvalidArgument):
+        ticker.daily("work", "p", [], "UTC")
+    assert ticker.configurations == []
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_ticker_that_runs_cannot_be_started_and_can_be_closed_any_number_of_times(dsn: str) -> None:
+    ticker = Ticker(dsn)
+    with ticker, pytest.raises(TaskQueueError, match="runs already"):
+        ticker.start()
+    assert ticker.stop()
+    assert ticker.stop()

@@ -1,0 +1,206 @@
+"""Handlers that take long: reported while they run, and failed at their limit."""
+
+import asyncio
+import logging
+import threading
+import time
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.queue import State, Task, TaskQueue
+from airflow_provider_taskq.worker import Work, WorkerListener, batch, each
+from airflow_provider_taskq.worker.runtime import Employed
+from tests.queue.conftest import everything, states, until
+from tests.worker.conftest import MakeWorker
+
+
+def test_a_slow_handler_is_reported_with_its_stack_while_it_runs_once_per_interval(
+    queue: TaskQueue, make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+    told: list[tuple[float, str]] = []
+
+    class Listener(WorkerListener):
+        def on_stuck(self, _: Any, seconds: float, stack: str) -> None:
+            told.append((seconds, stack))
+
+    def waits_for_somebody(_: Task) -> None:
+        go_on.wait(10)
+
+    [task] = queue.push("work", ["a"])
+    every = timedelta(seconds=0.2)
+    with caplog.at_level(logging.WARNING):
+        make_worker(waits_for_somebody, slow_after=every, report_every=every, listener=Listener()).start()
+        until(lambda: len(told) >= 3)
+        assert states(queue) == [("a", State.ACTIVE)]
+    go_on.set()
+    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
+    three = told[:3]
+    assert all("waits_for_somebody" in stack and "go_on.wait(10)" in stack for _, stack in three)
+    assert [later[0] - earlier[0] >= 0.2 for earlier, later in pairwise(three)] == [True, True]
+    [first, *_] = [record.getMessage() for record in caplog.records if "has been handled for" in record.getMessage()]
+    assert f"sequence {task.sequence}" in first
+
+
+def test_threads_of_a_handler_are_reported_each_with_its_task(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    go_on = threading.Event()
+    told: list[str] = []
+
+    class Listener(WorkerListener):
+        def on_stuck(self, _: Any, seconds: float, stack: str) -> None:
+            assert seconds >= 0.1
+            told.append(stack)
+
+    def stays(_: Task) -> None:
+        go_on.wait(10)
+
+    def tells_of_both(report: str) -> bool:
+        return all(f"for task {task.sequence}" in report for task in tasks) and report.count("in stays") == 2
+
+    tasks = queue.push("work", ["a", "b"])
+    slow = timedelta(seconds=0.1)
+    handler = each(stays, threads=2)
+    make_worker(handler, size=2, slow_after=slow, report_every=slow, listener=Listener()).start()
+    until(lambda: any(tells_of_both(report) for report in told))
+    go_on.set()
+
+
+@pytest.mark.parametrize("ready", [0, 5])
+def test_a_handler_at_its_limit_is_failed_and_what_it_decides_later_changes_nothing(
+    queue: TaskQueue, make_worker: MakeWorker, ready: int
+) -> None:
+    go_on, ended = threading.Event(), threading.Event()
+    after: list[str] = []
+
+    def handle(work: Work) -> None:
+        if work.tasks[0].identifier == "hangs":
+            go_on.wait(60)
+            work.push(work.tasks[0], "work", ["never"])
+            work.after_commit(lambda: after.append("never"))
+            ended.set()
+
+    queue.push("work", ["hangs", "next"])
+    worker = make_worker(batch(handle), limit=timedelta(seconds=2), ready=ready)
+    worker.start()
+    until(lambda: states(queue) == [("hangs", State.FAILED), ("next", State.SUCCEEDED)])
+    assert "longer than its limit, 0:00:02" in (everything(queue)[0].error or "")
+    go_on.set()
+    assert ended.wait(10)
+    assert worker.stop(timedelta(seconds=5))
+    assert states(queue) == [("hangs", State.FAILED), ("next", State.SUCCEEDED)]
+    assert after == []
+    assert (worker.statistics().failed, worker.statistics().succeeded) == (1, 1)
+
+
+def test_a_handler_that_never_ends_keeps_no_worker_from_stopping(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    go_on = threading.Event()
+
+    def hangs(_: Task) -> None:
+        go_on.wait(120)
+
+    queue.push("work", ["a"])
+    worker = make_worker(hangs, limit=timedelta(seconds=0.2))
+    worker.start()
+    until(lambda: states(queue) == [("a", State.FAILED)])
+    began = time.monotonic()
+    worker.stop(timedelta(seconds=60))
+    assert time.monotonic() - began < 30
+    go_on.set()
+
+
+def test_a_coroutine_at_its_limit_is_cancelled(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    cancelled = threading.Event()
+
+    async def hangs(_: Task) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    queue.push("work", ["a"])
+    make_worker(each(hangs), limit=timedelta(seconds=0.2)).start()
+    assert cancelled.wait(10)
+    until(lambda: states(queue) == [("a", State.FAILED)])
+
+
+def test_threads_that_are_stuck_are_replaced_by_others(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    go_on = threading.Event()
+
+    def hangs_for_some(task: Task) -> None:
+        if task.identifier.startswith("hangs"):
+            go_on.wait(60)
+
+    queue.push("work", ["hangs 1", "hangs 2", "a", "b"])
+    make_worker(each(hangs_for_some, threads=2), size=2, limit=timedelta(seconds=2)).start()
+    expected = [State.FAILED, State.FAILED, State.SUCCEEDED, State.SUCCEEDED]
+    until(lambda: [state for _, state in states(queue)] == expected)
+    go_on.set()
+
+
+@pytest.mark.parametrize("ready", [0, 5])
+def test_a_stop_while_a_stuck_thread_is_replaced_does_not_keep_its_batch_from_being_failed(
+    queue: TaskQueue, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, ready: int
+) -> None:
+    go_on, stopped = threading.Event(), threading.Event()
+
+    def hangs(_: Task) -> None:
+        go_on.wait(60)
+
+    worker = make_worker(hangs, limit=timedelta(seconds=0.3), ready=ready)
+    worker.start()
+    shift = worker._shift
+    assert shift is not None
+    left = shift.left
+
+    def left_and_stopped(leaver: Employed) -> None:
+        left(leaver)
+        if threading.current_thread() is shift._watching:
+            shift.stop(20)
+            stopped.set()
+
+    monkeypatch.setattr(shift, "left", left_and_stopped)
+    queue.push("work", ["a"])
+    worker.resume()
+    assert stopped.wait(30)
+    go_on.set()
+    assert states(queue) == [("a", State.FAILED)]
+
+
+def test_a_handler_that_ends_just_at_its_limit_keeps_its_thread(queue: TaskQueue, make_worker: MakeWorker) -> None:
+    class Listener(WorkerListener):
+        def on_callback(self, *_: Any) -> None:
+            shift = worker._shift
+            assert shift is not None
+            for run in [run for tenure in shift.keeper.tenures() for run in tenure.runs()]:
+                shift._over_limit(run)  # as a watch does that looked before it ended
+
+    worker = make_worker(lambda _: None, listener=Listener())
+    worker.start()
+    queue.push("work", ["a", "b"])
+    worker.resume()
+    until(lambda: states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)])
+    assert len(queue.owners()) == 1
+
+
+def test_a_thread_that_is_stuck_when_its_lease_is_lost_is_replaced_at_its_limit_too(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handle(task: Task) -> None:
+        if task.identifier == "hangs":
+            begun.set()
+            go_on.wait(60)
+
+    queue.push("work", ["hangs", "next"])
+    worker = make_worker(handle, lease=timedelta(seconds=3), limit=timedelta(seconds=2))
+    worker.start()
+    assert begun.wait(10)
+    queue.register(queue.owners()[0].name)  # locks the worker out, which it finds at its next heartbeat
+    until(lambda: states(queue) == [("hangs", State.ACTIVE), ("next", State.SUCCEEDED)])
+    go_on.set()
+    assert worker.statistics().given_up == 1
