@@ -23,7 +23,7 @@ from airflow_provider_taskq.cli.selection import MOST
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State, TaskQueue
-from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue.reports import TaskFilter
 
 STATUSES = ("ready", "scheduled", "retrying", "blocked", "paused")
 _WHICH = "those of these SEQUENCES, all or none; or those that wait and that the options choose."

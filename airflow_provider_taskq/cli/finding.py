@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from airflow_provider_taskq.queue import TaskQueue
-from airflow_provider_taskq.queue.browse import TaskFilter, TaskLine
+from airflow_provider_taskq.queue.reports import TaskFilter, TaskLine
 
 ERROR = 10_000  # characters of an error, as many as a stored one has
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_taskq.cli.words import in_words
 from airflow_provider_taskq.queue import TaskQueue
-from airflow_provider_taskq.queue.browse import TopicGlance
+from airflow_provider_taskq.queue.reports import TopicGlance
 
 MOST = 1_000  # tasks that a count goes to
 PAGE = 500  # topics a call

@@ -12,7 +12,7 @@ from airflow_provider_taskq.cli.selection import error_group_option
 from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State
-from airflow_provider_taskq.queue.browse import STATUSES, TaskFilter
+from airflow_provider_taskq.queue.reports import STATUSES, TaskFilter
 
 
 @click.command(

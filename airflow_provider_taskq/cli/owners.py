@@ -17,7 +17,7 @@ from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.cli.words import ago, exactly, in_words
 from airflow_provider_taskq.queue import TaskQueue
-from airflow_provider_taskq.queue.browse import OwnerLine
+from airflow_provider_taskq.queue.reports import OwnerLine
 
 MOST = 1_000  # tasks that the count of what an owner holds goes to
 

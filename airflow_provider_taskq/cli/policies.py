@@ -9,7 +9,7 @@ import click
 from airflow_provider_taskq.cli._options import COUNT, DURATION, OPTIONAL_DURATION, Choice, Function, Number
 from airflow_provider_taskq.cli.words import exactly
 from airflow_provider_taskq.queue import TopicPolicy
-from airflow_provider_taskq.queue.policy import policy_fields
+from airflow_provider_taskq.queue.policies import policy_fields
 
 _OPTIONS = (
     click.option("--max-attempts", type=COUNT, help="Attempts of a task until it is FAILED; a new topic has 1."),

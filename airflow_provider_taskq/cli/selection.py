@@ -11,7 +11,7 @@ from airflow_provider_taskq.cli._options import COUNT, MOMENT, SEQUENCE, Choice,
 from airflow_provider_taskq.cli.finding import sequences_of
 from airflow_provider_taskq.cli.words import moment_at
 from airflow_provider_taskq.queue import State, TaskQueue
-from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue.reports import TaskFilter
 
 ENDED = ("EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCCEEDED")
 MOST = 10_000  # tasks that one call finds by a filter

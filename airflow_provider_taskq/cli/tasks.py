@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_taskq.cli.words import ago
-from airflow_provider_taskq.queue.browse import TaskLine
+from airflow_provider_taskq.queue.reports import TaskLine
 
 COLUMNS = ("#sequence", "~identifier", "status", "?#attempt", "?pushed", "due or ended", "?~owner", "~error")
 

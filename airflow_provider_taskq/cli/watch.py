@@ -21,7 +21,7 @@ from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_r
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.throughput import Lately, lately
 from airflow_provider_taskq.queue import Finding, Severity, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.browse import TopicGlance
+from airflow_provider_taskq.queue.reports import TopicGlance
 
 MINUTE = timedelta(minutes=1)
 TOPICS = 100  # that a look tells of

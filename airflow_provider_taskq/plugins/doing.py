@@ -14,7 +14,7 @@ from airflow_provider_taskq.plugins.schemas import MOST, Asked, Body, sentence_o
 from airflow_provider_taskq.plugins.session import Refusal
 from airflow_provider_taskq.plugins.targets import ENDED, PURGED, WAITING, Target, target, topic_of
 from airflow_provider_taskq.queue import Insertion, NewTask, Result, Revival, State, TaskQueue
-from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue.reports import TaskFilter
 
 NAMED = 20  # sequences that the trail names
 LONGEST_SECONDS = 3650 * 86_400  # of a duration: as the queue stores them (sql/functions/bounds.sql)

@@ -7,7 +7,7 @@ from fastapi import HTTPException, Query
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_taskq.queue import State
-from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue.reports import TaskFilter
 
 LARGEST = 2**63 - 1
 MOST = 10_000  # tasks that one action changes

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_provider_taskq.queue import Ended, Happening, State, TopicPolicy
-from airflow_provider_taskq.queue.browse import Holder, OwnerLine, TaskLine, TopicGlance
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
+from airflow_provider_taskq.queue.reports import Holder, OwnerLine, TaskLine, TopicGlance
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.plugins.dags import Use

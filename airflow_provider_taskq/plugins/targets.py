@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_taskq.plugins.schemas import MOST, Asked
 from airflow_provider_taskq.plugins.session import ACTION_SECONDS, Refusal
 from airflow_provider_taskq.queue import State, TaskQueue
-from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue.reports import TaskFilter
 
 BUDGET = 200_000  # rows that are looked at for one action
 ENDED = (State.EXPIRED, State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from airflow_provider_taskq.plugins import serializers
 from airflow_provider_taskq.plugins.serializers import Shape
-from airflow_provider_taskq.queue.browse import TopicGlance
+from airflow_provider_taskq.queue.reports import TopicGlance
 
 LONG_DUE = 300  # seconds: as long as the health check lets a due task wait
 COUNTS = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired")

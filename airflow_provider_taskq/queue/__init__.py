@@ -7,6 +7,7 @@
 Every verb runs in the caller's transaction and never commits.
 """
 
+from airflow_provider_taskq.queue.client import TaskQueue
 from airflow_provider_taskq.queue.connection import connect
 from airflow_provider_taskq.queue.drains import (
     DrainCounts,
@@ -29,7 +30,7 @@ from airflow_provider_taskq.queue.errors import (
 from airflow_provider_taskq.queue.figures import Ends, ErrorGroup, Errors, HandlingTimes, Spread, StuckOwner
 from airflow_provider_taskq.queue.finding import Finding, Severity
 from airflow_provider_taskq.queue.log import Cursor, Events, partition_of, sequence_id
-from airflow_provider_taskq.queue.model import (
+from airflow_provider_taskq.queue.models import (
     Condition,
     Count,
     Decision,
@@ -49,13 +50,12 @@ from airflow_provider_taskq.queue.model import (
     TaskInfo,
     UnreadablePayload,
 )
-from airflow_provider_taskq.queue.policy import RetryPolicy, TopicPolicy
+from airflow_provider_taskq.queue.policies import RetryPolicy, TopicPolicy
 from airflow_provider_taskq.queue.reading import Handed, Led, ReaderState, Sharing
+from airflow_provider_taskq.queue.schedules import config_hash, ticks_cron, ticks_daily, ticks_every
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
 from airflow_provider_taskq.queue.story import Ended, Happening
 from airflow_provider_taskq.queue.task_fields import TaskInput
-from airflow_provider_taskq.queue.task_queue import TaskQueue
-from airflow_provider_taskq.queue.ticks import config_hash, ticks_cron, ticks_daily, ticks_every
 from airflow_provider_taskq.queue.topic_status import TopicStatus
 
 __all__ = [

@@ -6,10 +6,10 @@ from typing import Any
 
 import psycopg
 
+from airflow_provider_taskq.queue.client import TaskQueue
 from airflow_provider_taskq.queue.connection import connect
 from airflow_provider_taskq.queue.errors import TaskQueueError
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
-from airflow_provider_taskq.queue.task_queue import TaskQueue
 
 
 def _expire(conn: psycopg.Connection[Any]) -> None:

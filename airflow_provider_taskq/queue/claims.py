@@ -11,8 +11,8 @@ from airflow_provider_taskq.queue.errors import InvalidArgument, LeaseLost
 if TYPE_CHECKING:
     import psycopg
 
-    from airflow_provider_taskq.queue.model import Owner
-    from airflow_provider_taskq.queue.task_queue import TaskQueue
+    from airflow_provider_taskq.queue.client import TaskQueue
+    from airflow_provider_taskq.queue.models import Owner
 
 
 @dataclass(frozen=True, slots=True)

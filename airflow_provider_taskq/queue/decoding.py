@@ -13,7 +13,7 @@ from psycopg import postgres
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 
-from airflow_provider_taskq.queue.model import Json, UnreadablePayload
+from airflow_provider_taskq.queue.models import Json, UnreadablePayload
 
 MAX_DEPTH = 100
 _MAX_DIGITS = 308  # an integer of more digits may exceed a double; one of more digits still may exceed Python's limit

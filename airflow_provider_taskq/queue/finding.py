@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from airflow_provider_taskq.queue.model import NamedEnum
+from airflow_provider_taskq.queue.models import NamedEnum
 
 
 class Severity(NamedEnum, IntEnum):

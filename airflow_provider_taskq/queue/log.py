@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from airflow_provider_taskq.queue.errors import InvalidArgument
-from airflow_provider_taskq.queue.model import Task
+from airflow_provider_taskq.queue.models import Task
 
 _GREATEST = 2**63 - 1
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_taskq.queue.log import Cursor, Events
-from airflow_provider_taskq.queue.model import Task
+from airflow_provider_taskq.queue.models import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from airflow_provider_taskq.queue.model import State
+from airflow_provider_taskq.queue.models import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue.durations import to_timedelta
 from airflow_provider_taskq.queue.errors import InvalidTask
-from airflow_provider_taskq.queue.model import NewTask
+from airflow_provider_taskq.queue.models import NewTask
 
 TaskInput: TypeAlias = NewTask | str | Mapping[str, Any]
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskq.queue import Result
-from airflow_provider_taskq.queue.wire import interval_text
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.triggers.event_line import Line
 
 NAMED = 100  # identifiers of an event, at most

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
-from airflow_provider_taskq.queue.wire import json_text
+from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.futures import result_of
 

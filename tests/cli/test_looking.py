@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, TaskQueue, TopicPolicy, connect
-from airflow_provider_taskq.queue.policy import RetryPolicy
+from airflow_provider_taskq.queue.policies import RetryPolicy
 from tests.cli.conftest import Ask, Run
 from tests.queue.conftest import lapse, pass_time
 

@@ -17,7 +17,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TopicPolicy,
 )
-from airflow_provider_taskq.queue.browse import STATUSES, TaskFilter
+from airflow_provider_taskq.queue.reports import STATUSES, TaskFilter
 
 
 def fail(queue: TaskQueue, number: int) -> list[int]:

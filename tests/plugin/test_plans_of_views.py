@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_provider_taskq.queue import State, TaskQueue, connect
-from airflow_provider_taskq.queue.browse import TaskFilter
-from airflow_provider_taskq.queue.verbs.browse import BUDGET
+from airflow_provider_taskq.queue.inspect import BUDGET
+from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.queue.explained import explain
 
 NOW = datetime.now(UTC)

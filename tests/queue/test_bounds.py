@@ -26,8 +26,8 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
 )
 from airflow_provider_taskq.queue.bounds import FIRST_MOMENT, LAST_MOMENT, LONGEST
-from airflow_provider_taskq.queue.browse import TaskFilter
 from airflow_provider_taskq.queue.reading import Led
+from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.queue.conftest import everything, known, last_failure
 
 EVIL = timedelta(days=99_999_999)

@@ -3,7 +3,7 @@
 import pytest
 
 from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, RetryPolicy, State, TaskQueue, TopicPolicy
-from airflow_provider_taskq.queue.browse import TaskFilter
+from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.queue.conftest import known
 
 

@@ -26,7 +26,7 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
 )
 from airflow_provider_taskq.queue.decoding import decode_json
-from airflow_provider_taskq.queue.wire import json_text
+from airflow_provider_taskq.queue.encoding import json_text
 from tests.queue.conftest import everything, known
 
 TOO_DEEP = "nested deeper than 100 levels"

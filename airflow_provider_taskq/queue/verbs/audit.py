@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from airflow_provider_taskq.queue.bounds import int_size
-from airflow_provider_taskq.queue.browse import AuditLine
-from airflow_provider_taskq.queue.model import State
+from airflow_provider_taskq.queue.encoding import interval_text
+from airflow_provider_taskq.queue.models import State
+from airflow_provider_taskq.queue.reports import AuditLine
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 
 class AuditVerbs(Caller):

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_taskq.queue.encoding import interval_text, json_text
 from airflow_provider_taskq.queue.errors import InvalidTask
-from airflow_provider_taskq.queue.model import Decision, Owner, Result, Task
+from airflow_provider_taskq.queue.models import Decision, Owner, Result, Task
 from airflow_provider_taskq.queue.tracebacks import error_summary, trace_text
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text, json_text
 
 
 class CompleteVerbs(Caller):

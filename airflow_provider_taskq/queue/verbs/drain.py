@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_taskq.queue.drains import DrainCounts, DrainReport, FailedTask
-from airflow_provider_taskq.queue.model import Owner, State
+from airflow_provider_taskq.queue.models import Owner, State
 from airflow_provider_taskq.queue.verbs.call import Caller
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from airflow_provider_taskq.queue.bounds import int_size
-from airflow_provider_taskq.queue.model import Condition, Decision, Order, Owner, Result, Task
+from airflow_provider_taskq.queue.encoding import task_of
+from airflow_provider_taskq.queue.models import Condition, Decision, Order, Owner, Result, Task
 from airflow_provider_taskq.queue.verbs.call import Caller
 from airflow_provider_taskq.queue.verbs.complete import columns
-from airflow_provider_taskq.queue.wire import task_of
 
 
 class ExchangeVerbs(Caller):

@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.finding import Finding, Severity
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 PATIENCE = timedelta(minutes=5)
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from datetime import timedelta
 
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import InvalidTask
-from airflow_provider_taskq.queue.model import Junction
+from airflow_provider_taskq.queue.models import Junction
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 
 class JunctionVerbs(Caller):

@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 NOTHING = timedelta(0)
 

@@ -2,7 +2,7 @@
 
 from airflow_provider_taskq.queue.bounds import int_size
 from airflow_provider_taskq.queue.log import Cursor, Events
-from airflow_provider_taskq.queue.model import Task
+from airflow_provider_taskq.queue.models import Task
 from airflow_provider_taskq.queue.verbs.call import Caller
 
 

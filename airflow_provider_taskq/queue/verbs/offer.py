@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 
-from airflow_provider_taskq.queue.model import Json, NewTask, Offered, Outcome
-from airflow_provider_taskq.queue.pushing import Chunk, chunks
+from airflow_provider_taskq.queue.models import Json, NewTask, Offered, Outcome
 from airflow_provider_taskq.queue.task_fields import TaskInput, new_tasks
+from airflow_provider_taskq.queue.task_input import Chunk, chunks
 from airflow_provider_taskq.queue.verbs.call import Caller, all_or_nothing
 
 

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 
-from airflow_provider_taskq.queue.model import Owner, Task
+from airflow_provider_taskq.queue.encoding import interval_text, owner_of, task_of
+from airflow_provider_taskq.queue.models import Owner, Task
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text, owner_of, task_of
 
 FIVE_MINUTES = timedelta(minutes=5)
 NO_GRACE = timedelta(0)

@@ -1,11 +1,11 @@
 """Poll, claim, ready (sql/functions/poll.sql, turn.sql, batch.sql)."""
 
 from airflow_provider_taskq.queue.bounds import int_size
+from airflow_provider_taskq.queue.encoding import task_of
 from airflow_provider_taskq.queue.errors import UnknownTopic
-from airflow_provider_taskq.queue.model import Condition, Order, Owner, Task
+from airflow_provider_taskq.queue.models import Condition, Order, Owner, Task
 from airflow_provider_taskq.queue.topic_status import CAP, LOOK_UP, TopicStatus
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import task_of
 
 
 class PollVerbs(Caller):

@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 
-from airflow_provider_taskq.queue.model import State
+from airflow_provider_taskq.queue.encoding import interval_text, state_number
+from airflow_provider_taskq.queue.models import State
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text, state_number
 
 
 class PurgeVerbs(Caller):

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import chain, islice
 
-from airflow_provider_taskq.queue.model import Insertion, Pushed, Task
-from airflow_provider_taskq.queue.pushing import Chunk, chunks
+from airflow_provider_taskq.queue.models import Insertion, Pushed, Task
 from airflow_provider_taskq.queue.task_fields import TaskInput, new_tasks
+from airflow_provider_taskq.queue.task_input import Chunk, chunks
 from airflow_provider_taskq.queue.verbs.call import Caller, all_or_nothing
 
 

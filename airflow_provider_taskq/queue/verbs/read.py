@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from airflow_provider_taskq.queue.bounds import int_size
+from airflow_provider_taskq.queue.encoding import state_number, task_info_of
 from airflow_provider_taskq.queue.errors import InvalidTask
-from airflow_provider_taskq.queue.model import Count, Result, State, TaskInfo
+from airflow_provider_taskq.queue.models import Count, Result, State, TaskInfo
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import state_number, task_info_of
 
 
 class ReadVerbs(Caller):

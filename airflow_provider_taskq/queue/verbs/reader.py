@@ -5,12 +5,12 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskq.queue.bounds import int_size
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.log import Cursor
-from airflow_provider_taskq.queue.model import Task
+from airflow_provider_taskq.queue.models import Task
 from airflow_provider_taskq.queue.reading import Handed, Led, ReaderState, Sharing
 from airflow_provider_taskq.queue.tracebacks import trace_text
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 
 class ReaderVerbs(Caller):

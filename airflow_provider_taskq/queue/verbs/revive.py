@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from airflow_provider_taskq.queue.model import Result, Revival, State
+from airflow_provider_taskq.queue.encoding import state_number
+from airflow_provider_taskq.queue.models import Result, Revival, State
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import state_number
 
 
 class ReviveVerbs(Caller):

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from airflow_provider_taskq.queue.bounds import int_size
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.figures import Ends, ErrorGroup, Errors, HandlingTimes, Spread, StuckOwner
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 HOUR = timedelta(hours=1)
 NONE = timedelta(0)

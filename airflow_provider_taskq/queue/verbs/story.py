@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 
-from airflow_provider_taskq.queue.model import State
+from airflow_provider_taskq.queue.encoding import interval_text
+from airflow_provider_taskq.queue.models import State
 from airflow_provider_taskq.queue.story import Ended, Happening
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 
 class StoryVerbs(Caller):

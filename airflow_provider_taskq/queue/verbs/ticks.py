@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from airflow_provider_taskq.queue.errors import InvalidTask
-from airflow_provider_taskq.queue.model import Json, NewTask
-from airflow_provider_taskq.queue.pushing import Chunk, chunks
+from airflow_provider_taskq.queue.models import Json, NewTask
+from airflow_provider_taskq.queue.task_input import Chunk, chunks
 from airflow_provider_taskq.queue.verbs.call import Caller, all_or_nothing
 
 

@@ -4,8 +4,9 @@ import json
 from datetime import timedelta
 from typing import Any, Unpack
 
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import InvalidArgument
-from airflow_provider_taskq.queue.policy import (
+from airflow_provider_taskq.queue.policies import (
     PolicyChanges,
     RetryPolicy,
     TopicPolicy,
@@ -14,7 +15,6 @@ from airflow_provider_taskq.queue.policy import (
     policy_fields,
 )
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 
 class TopicVerbs(Caller):

@@ -7,9 +7,9 @@ from typing import LiteralString
 
 import psycopg
 
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import TaskQueueError
 from airflow_provider_taskq.queue.verbs.call import Caller
-from airflow_provider_taskq.queue.wire import interval_text
 
 PATIENCE = timedelta(minutes=1)
 MOST = 1_000

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from airflow_provider_taskq.queue.bounds import int_size
-from airflow_provider_taskq.queue.model import Owner, Task
+from airflow_provider_taskq.queue.models import Owner, Task
 from airflow_provider_taskq.queue.verbs.call import Caller
 
 LARGEST = 2**31 - 1

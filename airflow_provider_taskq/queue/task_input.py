@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskq.queue.bounds import LONGEST_STORED
+from airflow_provider_taskq.queue.encoding import interval_text, json_text
 from airflow_provider_taskq.queue.errors import InvalidTask
-from airflow_provider_taskq.queue.model import NewTask
-from airflow_provider_taskq.queue.wire import interval_text, json_text
+from airflow_provider_taskq.queue.models import NewTask
 
 # A call carries at most so many tasks, or few more than so many characters: enough to make its round trip cheap,
 # little enough for 1,000,000 tasks to stream through 200 MB, and for the server to hold one call's arrays easily.

@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from airflow_provider_taskq.queue.errors import InvalidArgument
-from airflow_provider_taskq.queue.model import Json
+from airflow_provider_taskq.queue.models import Json
 
 ONE_DAY = timedelta(days=1)
 ONE_MINUTE = timedelta(minutes=1)

@@ -1,7 +1,9 @@
 """The queue: all its verbs over one connection."""
 
+from airflow_provider_taskq.queue.admin import TendingVerbs
+from airflow_provider_taskq.queue.inspect import BrowseVerbs
+from airflow_provider_taskq.queue.partitions import PartitionVerbs
 from airflow_provider_taskq.queue.verbs.audit import AuditVerbs
-from airflow_provider_taskq.queue.verbs.browse import BrowseVerbs
 from airflow_provider_taskq.queue.verbs.complete import CompleteVerbs
 from airflow_provider_taskq.queue.verbs.drain import DrainVerbs
 from airflow_provider_taskq.queue.verbs.exchange import ExchangeVerbs
@@ -11,7 +13,6 @@ from airflow_provider_taskq.queue.verbs.lock import LockVerbs
 from airflow_provider_taskq.queue.verbs.log import LogVerbs
 from airflow_provider_taskq.queue.verbs.offer import OfferVerbs
 from airflow_provider_taskq.queue.verbs.owner import OwnerVerbs
-from airflow_provider_taskq.queue.verbs.partition import PartitionVerbs
 from airflow_provider_taskq.queue.verbs.poll import PollVerbs
 from airflow_provider_taskq.queue.verbs.purge import PurgeVerbs
 from airflow_provider_taskq.queue.verbs.push import PushVerbs
@@ -20,7 +21,6 @@ from airflow_provider_taskq.queue.verbs.reader import ReaderVerbs
 from airflow_provider_taskq.queue.verbs.revive import ReviveVerbs
 from airflow_provider_taskq.queue.verbs.statistics import StatisticsVerbs
 from airflow_provider_taskq.queue.verbs.story import StoryVerbs
-from airflow_provider_taskq.queue.verbs.tending import TendingVerbs
 from airflow_provider_taskq.queue.verbs.ticks import TickVerbs
 from airflow_provider_taskq.queue.verbs.topic import TopicVerbs
 from airflow_provider_taskq.queue.verbs.worker import WorkerVerbs

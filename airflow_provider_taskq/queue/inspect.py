@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_taskq.queue.bounds import int_size
-from airflow_provider_taskq.queue.browse import (
+from airflow_provider_taskq.queue.models import State
+from airflow_provider_taskq.queue.reports import (
     Dependency,
     Found,
     Holder,
@@ -19,7 +20,6 @@ from airflow_provider_taskq.queue.browse import (
     TickLine,
     TopicGlance,
 )
-from airflow_provider_taskq.queue.model import State
 from airflow_provider_taskq.queue.schedule_words import schedule_in_words
 from airflow_provider_taskq.queue.verbs.call import Caller
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from airflow_provider_taskq.queue.model import State
+from airflow_provider_taskq.queue.models import State
 
 # What a person sees of a task: the words of filters, of counts, of the page and of the command line.
 STATUSES = (

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskq.queue.decoding import MAX_DEPTH, json_defect
-from airflow_provider_taskq.queue.model import Json, Owner, State, Task, TaskInfo
+from airflow_provider_taskq.queue.models import Json, Owner, State, Task, TaskInfo
 
 MOST = timedelta(days=100_000_000)
 
