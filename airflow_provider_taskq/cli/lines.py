@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from airflow_provider_taskq.cli.payload import json_value
 from airflow_provider_taskq.queue import InvalidTask, NewTask
-from airflow_provider_taskq.queue.task_fields import new_task
+from airflow_provider_taskq.queue.task_input import new_task
 
 
 def tasks_of(lines: Iterable[str]) -> Iterator[NewTask]:

@@ -9,7 +9,7 @@ import click
 
 from airflow_provider_taskq.cli._options import Function
 from airflow_provider_taskq.queue import Json, UnreadablePayload
-from airflow_provider_taskq.queue.decoding import decode_json
+from airflow_provider_taskq.queue.encoding import decode_json
 
 
 def payload_option(function: Function) -> Function:

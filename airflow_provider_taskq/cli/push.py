@@ -14,7 +14,7 @@ from airflow_provider_taskq.cli.lines import tasks_of
 from airflow_provider_taskq.cli.payload import payload_option
 from airflow_provider_taskq.cli.trail import note
 from airflow_provider_taskq.queue import Insertion, NewTask, Task
-from airflow_provider_taskq.queue.task_fields import FIELDS
+from airflow_provider_taskq.queue.task_input import FIELDS
 
 INSERTIONS = tuple(Insertion)
 

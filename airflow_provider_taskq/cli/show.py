@@ -15,7 +15,7 @@ from airflow_provider_taskq.cli.tasks import shortened, task_document
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.words import ago, attempt_times
 from airflow_provider_taskq.queue import Happening, State, TaskQueue, UnreadablePayload
-from airflow_provider_taskq.queue.decoding import decode_json, json_defect
+from airflow_provider_taskq.queue.encoding import decode_json, json_defect
 from airflow_provider_taskq.queue.reports import Dependency, TaskLine, Texts
 
 WHOLE = 2**31 - 1

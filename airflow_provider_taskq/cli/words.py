@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pendulum
 
-from airflow_provider_taskq.queue.bounds import FIRST_MOMENT, LAST_MOMENT
 from airflow_provider_taskq.queue.durations import parse_duration
+from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
 
 def moment_of(text: str) -> datetime | timedelta:

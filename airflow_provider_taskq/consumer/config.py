@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
 
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, ProgressTracker
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
-from airflow_provider_taskq.queue.bounds import LONGEST_STORED
-from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
+from airflow_provider_taskq.queue.encoding import LONGEST_STORED
 from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, call_limit
 
 

@@ -24,7 +24,7 @@ from airflow_provider_taskq.consumer.progress import (
 from airflow_provider_taskq.consumer.runtime import Part
 from airflow_provider_taskq.consumer.signals import on_signals
 from airflow_provider_taskq.queue import InvalidArgument, Led
-from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, connects_to, heartbeat_limit, limited
 
 BUILT_IN = Settings()

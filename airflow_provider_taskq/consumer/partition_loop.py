@@ -29,9 +29,8 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
     partition_of,
 )
-from airflow_provider_taskq.queue.deadline import CallTimeout
-from airflow_provider_taskq.queue.transient import is_cut_off, is_read_only, means_lost_connection
-from airflow_provider_taskq.queue.transient import is_transient as may_pass
+from airflow_provider_taskq.queue.errors import CallTimeout, is_cut_off, is_read_only, means_lost_connection
+from airflow_provider_taskq.queue.errors import is_transient as may_pass
 
 logger = logging.getLogger(__name__)
 

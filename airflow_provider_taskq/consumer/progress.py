@@ -8,7 +8,7 @@ from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.consumer.errors import HandlerFailed
 from airflow_provider_taskq.queue import Cursor, Handed, Led, TaskQueue
-from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.connection import CallLimit
 
 Work = Callable[[TaskQueue | None], None]
 

@@ -11,7 +11,7 @@ from airflow_provider_taskq.consumer.config import Settings
 from airflow_provider_taskq.consumer.partition_lease import Leading, interval, stored
 from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, is_transient
 from airflow_provider_taskq.queue import Led, TaskQueue
-from airflow_provider_taskq.queue.transient import is_read_only
+from airflow_provider_taskq.queue.errors import is_read_only
 
 logger = logging.getLogger(__name__)
 

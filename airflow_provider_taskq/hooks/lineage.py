@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
 )
-from airflow_provider_taskq.queue.task_fields import TaskInput
+from airflow_provider_taskq.queue.task_input import TaskInput
 
 if TYPE_CHECKING:
     import psycopg

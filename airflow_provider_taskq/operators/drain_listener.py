@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.queue.tracebacks import error_summary
+from airflow_provider_taskq.queue.errors import error_summary
 from airflow_provider_taskq.worker import WorkerListener
 
 PROGRESS_EVERY = 30.0

@@ -27,9 +27,16 @@ from airflow_provider_taskq.queue.errors import (
     TaskQueueError,
     UnknownTopic,
 )
-from airflow_provider_taskq.queue.figures import Ends, ErrorGroup, Errors, HandlingTimes, Spread, StuckOwner
-from airflow_provider_taskq.queue.finding import Finding, Severity
-from airflow_provider_taskq.queue.log import Cursor, Events, partition_of, sequence_id
+from airflow_provider_taskq.queue.log import (
+    Cursor,
+    Events,
+    Handed,
+    Led,
+    ReaderState,
+    Sharing,
+    partition_of,
+    sequence_id,
+)
 from airflow_provider_taskq.queue.models import (
     Condition,
     Count,
@@ -51,11 +58,21 @@ from airflow_provider_taskq.queue.models import (
     UnreadablePayload,
 )
 from airflow_provider_taskq.queue.policies import RetryPolicy, TopicPolicy
-from airflow_provider_taskq.queue.reading import Handed, Led, ReaderState, Sharing
+from airflow_provider_taskq.queue.reports import (
+    Ended,
+    Ends,
+    ErrorGroup,
+    Errors,
+    Finding,
+    HandlingTimes,
+    Happening,
+    Severity,
+    Spread,
+    StuckOwner,
+)
 from airflow_provider_taskq.queue.schedules import config_hash, ticks_cron, ticks_daily, ticks_every
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
-from airflow_provider_taskq.queue.story import Ended, Happening
-from airflow_provider_taskq.queue.task_fields import TaskInput
+from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.queue.topic_status import TopicStatus
 
 __all__ = [

@@ -1,15 +1,20 @@
 """Connections to the queue's database, for programs that bring none of their own."""
 
 import os
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString, NoReturn, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import Conninfo
+from psycopg.pq import Conninfo, TransactionStatus
+from psycopg.rows import tuple_row
 
-from airflow_provider_taskq.queue.errors import TaskQueueError, one_line
+from airflow_provider_taskq.queue.encoding import decode_tolerantly, load_bounded
+from airflow_provider_taskq.queue.errors import CallTimeout, TaskQueueError, one_line, translated
 
 DSN_VARIABLE = "TASKQ_DSN"
 DSN_FILE_VARIABLE = "TASKQ_DSN_FILE"
@@ -93,3 +98,180 @@ def _dsn_in_file(file: Path) -> str:
 def _hidden(error: psycopg.Error) -> str:
     """A parse error without the text that was parsed, which libpq quotes and which may hold the password."""
     return one_line(error).split('"')[0].strip(" :")
+
+
+T = TypeVar("T")
+
+_CANCEL_SECONDS = 1.0  # how long to wait until the server has taken the request to cancel a call
+_GROWTH = 2.0
+_MOST = 8.0  # times the limit, however often calls were given up
+_MEMORY = 10.0  # after this many limits without a call given up, the limit is the base again
+
+
+class CallLimit:
+    """How long a call may wait for the server's next answer, in seconds.
+
+    `seconds`: for calls of the queue. `handler_statements`: for statements of user code in the queue's transaction.
+    After a call was given up the limit doubles, up to eight times, and shrinks again after a while. So a call that
+    takes longer than the limit on a healthy server succeeds at a later attempt. `grows=False` keeps the limit.
+    """
+
+    def __init__(self, seconds: float, handler_statements: float | None = None, *, grows: bool = True) -> None:
+        self._queue_calls = seconds
+        self._handler_statements = max(seconds, handler_statements or 0.0)
+        self._base = seconds
+        self._grows = grows
+        self._factor = 1.0
+        self._exceeded = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The limit for the next call."""
+        if self._factor > 1 and time.monotonic() - self._exceeded > _MEMORY * self._factor * self._base:
+            self._factor = 1.0
+        return self._base * self._factor
+
+    def exceed(self) -> None:
+        """Notes that a call was given up."""
+        if self._grows:
+            self._factor = min(self._factor * _GROWTH, _MOST)
+            self._exceeded = time.monotonic()
+
+    @contextmanager
+    def for_handler_statements(self) -> Iterator[None]:
+        """Applies the limit for statements of user code inside the block."""
+        self._base = self._handler_statements
+        try:
+            yield
+        finally:
+            self._base = self._queue_calls
+
+
+class _Silent(Exception):
+    """The deadline of a call has passed."""
+
+
+def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
+    """Makes every call on a connection raise CallTimeout, and close the connection, after `limit` without an answer.
+
+    The statement is also cancelled on the server if the server can be reached, so that it does not keep its locks.
+    """
+    wait = conn.wait
+
+    def limited(generator: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
+        seconds = limit.seconds
+        try:
+            return wait(_silent_for(generator, seconds), *args, **options)
+        except _Silent:
+            limit.exceed()
+            _abandon(conn)
+            message = f"the server sent no answer within {seconds:.3g} seconds; the connection was closed"
+            raise CallTimeout(message) from None
+
+    # Every blocking call of psycopg waits by this method; a subclass would not cover connections that users open.
+    conn.wait = limited  # type: ignore[method-assign, assignment]
+
+
+def _silent_for(generator: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+    """The steps of a call; raises _Silent if nothing arrives for so long. psycopg resumes it ten times a second."""
+    try:
+        wanted = next(generator)
+        heard = time.monotonic()
+        while True:
+            ready = yield wanted
+            now = time.monotonic()
+            if ready:
+                heard = now
+            elif now - heard > seconds:
+                raise _Silent
+            wanted = generator.send(ready)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def _abandon(conn: psycopg.Connection[Any]) -> None:
+    """Cancels what runs on a connection, and closes it."""
+
+    def cancel() -> None:
+        with suppress(Exception):  # the server may be out of reach
+            conn.cancel_safe(timeout=_CANCEL_SECONDS)
+
+    # A thread, because a cancellation through an old libpq blocks without a limit.
+    thread = threading.Thread(target=cancel, name="taskq cancel", daemon=True)
+    thread.start()
+    thread.join(_CANCEL_SECONDS)
+    conn.close()
+
+
+_SQLALCHEMY_URL = "the URL of the engine has to begin with postgresql+psycopg://"
+_SYNCHRONOUS = "TaskQueue is synchronous: open a connection with psycopg.connect()"
+
+# By module and name of a class, so that no other library is imported. A class is found by its bases as well.
+_ALTERNATIVES = {
+    ("psycopg2", "connection"): "pass a connection of psycopg 3: psycopg.connect(connection.dsn, password=...)",
+    ("psycopg", "AsyncConnection"): _SYNCHRONOUS,
+    ("psycopg", "Cursor"): "pass cursor.connection",
+    ("psycopg_pool", "ConnectionPool"): "pass the connection that `with pool.connection() as connection:` gives",
+    ("psycopg_pool", "AsyncConnectionPool"): _SYNCHRONOUS,
+    ("sqlalchemy", "Connection"): f"pass connection.connection.driver_connection; {_SQLALCHEMY_URL}",
+    ("sqlalchemy", "Session"): f"pass session.connection().connection.driver_connection; {_SQLALCHEMY_URL}",
+    ("sqlalchemy", "scoped_session"): f"pass session.connection().connection.driver_connection; {_SQLALCHEMY_URL}",
+    ("sqlalchemy", "Engine"): (
+        "open a connection with `with engine.begin() as connection:` and pass connection.connection.driver_connection;"
+        f" {_SQLALCHEMY_URL}"
+    ),
+    ("sqlalchemy", "PoolProxiedConnection"): f"pass connection.driver_connection; {_SQLALCHEMY_URL}",
+    ("sqlalchemy", "AsyncConnection"): _SYNCHRONOUS,
+    ("sqlalchemy", "AsyncSession"): _SYNCHRONOUS,
+    ("sqlalchemy", "AsyncEngine"): _SYNCHRONOUS,
+    ("builtins", "str"): "open a connection with airflow_provider_taskq.queue.connect(dsn)",
+}
+
+
+def reject_connection(given: Any) -> NoReturn:
+    """Raises TypeError, which names the class that was given and the object to pass instead."""
+    kinds = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(given).__mro__]
+    alternative = next((_ALTERNATIVES[kind] for kind in kinds if kind in _ALTERNATIVES), None)
+    name = f"{type(given).__module__}.{type(given).__qualname__}"
+    raise TypeError(
+        f"TaskQueue needs a psycopg.Connection (psycopg 3), not a {name}: "
+        f"{alternative or 'open one with psycopg.connect()'}"
+    )
+
+
+def require_connection(given: Any) -> "psycopg.Connection[Any]":
+    """Returns the connection; TypeError if it is not one of psycopg 3."""
+    return given if isinstance(given, psycopg.Connection) else reject_connection(given)
+
+
+class Caller:
+    """Calls the functions of the schema `taskq` through a connection that belongs to the caller."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self.conn = require_connection(conn)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the next call is a transaction of its own, which ends with it."""
+        return self.conn.autocommit and self.conn.info.transaction_status == TransactionStatus.IDLE
+
+    def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """All rows of one call, as tuples whatever the connection's own row factory; JSON is read by decode_json."""
+        with translated(), self.conn.cursor(row_factory=tuple_row) as cursor:
+            load_bounded(cursor)
+            decode_tolerantly(cursor)
+            return cursor.execute(call, arguments).fetchall()
+
+    def _value(self, call: LiteralString, arguments: Sequence[object] = ()) -> Any:
+        """The one value of one call."""
+        return self._rows(call, arguments)[0][0]
+
+
+@contextmanager
+def all_or_nothing(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Makes several calls one: a savepoint in the caller's transaction, which stays the caller's to commit."""
+    if not conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
+        conn.execute("SELECT")  # opens the caller's transaction: else the block below would commit its own
+    with conn.transaction():
+        yield

@@ -1,7 +1,9 @@
 """What the queue refuses, and how PostgreSQL's codes become these errors."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import psycopg
 
@@ -36,6 +38,10 @@ class InvalidArgument(TaskQueueError, ValueError):
 
 class SchemaMismatch(TaskQueueError):
     """The schema in the database is missing, or not the one that this package was made for."""
+
+
+class CallTimeout(psycopg.OperationalError):
+    """The server sent nothing for as long as a call may wait. The connection is closed, the outcome is not known."""
 
 
 INSTALL = "python -m airflow_provider_taskq.queue install"
@@ -108,3 +114,134 @@ def one_line(error: BaseException) -> str:
 def _rule(constraint: str) -> str:
     """The field that a constraint named by PostgreSQL is about: topic_max_attempts_check is about max_attempts."""
     return constraint.partition("_")[2].removesuffix("_check") + " is out of its range"
+
+
+# The session has ended or cannot write: 08 connection exceptions, 57P01 to 57P05 shutdowns and the end of idle
+# sessions, 25P03 and 25P04 transactions that the server cut off, 25006 a server that became read-only.
+_LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "25006")
+
+# 40 rollbacks (deadlock, serialization), 53 resources (disk, memory, connections), 55006 and 55P03 locks,
+# 57014 cancelled (statement_timeout, pg_cancel_backend), 58000 and 58030 errors of the operating system.
+_TRANSIENT = ("40", "53", "55006", "55P03", "57014", "58000", "58030")
+
+_CUT_OFF = {"25P03", "25P04"}  # idle_in_transaction_session_timeout, transaction_timeout
+
+_READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
+
+
+def means_lost_connection(error: BaseException) -> bool:
+    """Whether an error says that its session is over, or can never write: another connection has to be opened."""
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_LOST)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the transaction was rolled back for a reason that may pass: the same one may succeed later."""
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Whether a session was ended because its own transaction or call took too long: another one may end like it."""
+    return isinstance(error, CallTimeout) or (isinstance(error, psycopg.Error) and error.sqlstate in _CUT_OFF)
+
+
+def is_read_only(conn: psycopg.Connection | psycopg.AsyncConnection) -> bool:
+    """Whether the server said that this session cannot write: it is a standby, or its default is read-only.
+
+    Costs no round trip: PostgreSQL reports both settings when they change. A pooler may not pass the report on. A
+    connection that is closed is not read-only.
+    """
+    return not conn.closed and any(conn.pgconn.parameter_status(name) == b"on" for name in _READ_ONLY)
+
+
+MAX_TRACE = 10_000
+MAX_SUMMARY = 200
+_MAX_LEAVES = 3
+
+
+class ErrorTrace(str):
+    """A traceback as text that still knows the summary of its exception, also after pickling."""
+
+    __slots__ = ("summary",)
+    summary: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """The bounded traceback of an exception."""
+        trace = cls(trace_text(error))
+        trace.summary = _summary(error)
+        return trace
+
+
+def picklable_error(error: BaseException | str | None) -> str | None:
+    """An error in a form that always pickles and loses neither traceback nor summary."""
+    return ErrorTrace.of(error) if isinstance(error, BaseException) else error
+
+
+def trace_text(error: BaseException | str | None) -> str | None:
+    """An error as text of at most 10,000 characters: of a longer one the first line and the end, where the cause is."""
+    if error is None:
+        return None
+    text = _storable(error if isinstance(error, str) else "".join(traceback.format_exception(error)))
+    if len(text) <= MAX_TRACE:
+        return text
+    first = _summary(error) if isinstance(error, BaseException) else _shortened(text.split("\n", 1)[0])
+    return f"{first}\n... {text[len(first) + 5 - MAX_TRACE :]}"
+
+
+def error_summary(error: BaseException | str | None) -> str | None:
+    """The error in one line of at most 200 characters, such as `ValueError: no mailbox for bad-1`.
+
+    None for a plain text: the database finds the line in it (taskq.error_summary).
+    """
+    if isinstance(error, ErrorTrace):
+        return error.summary
+    return _summary(error) if isinstance(error, BaseException) else None
+
+
+def _summary(error: BaseException) -> str:
+    message = _group_message(error) if isinstance(error, BaseExceptionGroup) else _message(error)
+    name = _type_name(type(error))
+    return _shortened(f"{name}: {message}" if message else name)
+
+
+def _type_name(kind: type[BaseException]) -> str:
+    """The name of an exception's type as a traceback prints it."""
+    module = kind.__module__
+    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    """The first line of an exception's message that is not blank."""
+    try:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+    except Exception:  # noqa: BLE001 -- whatever a foreign __str__ raises, the task still failed
+        return "<exception str() failed>"
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _group_message(group: BaseExceptionGroup[BaseException]) -> str:
+    """The message of a group and the summaries of the first different exceptions in it."""
+    leaves = list(dict.fromkeys(_leaves(group)))
+    shown = "; ".join(leaves[:_MAX_LEAVES])
+    more = f"; {len(leaves) - _MAX_LEAVES} more" if len(leaves) > _MAX_LEAVES else ""
+    return f"{group.message.splitlines()[0] if group.message else ''} ({shown}{more})".lstrip()
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[str]:
+    """The summaries of the exceptions in a group and in the groups inside it."""
+    return [
+        leaf
+        for each in group.exceptions
+        for leaf in (_leaves(each) if isinstance(each, BaseExceptionGroup) else [_summary(each)])
+    ]
+
+
+def _shortened(text: str) -> str:
+    """A text of at most 200 characters that PostgreSQL can store."""
+    text = _storable(text)
+    return text if len(text) <= MAX_SUMMARY else text[: MAX_SUMMARY - 3] + "..."
+
+
+def _storable(text: str) -> str:
+    """The text without what PostgreSQL cannot store: NUL and lone surrogates."""
+    return text.replace("\x00", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -1,33 +1,47 @@
-"""Browsing, for pages (sql/functions/browse.sql, browse_tasks.sql): what costs the same however much there is."""
+"""Inspection: tasks, searches, history, statistics, and health."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_provider_taskq.queue.bounds import int_size
-from airflow_provider_taskq.queue.models import State
+from airflow_provider_taskq.queue.connection import Caller
+from airflow_provider_taskq.queue.encoding import int_size, interval_text, state_number, task_info_of
+from airflow_provider_taskq.queue.errors import InvalidTask
+from airflow_provider_taskq.queue.models import Count, Result, State, TaskInfo
 from airflow_provider_taskq.queue.reports import (
     Dependency,
+    Ended,
+    Ends,
+    ErrorGroup,
+    Errors,
+    Finding,
     Found,
+    HandlingTimes,
+    Happening,
     Holder,
     LockLine,
     LogHolder,
     OwnerLine,
     ReaderLine,
+    Severity,
+    Spread,
+    StuckOwner,
     TaskFilter,
     TaskLine,
     Texts,
     TickLine,
     TopicGlance,
 )
-from airflow_provider_taskq.queue.schedule_words import schedule_in_words
-from airflow_provider_taskq.queue.verbs.call import Caller
+from airflow_provider_taskq.queue.schedules import schedule_in_words
 
 BUDGET = 10_000  # rows that are looked at for one page
+HOUR = timedelta(hours=1)
+NONE = timedelta(0)
+PATIENCE = timedelta(minutes=5)
 
 
-class BrowseVerbs(Caller):
-    """What a page shows: pages of bounded cost, counts with caps, and what was not looked at is said."""
+class InspectMixin(Caller):
+    """Verbs that read and change nothing. Their costs are bounded."""
 
     def now(self) -> datetime:
         """The database's clock."""
@@ -198,6 +212,187 @@ class BrowseVerbs(Caller):
             (search, exact, after, int_size(size), int_size(budget)),
         )
 
+    def task(self, topic: str, sequence: int) -> TaskInfo | None:
+        """One task with everything about it; None where the topic has none of that sequence."""
+        rows = self._rows("SELECT * FROM taskq.task(%s::text, %s::bigint)", (topic, sequence))
+        return task_info_of(rows[0]) if rows else None
+
+    def latest(self, topic: str, identifiers: Sequence[str]) -> dict[str, TaskInfo]:
+        """The newest task of each of these identifiers that has any."""
+        rows = self._rows("SELECT * FROM taskq.latest(%s::text, %b::text[])", (topic, list(identifiers)))
+        return {task.identifier: task for task in map(task_info_of, rows)}
+
+    def page(
+        self,
+        topic: str,
+        *,
+        after: int | None = None,
+        before: int | None = None,
+        size: int = 100,
+        state: State | str | None = None,
+        identifier: str | None = None,
+        reference: str | None = None,
+        from_: int | None = 0,
+        to: int | None = None,
+    ) -> list[TaskInfo]:
+        """Returns up to `size` tasks: ascending `after` a sequence, or descending `before` one; else from the first on.
+
+        `after` and `before` leave out the sequence itself: give the last sequence of one page to get the next page.
+        `from_` and `to` include both ends and only bound the tasks: `page(topic, from_=queue.resolve(moment))` begins
+        with the first task created at or after the moment. `from_=None`, which `resolve` returns if there is no such
+        task, gives an empty page. `state`: a State or its name.
+        """
+        if after is not None and before is not None:
+            raise InvalidTask("a page goes after one sequence or before one, not both")
+        rows = self._rows(
+            "SELECT * FROM taskq.page(%s::text, %s::bigint, %s::bigint, %s::int, %s::int, %s::text, %s::text,"
+            " %s::bigint, %s::bigint)",
+            (topic, after, before, int_size(size), state_number(state), identifier, reference, from_, to),
+        )
+        return [task_info_of(row) for row in rows]
+
+    def count(
+        self,
+        topic: str | None = None,
+        *,
+        recent: bool = False,
+        state: State | str | None = None,
+        identifier: str | None = None,
+        reference: str | None = None,
+        from_: int | None = 0,
+        to: int | None = None,
+    ) -> dict[str, dict[State, Count]]:
+        """How many tasks of each topic are in each state, in a range of sequences that includes both ends.
+
+        `recent` counts only the newest task of each identifier; the state is looked at after that choice. A
+        registered topic without hits has an empty dict.
+        """
+        counted: dict[str, dict[State, Count]] = {}
+        for name, found, number, last in self._rows(
+            "SELECT * FROM taskq.count(%s::text, %s::boolean, %s::int, %s::text, %s::text, %s::bigint, %s::bigint)",
+            (topic, recent, state_number(state), identifier, reference, from_, to),
+        ):
+            states = counted.setdefault(name, {})
+            if found is not None:
+                states[State(found)] = Count(number, last)
+        return counted
+
+    def count_tasks(
+        self,
+        topic: str | None = None,
+        *,
+        recent: bool = False,
+        state: State | str | None = None,
+        identifier: str | None = None,
+        reference: str | None = None,
+        from_: int | None = 0,
+        to: int | None = None,
+    ) -> int:
+        """Returns the number of tasks of a topic, or of all topics; the arguments are those of `count`.
+
+        UnknownTopic if there is no topic of that name.
+        """
+        counted = self.count(
+            topic, recent=recent, state=state, identifier=identifier, reference=reference, from_=from_, to=to
+        )
+        if topic is not None and topic not in counted:
+            self._rows("SELECT taskq.policy_of(%s::text)", (topic,))  # raises UnknownTopic
+        return sum(found.count for states in counted.values() for found in states.values())
+
+    def results(self, since: datetime | None = None, until: datetime | None = None) -> dict[str, dict[Result, int]]:
+        """How many tasks of each topic completed with which result between two moments, both included.
+
+        Costs what completed between them. A topic without any has an empty dict.
+        """
+        counted: dict[str, dict[Result, int]] = {}
+        for name, result, number in self._rows(
+            "SELECT * FROM taskq.results(%s::timestamptz, %s::timestamptz)", (_zoned(since), _zoned(until))
+        ):
+            results = counted.setdefault(name, {})
+            if result is not None:
+                results[Result(result)] = number
+        return counted
+
+    def resolve(self, moment: datetime, preceding: bool = False) -> int | None:
+        """The first sequence, of all topics, created at or after a moment; None where there is none.
+
+        `preceding`: the last one created at or before it. Pass the result as an end of a range:
+        `from_=resolve(moment)`, or `to=resolve(moment, preceding=True) or 0`, as `to=None` means no end.
+        `page(after=resolve(moment))` leaves out the first task.
+        """
+        found: int | None = self._value(
+            "SELECT taskq.resolve(%s::timestamptz, %s::boolean)", (_zoned(moment), preceding)
+        )
+        return found
+
+    def why(self, topic: str, sequence: int) -> str | None:
+        """Why a task is not running, in one sentence; None where the topic has no such task."""
+        told: str | None = self._value("SELECT taskq.why(%s::text, %s::bigint)", (topic, sequence))
+        return told
+
+    def timeline(self, topic: str, sequence: int) -> list[Happening]:
+        """What happened to a task, the oldest first; nothing where the topic has no such task."""
+        rows = self._rows("SELECT * FROM taskq.timeline(%s::text, %s::bigint)", (topic, sequence))
+        return [Happening(row[0], row[1], None if row[2] is None else State(row[2]), *row[3:]) for row in rows]
+
+    def throughput(self, span: timedelta, spans: int, topic: str | None = None) -> list[Ended]:
+        """How many tasks ended in each state, of each topic or of one, in each of so many spans of time up to now.
+
+        Spans without any are left out. It costs the same however much history there is.
+        """
+        rows = self._rows(
+            "SELECT * FROM taskq.throughput(%s::text::interval, %s::int, %s::text)", (interval_text(span), spans, topic)
+        )
+        return [Ended(row[0], row[1], State(row[2]), *row[3:]) for row in rows]
+
+    def acting(self, actor: str) -> None:
+        """Names the person on whose behalf this transaction acts, for the history of what it does to tasks."""
+        self._rows("SELECT set_config('taskq.actor', %s::text, true)", (actor,))
+
+    def statistics(self, within: timedelta = HOUR, topic: str | None = None) -> list[Ends]:
+        """What ended lately, by topic: counts, retries, and how long it took. Topics without any are left out."""
+        rows = self._rows("SELECT * FROM taskq.statistics(%s::interval, %s::text)", (interval_text(within), topic))
+        return [Ends(row[0], row[1], row[2], row[3], row[4], row[5], Spread(*row[6:])) for row in rows]
+
+    def note_handling(self, topic: str, seconds: Sequence[float]) -> None:
+        """Notes for how many seconds tasks were handled, a number for each. Best in a transaction of its own."""
+        self._rows("SELECT taskq.note_handling(%s::text, %b::float8[])", (topic, [float(each) for each in seconds]))
+
+    def handling_times(self, within: timedelta = HOUR, topic: str | None = None) -> list[HandlingTimes]:
+        """How long tasks were handled, by topic, as was noted in the hours that `within` reaches back to.
+
+        Percentiles are right to 5 %, the rest to the point.
+        """
+        rows = self._rows("SELECT * FROM taskq.handling_times(%s::interval, %s::text)", (interval_text(within), topic))
+        return [HandlingTimes(row[0], row[1], Spread(*row[2:])) for row in rows]
+
+    def errors(self, topic: str | None = None) -> list[Errors]:
+        """The topics with tasks that failed and have not succeeded since, the one with the oldest first."""
+        return [Errors(*row) for row in self._rows("SELECT * FROM taskq.errors(%s::text)", (topic,))]
+
+    def error_groups(self, topic: str, size: int = 100, *, budget: int = 10_000) -> list[ErrorGroup]:
+        """The errors of a topic's failed tasks in groups, the largest first: at most `size`.
+
+        Looks at the newest `budget` tasks that FAILED, and as many that are to be tried again. To list or revive the
+        tasks of a group, find them by `TaskFilter(state=State.FAILED, error_group=group.error)`.
+        """
+        call = "SELECT * FROM taskq.error_groups(%s::text, %s::int, %s::int)"
+        return [ErrorGroup(*row) for row in self._rows(call, (topic, int_size(size), int_size(budget)))]
+
+    def stuck_owners(self, patience: timedelta = NONE) -> list[StuckOwner]:
+        """Owners that hold tasks under a lease that lapsed longer ago than `patience`, the longest first."""
+        rows = self._rows("SELECT * FROM taskq.stuck_owners(%s::interval)", (interval_text(patience),))
+        return [StuckOwner(*row) for row in rows]
+
+    def health(self, patience: timedelta = PATIENCE) -> list[Finding]:
+        """Names what slows or threatens the queue, the worst first; each subject has a finding, also while it is fine.
+
+        `patience`: how long a due task, or a lapsed lease, may wait without being named. Takes nothing, locks
+        nothing, and costs milliseconds however many tasks there are.
+        """
+        rows = self._rows("SELECT * FROM taskq.health(%s::text::interval)", (interval_text(patience),))
+        return [Finding(Severity[severity.upper()], *rest) for severity, *rest in rows]
+
 
 def _task_line(row: Sequence[Any]) -> TaskLine:
     """A task from a row, with its states as such."""
@@ -211,3 +406,10 @@ def _tick_line(row: Sequence[Any]) -> TickLine:
     """Ticks from a row, with their schedule in words."""
     prefix, config_hash, waiting, following, last, _, moments = row
     return TickLine(prefix, config_hash, waiting, following, last, schedule_in_words(moments))
+
+
+def _zoned(value: datetime | None) -> datetime | None:
+    """The moment, unless it has no time zone and would be another one on every machine."""
+    if value is not None and value.utcoffset() is None:
+        raise InvalidTask(f"the moment {value} has no time zone")
+    return value

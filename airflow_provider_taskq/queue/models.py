@@ -6,8 +6,7 @@ from datetime import datetime, timedelta
 from enum import Enum, IntEnum, StrEnum
 from typing import NoReturn, Self, TypeAlias, Union
 
-from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask
-from airflow_provider_taskq.queue.tracebacks import trace_text
+from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask, trace_text
 
 # The last is only ever read, in the place of a whole value, and never stored.
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], "UnreadablePayload", None]

@@ -7,9 +7,9 @@ from typing import LiteralString
 
 import psycopg
 
+from airflow_provider_taskq.queue.connection import Caller
 from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import TaskQueueError
-from airflow_provider_taskq.queue.verbs.call import Caller
 
 PATIENCE = timedelta(minutes=1)
 MOST = 1_000
@@ -20,7 +20,7 @@ _MOVE_ROWS = "SELECT taskq.move_rows(%s::text, %s::bigint, %s::text::interval)"
 _UNDO = "SELECT taskq.undo_move(%s::text, %s::bigint, %s::text::interval)"
 
 
-class PartitionVerbs(Caller):
+class PartitionMixin(Caller):
     """Where a topic's tasks are kept: with those of all others, or in tables of their own."""
 
     def own_partition(self, topic: str, patience: timedelta = PATIENCE) -> bool:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import IntEnum
 
-from airflow_provider_taskq.queue.models import State
+from airflow_provider_taskq.queue.models import NamedEnum, State
 
 # What a person sees of a task: the words of filters, of counts, of the page and of the command line.
 STATUSES = (
@@ -205,3 +206,161 @@ class AuditLine:
     topic: str | None
     what: str
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How durations are spread, in seconds: shortest, mean, longest, and percentiles."""
+
+    shortest: float
+    mean: float
+    longest: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What of a topic ended within a span of time.
+
+    `retried` is how many tasks took more than one try, `retries` how many further tries those were. `took` is from when
+    the last try was due to the end: the wait for a worker and the work.
+    """
+
+    topic: str
+    ended: int
+    succeeded: int
+    failed: int
+    retried: int
+    retries: int
+    took: Spread
+
+    @property
+    def retried_share(self) -> float:
+        """The share of tasks, 0..1, that took more than one try."""
+        return self.retried / self.ended
+
+
+@dataclass(frozen=True, slots=True)
+class HandlingTimes:
+    """How long tasks of a topic were handled, as those who handled them noted: `count` of them."""
+
+    topic: str
+    count: int
+    took: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Tasks of a topic that failed and have not succeeded since: FAILED, or to be tried again; each counted to 1,000.
+
+    `sequence` is the first of them, pushed so long ago as `age` says.
+    """
+
+    topic: str
+    sequence: int
+    age: timedelta
+    failed: int
+    retrying: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Tasks of a topic that failed for the same reason.
+
+    `error` is the summary of their error with # in the place of identifiers and numbers, such as
+    `ValueError: no mailbox for #`. `failed` tasks FAILED, `retrying` ones are READY to be tried again, with `messages`
+    different summaries, of which `example` is the newest. `newest` is the highest sequence, `last_failed` when a task
+    FAILED last. `looked_at` is how many FAILED tasks of the topic were looked at, of all groups together.
+    """
+
+    error: str
+    failed: int
+    retrying: int
+    messages: int
+    example: str | None
+    newest: int
+    last_failed: datetime | None
+    looked_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class StuckOwner:
+    """An owner that holds tasks under a lease that lapsed so long ago, and when it gave its last sign of life."""
+
+    name: str
+    fence: int
+    lapsed: timedelta
+    seen: datetime
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One event in the life of a task.
+
+    `what`: pushed, failed (and is tried again), lapsed (its owner's lease), started anew, recreated, reassigned, held
+    (now, since `happened`), ended. `state` is what it was before; of held and ended, what it is. `actor` is the person
+    who did it, as the client said, `role` the database role that was connected, as the database says, `other` the
+    sequence of the copy that was recreated or the state that was assigned. `error` is the end of a traceback,
+    `error_summary` the line of it that says what went wrong.
+
+    `waited` and `ran` are the queue time and the run time of the attempt that failed, lapsed or ended, or is held: from
+    when the task was due (or due again, after a failure) to its poll, and from the poll to the end, or to now.
+    """
+
+    happened: datetime | None
+    what: str
+    state: State | None
+    attempt: int
+    holder: str | None
+    actor: str | None
+    role: str | None
+    other: int | None
+    error: str | None
+    error_summary: str | None
+    waited: timedelta | None
+    ran: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How many tasks of a topic ended in a state within a span of time: span 0 is the last one, 1 that before.
+
+    Where there is much history only a random share of it is read, `sampled`, and the count is an estimate.
+    """
+
+    topic: str
+    span: int
+    state: State
+    count: int
+    sampled: float
+
+
+class Severity(NamedEnum, IntEnum):
+    """How bad it is; what is worse is greater."""
+
+    FINE = 0
+    NOTICE = 1
+    WARNING = 2
+    CRITICAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that slows or threatens the queue, or a value that would, told in a sentence.
+
+    `value` is what was measured (seconds, rows, bytes or transactions, as the sentence says), `pid` the session of
+    the server to look at. `topic`, `sequence` and `owner` say what it is about, where it is about one of these.
+    """
+
+    severity: Severity
+    subject: str
+    detail: str
+    value: int | None
+    pid: int | None
+    topic: str | None = None
+    sequence: int | None = None
+    owner: str | None = None

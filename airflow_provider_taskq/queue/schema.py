@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
+from airflow_provider_taskq.queue.connection import all_or_nothing
 from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQueueError
-from airflow_provider_taskq.queue.verbs.call import all_or_nothing
 
 OLDEST_SERVER = 140_000
 # One installer at a time. A lock on a table, as any role that can connect can take an advisory lock; in a mode that a

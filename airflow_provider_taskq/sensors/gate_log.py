@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from airflow_provider_taskq.queue.errors import one_line
-from airflow_provider_taskq.queue.transient import is_transient, means_lost_connection
+from airflow_provider_taskq.queue.errors import is_transient, means_lost_connection, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

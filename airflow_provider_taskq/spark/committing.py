@@ -12,8 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.queue.transient import is_transient, means_lost_connection
+from airflow_provider_taskq.queue.errors import is_transient, means_lost_connection, translated
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.route import Route
 

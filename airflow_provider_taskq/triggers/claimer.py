@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.claims import Claim
-from airflow_provider_taskq.queue.deadline import CallLimit, limit_calls
+from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.triggers.claim_request import ClaimRequest, TakenOver
 from airflow_provider_taskq.triggers.passing import final
 

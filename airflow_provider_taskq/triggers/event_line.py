@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 import psycopg
 from psycopg.rows import TupleRow, tuple_row
 
-from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.queue.transient import is_read_only, means_lost_connection
+from airflow_provider_taskq.queue.errors import is_read_only, means_lost_connection, translated
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.rows import TupleRow
 
-from airflow_provider_taskq.queue.errors import one_line
-from airflow_provider_taskq.queue.transient import is_read_only
+from airflow_provider_taskq.queue.errors import is_read_only, one_line
 from airflow_provider_taskq.triggers.ledger import Asked, Ledger, Standing, concerned
 from airflow_provider_taskq.triggers.listener import Listener
 from airflow_provider_taskq.triggers.look import Look, statuses

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import Decision, Insertion, InvalidTask, Junction, NewTask, Task, TaskQueue
-from airflow_provider_taskq.queue.task_fields import TaskInput, new_tasks
+from airflow_provider_taskq.queue.task_input import TaskInput, new_tasks
 from airflow_provider_taskq.worker.supplement import Supplement
 
 T = TypeVar("T")

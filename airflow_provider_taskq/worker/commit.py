@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 from airflow_provider_taskq.queue import Decision, Insertion, Junction, NewTask, Owner, Result, Task, TaskQueue
-from airflow_provider_taskq.queue.transient import is_cut_off, is_transient
+from airflow_provider_taskq.queue.errors import is_cut_off, is_transient
 from airflow_provider_taskq.worker.batch import FollowUp, Participation, Work
 from airflow_provider_taskq.worker.handlers import name_of
 

@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, connect
-from airflow_provider_taskq.queue.connection import defaults_for, dsn_from_environment
-from airflow_provider_taskq.queue.deadline import CallLimit, limit_calls
-from airflow_provider_taskq.queue.transient import is_read_only, means_lost_connection
+from airflow_provider_taskq.queue.connection import CallLimit, defaults_for, dsn_from_environment, limit_calls
+from airflow_provider_taskq.queue.errors import is_read_only, means_lost_connection
 
 Connect: TypeAlias = Callable[[], psycopg.Connection[Any]]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, Task, TaskQueue
-from airflow_provider_taskq.queue.transient import is_transient
+from airflow_provider_taskq.queue.errors import is_transient
 from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.commit import (
     Interruptions,

@@ -26,7 +26,7 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
 )
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
-from airflow_provider_taskq.queue.transient import is_cut_off, is_transient
+from airflow_provider_taskq.queue.errors import is_cut_off, is_transient
 from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import LeaseLost
-from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, Session, call_limit, heartbeat_limit
 from airflow_provider_taskq.worker.lease import Tenure
 from airflow_provider_taskq.worker.patience import BackOff, left

@@ -11,8 +11,8 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.queue.deadline import CallLimit
-from airflow_provider_taskq.queue.transient import is_read_only
+from airflow_provider_taskq.queue.connection import CallLimit
+from airflow_provider_taskq.queue.errors import is_read_only
 from airflow_provider_taskq.worker.connection import Connect, limited
 from airflow_provider_taskq.worker.patience import BackOff
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, Session
 
 log = logging.getLogger(__name__)

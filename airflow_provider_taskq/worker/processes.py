@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.queue.tracebacks import picklable_error
+from airflow_provider_taskq.queue.errors import picklable_error
 from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.futures import result_of
 from airflow_provider_taskq.worker.handlers import Exceptions, decision_of, decision_on, name_of

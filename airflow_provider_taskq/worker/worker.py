@@ -5,7 +5,7 @@ from contextlib import closing
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Condition, DrainCounts, FailureLimit, MaxFailed, Order, TaskQueue
-from airflow_provider_taskq.queue.deadline import CallLimit
+from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.worker.batch import Rewrite
 from airflow_provider_taskq.worker.config import Pending, Settings

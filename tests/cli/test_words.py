@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.cli.words import ago, attempt_times, elapsed, exactly, in_words, moment_at, moment_of
-from airflow_provider_taskq.queue.bounds import FIRST_MOMENT, LAST_MOMENT
 from airflow_provider_taskq.queue.durations import parse_duration
+from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

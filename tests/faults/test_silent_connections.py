@@ -9,7 +9,8 @@ import pytest
 
 from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
-from airflow_provider_taskq.queue.deadline import CallLimit, CallTimeout, limit_calls
+from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
+from airflow_provider_taskq.queue.errors import CallTimeout
 from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
 from airflow_provider_taskq.spark.route import Route
 from airflow_provider_taskq.worker import Work, notifications

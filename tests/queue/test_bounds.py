@@ -25,8 +25,8 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TopicPolicy,
 )
-from airflow_provider_taskq.queue.bounds import FIRST_MOMENT, LAST_MOMENT, LONGEST
-from airflow_provider_taskq.queue.reading import Led
+from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT, LONGEST
+from airflow_provider_taskq.queue.log import Led
 from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.queue.conftest import everything, known, last_failure
 

@@ -18,7 +18,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
 )
-from airflow_provider_taskq.queue.tracebacks import error_summary, picklable_error, trace_text
+from airflow_provider_taskq.queue.errors import error_summary, picklable_error, trace_text
 from tests.queue.conftest import known, task_in
 
 NEVER = timedelta(0)

@@ -25,8 +25,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     UnreadablePayload,
 )
-from airflow_provider_taskq.queue.decoding import decode_json
-from airflow_provider_taskq.queue.encoding import json_text
+from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from tests.queue.conftest import everything, known
 
 TOO_DEEP = "nested deeper than 100 levels"

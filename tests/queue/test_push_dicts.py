@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import InvalidTask, NewTask, TaskInput, TaskQueue
-from airflow_provider_taskq.queue.task_fields import new_task
+from airflow_provider_taskq.queue.task_input import new_task
 from tests.queue.conftest import everything, identifiers
 
 Push = Callable[[str, Iterable[Any]], object]

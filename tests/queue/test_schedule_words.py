@@ -5,7 +5,7 @@ from datetime import UTC, datetime, time, timedelta
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue, config_hash, ticks_cron, ticks_daily, ticks_every
-from airflow_provider_taskq.queue.schedule_words import schedule_in_words
+from airflow_provider_taskq.queue.schedules import schedule_in_words
 
 NOW = datetime(2026, 11, 18, 10, 7, tzinfo=UTC)  # a Wednesday
 WEEKS = timedelta(days=20)

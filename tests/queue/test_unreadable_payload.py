@@ -27,7 +27,7 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
     connect,
 )
-from airflow_provider_taskq.queue.decoding import decode_json, decode_tolerantly
+from airflow_provider_taskq.queue.encoding import decode_json, decode_tolerantly
 
 # Each is valid JSON for PostgreSQL, and nothing that json.loads returns as data without loss.
 UNREADABLE = {

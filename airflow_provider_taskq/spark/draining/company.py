@@ -16,8 +16,7 @@ import psycopg
 from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.queue.tracebacks import picklable_error
+from airflow_provider_taskq.queue.errors import picklable_error, translated
 from airflow_provider_taskq.worker.batch import FollowUp, Participation, Release, Work
 from airflow_provider_taskq.worker.commit import NONE_GIVEN_UP, GivenUp, follow, take_part
 

@@ -22,8 +22,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from airflow_provider_taskq.queue import InvalidTask, Junction, Result, TaskQueueError
 from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.queue.task_fields import TaskInput, new_tasks
-from airflow_provider_taskq.queue.task_input import chunks
+from airflow_provider_taskq.queue.task_input import TaskInput, chunks, new_tasks
 from airflow_provider_taskq.spark.committing import Staged
 from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, check_of
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import psycopg
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.deadline import CallLimit, limit_calls
+from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.spark.route import Route
 
 MAX_PAUSE = 5.0

@@ -27,10 +27,9 @@ from airflow_provider_taskq.queue import (
     Task,
     UnreadablePayload,
 )
-from airflow_provider_taskq.queue.decoding import decode_json
-from airflow_provider_taskq.queue.encoding import json_text
-from airflow_provider_taskq.queue.task_fields import TaskInput
-from airflow_provider_taskq.queue.tracebacks import trace_text
+from airflow_provider_taskq.queue.encoding import decode_json, json_text
+from airflow_provider_taskq.queue.errors import trace_text
+from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS, decisions_batch
 from airflow_provider_taskq.spark.draining.follow_ups import follow_up
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.queue.task_input import chunks
 from airflow_provider_taskq.queue.encoding import json_text
+from airflow_provider_taskq.queue.task_input import chunks
 from airflow_provider_taskq.worker.batch import Rewrite, Work
 from airflow_provider_taskq.worker.composite.steps import Around, Context, Decisions, Mode, Step
 from airflow_provider_taskq.worker.composite.threads import Threads
