@@ -12,7 +12,7 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.rows import TupleRow, tuple_row
 
 from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topic_asset
-from airflow_provider_taskq.hooks.lineage import ObservedQueue
+from airflow_provider_taskq.hooks.instrumented_queue import ObservedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 from airflow_provider_taskq.queue.connection import defaults_for
 from airflow_provider_taskq.queue.errors import one_line

@@ -40,7 +40,7 @@ class GateLog:
 
     def log_status(self) -> None:
         """Logs what the gate waits for, if that has changed."""
-        from airflow_provider_taskq.triggers.look import sentence_now
+        from airflow_provider_taskq.triggers.snapshot import sentence_now
 
         with self._hook().transaction() as queue:
             sentence, status = sentence_now(queue, self._wait)
@@ -68,7 +68,7 @@ class GateLog:
 
     def sentence(self) -> str:
         """What the gate waits for now, or why that cannot be told."""
-        from airflow_provider_taskq.triggers.look import sentence_now
+        from airflow_provider_taskq.triggers.snapshot import sentence_now
 
         try:
             with self._hook().transaction() as queue:

@@ -7,7 +7,7 @@ from airflow.providers.common.compat.sdk import XComArg
 
 from airflow_provider_taskq.operators.claims import logical_task
 from airflow_provider_taskq.queue import Junction, UnknownTopic
-from airflow_provider_taskq.sensors.gate import TaskQGate
+from airflow_provider_taskq.sensors.base import TaskQGate
 from airflow_provider_taskq.triggers.identifiers import groups_of
 
 if TYPE_CHECKING:

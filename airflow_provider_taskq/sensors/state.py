@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException, XComArg
 
 from airflow_provider_taskq.queue import State, UnknownTopic
-from airflow_provider_taskq.sensors.gate import TaskQGate
+from airflow_provider_taskq.sensors.base import TaskQGate
 from airflow_provider_taskq.triggers.identifiers import identifiers_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TaskQStateSensor(TaskQGate):
 
     def look(self, context: "Context") -> dict[str, Any] | None:  # noqa: ARG002  the same for all tasks
         """The states counted, if all are among those waited for."""
-        from airflow_provider_taskq.triggers.look import outcome_now
+        from airflow_provider_taskq.triggers.snapshot import outcome_now
         from airflow_provider_taskq.triggers.state import seen, stays_closed
         from airflow_provider_taskq.triggers.waits import StateWait, unknown_topic
 

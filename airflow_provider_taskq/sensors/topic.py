@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_taskq.operators.claims import logical_task
 from airflow_provider_taskq.operators.rendered import Span, count, optional_span, span
 from airflow_provider_taskq.queue import Condition, Order, UnknownTopic
-from airflow_provider_taskq.sensors.gate import TaskQGate
+from airflow_provider_taskq.sensors.base import TaskQGate
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -153,7 +153,7 @@ class TaskQSensor(TaskQGate):
 
     def _peek(self) -> dict[str, Any] | None:
         """What the gate returns if enough tasks are ready: the question that the trigger asks, too."""
-        from airflow_provider_taskq.triggers.look import outcome_now
+        from airflow_provider_taskq.triggers.snapshot import outcome_now
         from airflow_provider_taskq.triggers.waits import ReadyWait
 
         wait = ReadyWait(self.topic, self._least, self.condition.value, self._longest_wait)
@@ -185,7 +185,7 @@ class TaskQSensor(TaskQGate):
 
         Metrics and lineage are told of what it claimed, once that is committed; not of what it took over.
         """
-        from airflow_provider_taskq.hooks.lineage import ObservedQueue
+        from airflow_provider_taskq.hooks.instrumented_queue import ObservedQueue
 
         with self.hook.get_conn() as connection:
             queue = ObservedQueue(connection)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue
 from airflow_provider_taskq.queue.claims import Claim, held_sequences
-from airflow_provider_taskq.triggers.look import outcome_now
+from airflow_provider_taskq.triggers.snapshot import outcome_now
 from airflow_provider_taskq.triggers.waits import ReadyWait
 
 

@@ -20,7 +20,7 @@ from airflow_provider_taskq.triggers.watcher import watcher
 if TYPE_CHECKING:
     from airflow.triggers.shared_stream import SharedStreamProducer
 
-    from airflow_provider_taskq.triggers.event_holding import Claim
+    from airflow_provider_taskq.triggers.async_owner import Claim
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class TaskQEventTrigger(BaseEventTrigger):
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> "SharedStreamProducer":
         """The side of the queue of a stream of claims; it connects when it is opened."""
-        from airflow_provider_taskq.triggers.event_claims import Claiming, TaskClaims
+        from airflow_provider_taskq.triggers.event_stream import Claiming, TaskClaims
 
         return TaskClaims(
             Claiming(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from airflow_provider_taskq.triggers.event_holding import Claim
+from airflow_provider_taskq.triggers.async_owner import Claim
 
 
 class Burst:

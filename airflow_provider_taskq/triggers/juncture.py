@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from airflow_provider_taskq.triggers.gate import GateTrigger
+from airflow_provider_taskq.triggers.base import GateTrigger
 from airflow_provider_taskq.triggers.identifiers import groups_of
 from airflow_provider_taskq.triggers.waits import JunctureWait
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from airflow_provider_taskq.triggers.gate import GateTrigger
+from airflow_provider_taskq.triggers.base import GateTrigger
 from airflow_provider_taskq.triggers.identifiers import identifiers_of
 from airflow_provider_taskq.triggers.waits import StateWait
 

@@ -6,9 +6,9 @@ from typing import Any
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.parameters import count, optional_span, span
 from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.triggers.base import GateTrigger
 from airflow_provider_taskq.triggers.claim_request import ClaimRequest
-from airflow_provider_taskq.triggers.claimer import claimer
-from airflow_provider_taskq.triggers.gate import GateTrigger
+from airflow_provider_taskq.triggers.claims import claimer
 from airflow_provider_taskq.triggers.waits import ReadyWait
 from airflow_provider_taskq.triggers.watcher import watcher
 

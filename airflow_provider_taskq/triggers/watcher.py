@@ -14,12 +14,12 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from airflow_provider_taskq.queue.errors import is_read_only, one_line
-from airflow_provider_taskq.triggers.ledger import Asked, Ledger, Standing, concerned
 from airflow_provider_taskq.triggers.listener import Listener
-from airflow_provider_taskq.triggers.look import Look, statuses
 from airflow_provider_taskq.triggers.pace import Pace
 from airflow_provider_taskq.triggers.passing import concerns_all, final
+from airflow_provider_taskq.triggers.snapshot import Look, statuses
 from airflow_provider_taskq.triggers.wait_log import WaitLog
+from airflow_provider_taskq.triggers.wait_registry import Asked, Ledger, Standing, concerned
 from airflow_provider_taskq.triggers.waits import NOTHING, Seen, Wait
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedSt
 
 from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, connect
 from airflow_provider_taskq.triggers import event_line
+from airflow_provider_taskq.triggers.async_owner import Claim
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
-from airflow_provider_taskq.triggers.event_claims import TaskClaims
-from airflow_provider_taskq.triggers.event_holding import Claim
+from airflow_provider_taskq.triggers.event_stream import TaskClaims
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.faults.poison import POISON, poison

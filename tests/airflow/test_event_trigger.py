@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.triggers import event as event_module
 from airflow_provider_taskq.triggers.event import AnewWait, TaskQEventTrigger
-from airflow_provider_taskq.triggers.look import Look
+from airflow_provider_taskq.triggers.snapshot import Look
 from airflow_provider_taskq.triggers.waits import Seen
 from tests.airflow.releases import CLAIMING
 from tests.airflow.test_trigger import until

@@ -34,7 +34,7 @@ HEAVY = (
 
 
 # What only a newer Airflow has a use for, and nothing of ours imports on an older one.
-UNUSABLE = [] if has_shared_streams() else ["airflow_provider_taskq.triggers.event_claims"]
+UNUSABLE = [] if has_shared_streams() else ["airflow_provider_taskq.triggers.event_stream"]
 
 
 def run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from airflow.providers_manager import ProvidersManager
 from airflow.sdk import Asset, BaseOperatorLink
 from airflow.sdk.bases.notifier import BaseNotifier
 
-from airflow_provider_taskq.provider_info import get_provider_info
+from airflow_provider_taskq.get_provider_info import get_provider_info
 
 INFO = get_provider_info()
 
@@ -89,7 +89,7 @@ def test_the_form_of_a_connection_has_a_field_for_each_option_of_ours() -> None:
 
 def test_imports_nothing_heavy() -> None:
     program = (
-        "import sys; from airflow_provider_taskq.provider_info import get_provider_info; get_provider_info();"
+        "import sys; from airflow_provider_taskq.get_provider_info import get_provider_info; get_provider_info();"
         "print([name for name in ('airflow', 'psycopg', 'pyspark', 'sqlalchemy', 'fastapi') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -11,7 +11,7 @@ import pytest
 from airflow.cli.cli_config import ActionCommand
 
 from airflow_provider_taskq.cli.provider import get_cli_commands
-from airflow_provider_taskq.provider_info import get_provider_info
+from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import TaskQueue
 from tests.cli.conftest import connection_json
 

@@ -10,7 +10,7 @@ from psycopg.rows import TupleRow, tuple_row
 from airflow_provider_taskq.queue import Condition, TaskQueue, TopicStatus
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.queue.topic_status import CAP, LOOK_UP
-from airflow_provider_taskq.triggers.ledger import Asked, Standing
+from airflow_provider_taskq.triggers.wait_registry import Asked, Standing
 from airflow_provider_taskq.triggers.waits import JunctureQuestion, ReadyQuestion, Seen, StateQuestion, Wait
 
 Outcome = TypeVar("Outcome")

@@ -15,8 +15,8 @@ from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Result, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.queue.errors import one_line
+from airflow_provider_taskq.triggers.async_owner import Claim, Holding, Settlement
 from airflow_provider_taskq.triggers.event_burst import Burst
-from airflow_provider_taskq.triggers.event_holding import Claim, Holding, Settlement
 from airflow_provider_taskq.triggers.event_line import Line
 from airflow_provider_taskq.triggers.waits import ReadyWait, unknown_topic
 from airflow_provider_taskq.triggers.watcher import watcher

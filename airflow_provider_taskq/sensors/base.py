@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_taskq.hooks.taskq import TaskQHook
-    from airflow_provider_taskq.triggers.gate import GateTrigger
+    from airflow_provider_taskq.triggers.base import GateTrigger
 
 TRIGGER_INTERVAL = 1.0  # seconds between two looks of the triggerer, unless the gate says otherwise
 
