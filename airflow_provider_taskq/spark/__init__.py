@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.spark.draining.by_composite import by_composite
-    from airflow_provider_taskq.spark.draining.drain import DrainResult, drain
-    from airflow_provider_taskq.spark.draining.limits import Ended
-    from airflow_provider_taskq.spark.draining.progress import Progress
-    from airflow_provider_taskq.spark.draining.transforms import Decided, Groups, by_task, in_arrow, in_pandas
-    from airflow_provider_taskq.spark.source.data_source import TaskQDataSource
+    from airflow_provider_taskq.spark.composite import by_composite
+    from airflow_provider_taskq.spark.data_source import TaskQDataSource
+    from airflow_provider_taskq.spark.drain import DrainResult, drain
+    from airflow_provider_taskq.spark.limits import Ended
+    from airflow_provider_taskq.spark.progress import Progress
+    from airflow_provider_taskq.spark.transforms import Decided, Groups, by_task, in_arrow, in_pandas
 
 __all__ = [
     "Decided",
@@ -32,17 +32,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Decided": "draining.transforms",
-    "DrainResult": "draining.drain",
-    "Ended": "draining.limits",
-    "Groups": "draining.transforms",
-    "Progress": "draining.progress",
-    "TaskQDataSource": "source.data_source",
-    "by_composite": "draining.by_composite",
-    "by_task": "draining.transforms",
-    "drain": "draining.drain",
-    "in_arrow": "draining.transforms",
-    "in_pandas": "draining.transforms",
+    "Decided": "transforms",
+    "DrainResult": "drain",
+    "Ended": "limits",
+    "Groups": "transforms",
+    "Progress": "progress",
+    "TaskQDataSource": "data_source",
+    "by_composite": "composite",
+    "by_task": "transforms",
+    "drain": "drain",
+    "in_arrow": "transforms",
+    "in_pandas": "transforms",
 }
 
 
@@ -55,13 +55,15 @@ def __getattr__(name: str) -> Any:
     """Finds a public name in the module that defines it, which is where PySpark is needed."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _found(_HOMES[name], name)
+    # Stored, as the import of the module `drain` has just put the module where the function belongs.
+    globals()[name] = value = _found(_HOMES[name], name)
+    return value
 
 
 def run() -> int:
     """Runs the drain as a program, and returns its exit code."""
     try:
-        return int(_found("draining.application", "main")())
+        return int(_found("application", "main")())
     except ImportError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1

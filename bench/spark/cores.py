@@ -5,7 +5,7 @@ from functools import partial
 from statistics import median
 
 from airflow_provider_taskq.spark import by_task
-from airflow_provider_taskq.spark.draining.holding import Transform
+from airflow_provider_taskq.spark.session import Transform
 from bench.rig import Rig
 from bench.spark.drains import drained, timed
 from bench.spark.section import Scale

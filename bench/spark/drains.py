@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import connect
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.spark.draining.holding import Transform
+from airflow_provider_taskq.spark.session import Transform
 from bench.rig import Rig, in_turn
 from bench.spark import by_hand
 from bench.spark.meter import cpu

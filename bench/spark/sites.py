@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.spark.draining.drain import registered_name
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.drain_source import registered_name
 from bench.rig import Rig
 from demo.flights import flights
 

@@ -47,7 +47,7 @@ def drain(**given: Any) -> TaskQSparkSubmitOperator:
 
 def test_the_drain_understands_what_it_is_given() -> None:
     pytest.importorskip("pyspark")
-    from airflow_provider_taskq.spark.draining.application import _parser
+    from airflow_provider_taskq.spark.application import _parser
 
     operator = drain(
         each="rules:decide",
@@ -119,7 +119,7 @@ def test_a_drain_is_of_either_a_topic_or_a_claim(given: dict[str, Any]) -> None:
 
 def test_the_drain_of_a_claim_names_its_owner_fence_and_topic() -> None:
     pytest.importorskip("pyspark")
-    from airflow_provider_taskq.spark.draining.application import _parser
+    from airflow_provider_taskq.spark.application import _parser
 
     operator = drain(topic=None, claim={"topic": "work", "owner": "me", "fence": 7, "claimed": 2}, lease=None)
     claim = Claim.parse(operator.claim)

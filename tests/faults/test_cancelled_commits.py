@@ -13,7 +13,7 @@ from psycopg import sql
 
 from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
-from airflow_provider_taskq.spark.committing import until_answered
+from airflow_provider_taskq.spark.staging import until_answered
 from airflow_provider_taskq.worker import Work, WorkerListener
 from airflow_provider_taskq.worker.grouped import Batches
 from tests.consumer.consumers import Heard, quick

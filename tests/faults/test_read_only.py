@@ -12,8 +12,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect, install
 from airflow_provider_taskq.queue.errors import is_read_only
-from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.lease import LeaseKeeper
 from airflow_provider_taskq.worker.grouped import Batches
 from airflow_provider_taskq.worker.scheduler import Ticker
 from tests.consumer.consumers import Heard, quick

@@ -11,8 +11,8 @@ from airflow_provider_taskq.consumer import Reader
 from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
-from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.lease import LeaseKeeper
 from airflow_provider_taskq.worker import Work, notifications
 from airflow_provider_taskq.worker.grouped import Batches
 from airflow_provider_taskq.worker.notifications import Notices

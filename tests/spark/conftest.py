@@ -37,8 +37,8 @@ def held(queue: TaskQueue, owner: Owner, push: Callable[[int], list[int]]) -> Ca
 @pytest.fixture
 def source(request: pytest.FixtureRequest, dsn: str) -> str:
     """The name of the format `taskq`, registered for the test's database."""
-    from airflow_provider_taskq.spark.draining.drain import registered_name
-    from airflow_provider_taskq.spark.route import Route
+    from airflow_provider_taskq.spark.connection import Route
+    from airflow_provider_taskq.spark.drain_source import registered_name
 
     session: SparkSession = request.getfixturevalue("spark")
     return registered_name(session, Route.found(dsn, executors_choose=False))

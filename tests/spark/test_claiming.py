@@ -1,4 +1,4 @@
-"""A large claim, shared out among connections (spark/draining/claiming.py)."""
+"""A large claim, shared out among connections (spark/claimer.py)."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, Order, Owner, TaskQueue
-from airflow_provider_taskq.spark.draining import claiming
-from airflow_provider_taskq.spark.draining.claiming import Claiming
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark import claimer
+from airflow_provider_taskq.spark.claimer import Claiming
+from airflow_provider_taskq.spark.connection import Route
 
 Connection = psycopg.Connection[Any]
 
@@ -16,7 +16,7 @@ Connection = psycopg.Connection[Any]
 @pytest.fixture
 def route(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Route:
     """The way to the test's database; chunks are of ten."""
-    monkeypatch.setattr(claiming, "CHUNK", 10)
+    monkeypatch.setattr(claimer, "CHUNK", 10)
     return Route.found(dsn, executors_choose=False)
 
 

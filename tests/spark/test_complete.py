@@ -12,12 +12,12 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Owner, TaskQueue
-from airflow_provider_taskq.spark.committing import Staged
-from airflow_provider_taskq.spark.draining.failure import own_error, sentence
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter
-from airflow_provider_taskq.spark.source.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.data_source import TaskQDataSource
+from airflow_provider_taskq.spark.errors import own_error, sentence
+from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.staging import Staged
+from airflow_provider_taskq.spark.writers import CompleteWriter
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_taskq.queue import InvalidTask
-from airflow_provider_taskq.spark.source.decisions import check_columns, staged_rows
+from airflow_provider_taskq.spark.encoding import check_columns, staged_rows
 
 STAGE = bytes(range(16))
 

@@ -105,7 +105,7 @@ def test_spark_tasks_that_fail_and_are_tried_again(
 def test_a_try_that_fails_after_it_staged_everything(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_provider_taskq.spark.draining import follow_ups
+    from airflow_provider_taskq.spark import follow_ups
 
     sequences = push(100)
 
@@ -120,7 +120,7 @@ def test_a_try_that_fails_after_it_staged_everything(
                 raise RuntimeError("what was staged is committed, and this try has failed")
             return staged
 
-    from airflow_provider_taskq.spark.draining import drain_source
+    from airflow_provider_taskq.spark import drain_source
 
     original = drain_source._source
 

@@ -22,9 +22,8 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TopicPolicy,
 )
-from airflow_provider_taskq.spark import Ended, Progress, drain
-from airflow_provider_taskq.spark.draining import limits, progress
-from airflow_provider_taskq.spark.draining.limits import Limits, Tally
+from airflow_provider_taskq.spark import Ended, Progress, drain, limits, progress
+from airflow_provider_taskq.spark.limits import Limits, Tally
 
 Push = Callable[[int], list[int]]
 

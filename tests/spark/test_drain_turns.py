@@ -26,7 +26,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.spark import Ended, by_task, drain, in_arrow
-from airflow_provider_taskq.spark.draining.holding import Holding
+from airflow_provider_taskq.spark.session import Holding
 
 Connection = psycopg.Connection[Any]
 

@@ -26,9 +26,9 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
-from airflow_provider_taskq.spark.draining.follow_ups import Staging
-from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, check_of, open_stage
-from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.spark.follow_ups import Staging
+from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.writers import abandon_stage, check_of, open_stage
 from airflow_provider_taskq.worker import Composite, Work
 from tests.roles import logged_in
 

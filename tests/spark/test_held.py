@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, State, TaskQueue, UnknownTopic
-from airflow_provider_taskq.spark.draining.failure import own_error, sentence
-from airflow_provider_taskq.spark.source.held_reader import HELD_SCHEMA
+from airflow_provider_taskq.spark.errors import own_error, sentence
+from airflow_provider_taskq.spark.readers import HELD_SCHEMA
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import Owner, TaskQueue
-from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.lease import LeaseKeeper
 
 
 @pytest.fixture

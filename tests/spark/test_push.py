@@ -15,12 +15,12 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import State, TaskInfo, TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
-from airflow_provider_taskq.spark.committing import Staged, stage_rows, this_try
-from airflow_provider_taskq.spark.draining.failure import own_error, sentence
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.source.push_columns import COPY, staged_tasks
-from airflow_provider_taskq.spark.source.push_writer import PushOptions, PushWriter, push_stage
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.data_source import TaskQDataSource
+from airflow_provider_taskq.spark.errors import own_error, sentence
+from airflow_provider_taskq.spark.push_columns import COPY, staged_tasks
+from airflow_provider_taskq.spark.push_writer import PushOptions, PushWriter, push_stage
+from airflow_provider_taskq.spark.staging import Staged, stage_rows, this_try
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,10 +10,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, connect
-from airflow_provider_taskq.spark.draining.failure import sentence
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source import stream_reader
-from airflow_provider_taskq.spark.source.stream_reader import ADMISSION, LogOptions, LogReader
+from airflow_provider_taskq.spark import streams
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.errors import sentence
+from airflow_provider_taskq.spark.streams import ADMISSION, LogOptions, LogReader
 
 LIMITED = pytest.mark.skipif(not ADMISSION, reason="maxTasksPerTrigger needs Spark 4.2 or later")
 pytestmark = [
@@ -196,8 +196,8 @@ def test_an_offset_never_goes_back_where_spark_does_not_say_where_it_is(dsn: str
 def test_where_spark_does_not_say_how_far_a_stream_is_its_end_waits_for_what_is_seen(
     dsn: str, queue: TaskQueue, push: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_reader, "ADMISSION", False)  # as before Spark 4.2
-    monkeypatch.setattr(stream_reader, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(streams, "ADMISSION", False)  # as before Spark 4.2
+    monkeypatch.setattr(streams, "SETTLE_SECONDS", 0.3)
     queue.create_topic("other")
     push(2)
     with connect(dsn) as holding:
@@ -206,7 +206,7 @@ def test_where_spark_does_not_say_how_far_a_stream_is_its_end_waits_for_what_is_
         [last] = TaskQueue(holding).push("work", ["comes in behind"])
         with pytest.raises(TaskQueueError, match="an open transaction has held back the log of topic 'work'"):
             reader(dsn).latestOffset()
-        monkeypatch.setattr(stream_reader, "SETTLE_SECONDS", 30.0)
+        monkeypatch.setattr(streams, "SETTLE_SECONDS", 30.0)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(reader(dsn).latestOffset)
             assert not wait([asked], timeout=0.5).done

@@ -9,9 +9,9 @@ import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, NewTask, Owner, TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.spark import binary_copy
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.held_reader import HELD_SCHEMA, HeldReader, HeldSlice
-from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, HeldSlice
 
 ODD = [
     "plain",

@@ -7,8 +7,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import TaskQueueError, connect
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.data_source import TaskQDataSource
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.data_source import TaskQDataSource
 
 VARIABLES = ("TASKQ_DSN", "TASKQ_DSN_FILE", "PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "PGDATABASE", "PGPASSFILE")
 

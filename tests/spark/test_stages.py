@@ -23,7 +23,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, open_stage
+from airflow_provider_taskq.spark.writers import abandon_stage, open_stage
 from tests.queue.conftest import await_lock_wait, until
 
 Connection = psycopg.Connection[Any]

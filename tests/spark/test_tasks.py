@@ -12,9 +12,9 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, 
 from pyspark.sql.functions import count
 
 from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue
-from airflow_provider_taskq.spark.draining.failure import sentence
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.tasks_reader import TasksOptions, TasksReader
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.errors import sentence
+from airflow_provider_taskq.spark.tasks_reader import TasksOptions, TasksReader
 
 pytestmark = [
     pytest.mark.slow,
@@ -165,7 +165,7 @@ def test_what_is_pushed_after_planning_is_not_read(dsn: str, queue: TaskQueue, m
 
 
 def test_a_time_range_is_exact_to_the_microsecond(dsn: str, queue: TaskQueue) -> None:
-    from airflow_provider_taskq.spark.source.tasks_filters import Narrowing
+    from airflow_provider_taskq.spark.tasks_filters import Narrowing
 
     queue.push("work", ["a"])
     queue.push("work", ["b"])

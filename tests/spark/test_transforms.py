@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, NewTask, Result, Task, TaskQueue
 from airflow_provider_taskq.spark import Decided, Groups, by_task, drain, in_arrow, in_pandas
-from airflow_provider_taskq.spark.draining.batches import decisions_batch
-from airflow_provider_taskq.spark.draining.transforms import decision_row
+from airflow_provider_taskq.spark.batches import decisions_batch
+from airflow_provider_taskq.spark.transforms import decision_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,7 +172,7 @@ def test_batches_of_arrow_and_of_pandas(spark: SparkSession, dsn: str, queue: Ta
 
 
 def test_a_condition_stops_behind_what_did_not_end_well() -> None:
-    from airflow_provider_taskq.spark.draining.transforms import stops
+    from airflow_provider_taskq.spark.transforms import stops
 
     suspended = {"result": "SUSPENSION", "delay": None}
     plain, until = Condition.SINGULAR_BY_IDENTIFIER, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS

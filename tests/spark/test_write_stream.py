@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
-from airflow_provider_taskq.spark.draining.failure import own_error, sentence
-from airflow_provider_taskq.spark.source.stream_reader import ADMISSION
+from airflow_provider_taskq.spark.errors import own_error, sentence
+from airflow_provider_taskq.spark.streams import ADMISSION
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_taskq.queue import Condition, Result, Task, TaskQueueError
-from airflow_provider_taskq.spark.draining.by_composite import ByComposite, by_composite
-from airflow_provider_taskq.spark.draining.company import Company
+from airflow_provider_taskq.spark.commit import Company
+from airflow_provider_taskq.spark.composite import ByComposite, by_composite
 from airflow_provider_taskq.worker.composite import Composite
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result

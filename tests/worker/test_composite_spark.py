@@ -29,14 +29,14 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
 )
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.spark.committing import Staged
-from airflow_provider_taskq.spark.draining.application import _found_transform, _parser
-from airflow_provider_taskq.spark.draining.by_composite import ByComposite
-from airflow_provider_taskq.spark.draining.company import company_of
-from airflow_provider_taskq.spark.draining.landing import land
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, open_stage
-from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.spark.application import _found_transform, _parser
+from airflow_provider_taskq.spark.commit import company_of
+from airflow_provider_taskq.spark.composite import ByComposite
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.landing import land
+from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.staging import Staged
+from airflow_provider_taskq.spark.writers import CompleteWriter, open_stage
 from airflow_provider_taskq.worker.batch import Work
 from airflow_provider_taskq.worker.commit import settle
 from airflow_provider_taskq.worker.composite import Composite

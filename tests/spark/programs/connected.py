@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.spark import TaskQDataSource, drain
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.stream_reader import ADMISSION
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.streams import ADMISSION
 
 
 def work(spark: SparkSession, queue: TaskQueue, dsn: str, checkpoint: Path) -> dict[str, Any]:

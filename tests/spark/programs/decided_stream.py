@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.spark.draining.drain import registered_name
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.drain_source import registered_name
 
 
 def decide(spark: SparkSession, dsn: str, checkpoint: str, owner: str, fence: str) -> None:

@@ -17,8 +17,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.spark.draining.drain import registered_name
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.drain_source import registered_name
 
 PARTS = 4
 HOSTS = ("127.0.0.1", "127.0.0.2")

@@ -11,7 +11,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.committing import (
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.encoding import COPY, check_columns, staged_rows
+from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.staging import (
     Staged,
     arrays,
     query_of,
@@ -20,9 +23,6 @@ from airflow_provider_taskq.spark.committing import (
     until_answered,
     winners,
 )
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.decisions import COPY, check_columns, staged_rows
-from airflow_provider_taskq.spark.source.options import SourceOptions
 
 
 class CompleteWriter(DataSourceArrowWriter):

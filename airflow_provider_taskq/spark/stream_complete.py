@@ -9,7 +9,10 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.committing import (
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.encoding import check_columns
+from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.staging import (
     Staged,
     batch_of,
     begins,
@@ -18,10 +21,7 @@ from airflow_provider_taskq.spark.committing import (
     until_answered,
     winners,
 )
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.complete_writer import abandon_stage, carry_out, stage_decisions
-from airflow_provider_taskq.spark.source.decisions import check_columns
-from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.spark.writers import abandon_stage, carry_out, stage_decisions
 
 
 class CompleteStreamWriter(DataSourceStreamArrowWriter):

@@ -11,10 +11,10 @@ from pyspark.sql.types import StructType
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.binary_copy import record_batches
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.held_reader import HeldSlice
-from airflow_provider_taskq.spark.source.options import PARTITIONS, flag, known, number
-from airflow_provider_taskq.spark.source.tasks_filters import Narrowing
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.options import PARTITIONS, flag, known, number
+from airflow_provider_taskq.spark.readers import HeldSlice
+from airflow_provider_taskq.spark.tasks_filters import Narrowing
 
 TASKS_SCHEMA = (
     StructType()

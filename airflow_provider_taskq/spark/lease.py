@@ -10,7 +10,7 @@ import psycopg
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
 
 MAX_PAUSE = 5.0
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
 
 logger = logging.getLogger(__name__)
 

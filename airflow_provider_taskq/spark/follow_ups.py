@@ -23,8 +23,8 @@ from airflow_provider_taskq.queue import InvalidTask, Junction, Result, TaskQueu
 from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.queue.task_input import TaskInput, chunks, new_tasks
-from airflow_provider_taskq.spark.committing import Staged
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, check_of
+from airflow_provider_taskq.spark.staging import Staged
+from airflow_provider_taskq.spark.writers import CompleteWriter, check_of
 
 COLUMNS = frozenset({"continued", "push", "junctions"})
 _OPTIONAL = ("payload", "reference", "suspended", "available_at", "delay", "ttl", "priority", "depends_on")

@@ -12,14 +12,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter
-from airflow_provider_taskq.spark.source.held_reader import HELD_SCHEMA, HeldReader
-from airflow_provider_taskq.spark.source.options import SourceOptions, mode_of
-from airflow_provider_taskq.spark.source.push_writer import PushOptions, PushStreamWriter, PushWriter
-from airflow_provider_taskq.spark.source.stream_complete import CompleteStreamWriter
-from airflow_provider_taskq.spark.source.stream_reader import LOG_SCHEMA, LogOptions, LogReader
-from airflow_provider_taskq.spark.source.tasks_reader import TasksOptions, TasksReader
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.options import SourceOptions, mode_of
+from airflow_provider_taskq.spark.push_writer import PushOptions, PushStreamWriter, PushWriter
+from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader
+from airflow_provider_taskq.spark.stream_complete import CompleteStreamWriter
+from airflow_provider_taskq.spark.streams import LOG_SCHEMA, LogOptions, LogReader
+from airflow_provider_taskq.spark.tasks_reader import TasksOptions, TasksReader
+from airflow_provider_taskq.spark.writers import CompleteWriter
 
 
 class TaskQDataSource(DataSource):

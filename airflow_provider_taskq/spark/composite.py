@@ -10,10 +10,10 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
-from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS
-from airflow_provider_taskq.spark.draining.company import Company, company_of
-from airflow_provider_taskq.spark.draining.follow_ups import follow_up
-from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK, stops, task_of, values_of
+from airflow_provider_taskq.spark.batches import ARROW, DECISIONS
+from airflow_provider_taskq.spark.commit import Company, company_of
+from airflow_provider_taskq.spark.follow_ups import follow_up
+from airflow_provider_taskq.spark.transforms import OF_A_TASK, stops, task_of, values_of
 from airflow_provider_taskq.worker.batch import FollowUp, Release, Work
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.handlers import decision_on, handle_batch

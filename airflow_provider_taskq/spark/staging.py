@@ -14,7 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.errors import is_transient, means_lost_connection, translated
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
 
 COMMIT_SECONDS = 60.0  # how long a commit goes on asking a server that has gone away
 PAUSE_SECONDS = 0.5

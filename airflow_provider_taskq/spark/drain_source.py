@@ -11,14 +11,14 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.spark.draining.batches import check_names
-from airflow_provider_taskq.spark.draining.by_composite import ByComposite
-from airflow_provider_taskq.spark.draining.composite_writer import CompositeWriter
-from airflow_provider_taskq.spark.draining.follow_ups import COLUMNS, FollowUpWriter
-from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter
-from airflow_provider_taskq.spark.source.data_source import TaskQDataSource
+from airflow_provider_taskq.spark.batches import check_names
+from airflow_provider_taskq.spark.composite import ByComposite
+from airflow_provider_taskq.spark.composite_writer import CompositeWriter
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.data_source import TaskQDataSource
+from airflow_provider_taskq.spark.follow_ups import COLUMNS, FollowUpWriter
+from airflow_provider_taskq.spark.transforms import OF_A_TASK
+from airflow_provider_taskq.spark.writers import CompleteWriter
 
 _DECISIONS = StructType([StructField("sequence", LongType()), StructField("result", StringType())])
 

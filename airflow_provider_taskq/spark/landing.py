@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Task, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.spark.batches import ARROW
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
-from airflow_provider_taskq.spark.committing import Staged, until_answered
-from airflow_provider_taskq.spark.draining.batches import ARROW
-from airflow_provider_taskq.spark.draining.company import Commit
-from airflow_provider_taskq.spark.draining.follow_ups import Staging
-from airflow_provider_taskq.spark.draining.transforms import values_of
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter, carry_out, check_of
-from airflow_provider_taskq.spark.source.decisions import COPY, staged_rows
+from airflow_provider_taskq.spark.commit import Commit
+from airflow_provider_taskq.spark.encoding import COPY, staged_rows
+from airflow_provider_taskq.spark.follow_ups import Staging
+from airflow_provider_taskq.spark.staging import Staged, until_answered
+from airflow_provider_taskq.spark.transforms import values_of
+from airflow_provider_taskq.spark.writers import CompleteWriter, carry_out, check_of
 from airflow_provider_taskq.worker.commit import LONGEST, Interruptions, ParticipantInterrupted
 from airflow_provider_taskq.worker.patience import BackOff
 

@@ -30,8 +30,8 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
-from airflow_provider_taskq.spark.draining.batches import ARROW, DECISIONS, decisions_batch
-from airflow_provider_taskq.spark.draining.follow_ups import follow_up
+from airflow_provider_taskq.spark.batches import ARROW, DECISIONS, decisions_batch
+from airflow_provider_taskq.spark.follow_ups import follow_up
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from airflow_provider_taskq.queue import Order, Owner, TaskQueue, TaskQueueError
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
 
 CHUNK = 50_000  # tasks a transaction, so that none is long
 CONNECTIONS = 4  # at most: what else needs the server has its turn, too

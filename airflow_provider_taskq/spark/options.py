@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from airflow_provider_taskq.queue import LeaseLost, TaskQueue, TaskQueueError
-from airflow_provider_taskq.spark.route import Route
+from airflow_provider_taskq.spark.connection import Route
 
 PARTITIONS = 8
 _KNOWN = {"held": {"topic", "owner", "fence", "partitions"}, "complete": {"topic", "owner", "fence", "stage", "stream"}}

@@ -14,12 +14,12 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.datasource import WriterCommitMessage
 
-from airflow_provider_taskq.spark.committing import Staged, winners
-from airflow_provider_taskq.spark.draining.by_composite import ByComposite
-from airflow_provider_taskq.spark.draining.company import Company
-from airflow_provider_taskq.spark.draining.follow_ups import FollowUpWriter
-from airflow_provider_taskq.spark.draining.landing import land
-from airflow_provider_taskq.spark.source.complete_writer import CompleteWriter
+from airflow_provider_taskq.spark.commit import Company
+from airflow_provider_taskq.spark.composite import ByComposite
+from airflow_provider_taskq.spark.follow_ups import FollowUpWriter
+from airflow_provider_taskq.spark.landing import land
+from airflow_provider_taskq.spark.staging import Staged, winners
+from airflow_provider_taskq.spark.writers import CompleteWriter
 
 
 @dataclass(frozen=True, slots=True)

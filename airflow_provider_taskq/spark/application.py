@@ -29,11 +29,11 @@ from airflow_provider_taskq.queue import (
     verify,
 )
 from airflow_provider_taskq.queue.durations import parse_duration
-from airflow_provider_taskq.spark.draining.by_composite import by_composite
-from airflow_provider_taskq.spark.draining.drain import drain
-from airflow_provider_taskq.spark.draining.failure import sentence
-from airflow_provider_taskq.spark.draining.holding import Transform
-from airflow_provider_taskq.spark.draining.transforms import ByBatch, ByTask, by_task, in_arrow, in_pandas
+from airflow_provider_taskq.spark.composite import by_composite
+from airflow_provider_taskq.spark.drain import drain
+from airflow_provider_taskq.spark.errors import sentence
+from airflow_provider_taskq.spark.session import Transform
+from airflow_provider_taskq.spark.transforms import ByBatch, ByTask, by_task, in_arrow, in_pandas
 from airflow_provider_taskq.worker.composite import Composite
 
 logger = logging.getLogger("airflow_provider_taskq.spark")

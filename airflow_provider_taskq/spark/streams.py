@@ -12,9 +12,9 @@ from pyspark.sql.types import StructType
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.binary_copy import record_batches
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.held_reader import HeldSlice
-from airflow_provider_taskq.spark.source.options import PARTITIONS, known, number
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.options import PARTITIONS, known, number
+from airflow_provider_taskq.spark.readers import HeldSlice
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow

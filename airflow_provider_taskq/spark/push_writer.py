@@ -13,7 +13,10 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import Insertion, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.committing import (
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.options import known, number
+from airflow_provider_taskq.spark.push_columns import COPY, check_columns, staged_tasks
+from airflow_provider_taskq.spark.staging import (
     Staged,
     arrays,
     batch_of,
@@ -25,9 +28,6 @@ from airflow_provider_taskq.spark.committing import (
     until_answered,
     winners,
 )
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.options import known, number
-from airflow_provider_taskq.spark.source.push_columns import COPY, check_columns, staged_tasks
 
 _CHECK = "SELECT taskq.check_push(%s::uuid)"
 

@@ -8,8 +8,8 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue.errors import translated
 from airflow_provider_taskq.spark.binary_copy import record_batches
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.options import SourceOptions
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.options import SourceOptions
 
 HELD_SCHEMA = (
     StructType()

@@ -15,15 +15,15 @@ from pyspark.sql.readwriter import DataFrameReader
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.spark.draining.by_composite import ByComposite
-from airflow_provider_taskq.spark.draining.claiming import Claiming
-from airflow_provider_taskq.spark.draining.drain_source import composite_format, registered_name
-from airflow_provider_taskq.spark.draining.failure import own_error
-from airflow_provider_taskq.spark.draining.lease import LeaseKeeper
-from airflow_provider_taskq.spark.draining.limits import Tally
-from airflow_provider_taskq.spark.draining.transforms import OF_A_TASK, ByTask
-from airflow_provider_taskq.spark.route import Route
-from airflow_provider_taskq.spark.source.complete_writer import abandon_stage
+from airflow_provider_taskq.spark.claimer import Claiming
+from airflow_provider_taskq.spark.composite import ByComposite
+from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.drain_source import composite_format, registered_name
+from airflow_provider_taskq.spark.errors import own_error
+from airflow_provider_taskq.spark.lease import LeaseKeeper
+from airflow_provider_taskq.spark.limits import Tally
+from airflow_provider_taskq.spark.transforms import OF_A_TASK, ByTask
+from airflow_provider_taskq.spark.writers import abandon_stage
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +116,8 @@ class Holding:
     def claim(self, size: int, order: Order) -> int:
         """Claims up to so many tasks, and returns how many: under a condition whole identifiers, in their order."""
         if self.condition is Condition.NONE:
-            claiming = Claiming(self.route, self.topic, self.lease, order, size)
-            return claiming.claim(self.spark.sparkContext.defaultParallelism)
+            claimer = Claiming(self.route, self.topic, self.lease, order, size)
+            return claimer.claim(self.spark.sparkContext.defaultParallelism)
         with self.route.connect(autocommit=True) as conn:
             if order is not Order.FIRST_IN_FIRST_OUT:  # the last of an identifier alone, as its others come before
                 return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
