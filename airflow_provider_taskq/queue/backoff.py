@@ -1,0 +1,37 @@
+"""Pauses between attempts that fail, longer with each failure."""
+
+import random
+
+_MAX_DOUBLINGS = 60  # beyond these, 2.0 ** n would only overflow
+
+
+class Backoff:
+    """Counts failures in a row and computes the pause after each: doubled each time, up to a maximum, with jitter.
+
+    A `Backoff` does not sleep, so it serves threads and coroutines:
+
+        backoff = Backoff(initial=0.5, maximum=30)
+        while not try_to_connect():
+            stopped.wait(backoff.next())
+        backoff.reset()
+
+    :param initial: seconds after the first failure, before jitter.
+    :param maximum: seconds that no pause exceeds.
+    :param jitter: the share of a pause, 0 to 1, that chance may take off, so that programs do not retry in step.
+    """
+
+    def __init__(self, initial: float = 0.1, maximum: float = 30.0, *, jitter: float = 0.5) -> None:
+        self.initial = initial
+        self.maximum = maximum
+        self.jitter = jitter
+        self.failures = 0
+
+    def next(self) -> float:
+        """Counts a failure and returns the seconds to pause before the next attempt."""
+        pause = min(self.maximum, self.initial * 2.0 ** min(self.failures, _MAX_DOUBLINGS))
+        self.failures += 1
+        return pause * random.uniform(1 - self.jitter, 1)  # noqa: S311
+
+    def reset(self) -> None:
+        """Starts again at `initial`, after an attempt that succeeded."""
+        self.failures = 0
