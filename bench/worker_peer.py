@@ -34,7 +34,7 @@ class WorkerPeer(TaskQ):
             await asyncio.sleep(LOOK)
         worker.stop(None)
 
-    async def work(self, meter: Meter) -> None:
+    async def batch(self, meter: Meter) -> None:
         """A worker that waits for tasks."""
         worker = self._worker(meter, None)
         worker.start()

@@ -4,17 +4,17 @@ from airflow.sdk import DAG, task
 
 from airflow_provider_taskq.operators import TaskQPushOperator
 from airflow_provider_taskq.queue import Result, Task
-from airflow_provider_taskq.worker import Work
+from airflow_provider_taskq.worker import Batch
 
 with DAG("taskq_handler", schedule=None, tags=["taskq"]):
     push = TaskQPushOperator(task_id="push", topic="parcels", tasks=["4711", "4712", "4713-"], create_topic=True)
 
     @task.taskq(topic="parcels", size=10, workers=2)
-    def deliver(parcel: Task, work: Work) -> Result:
+    def deliver(parcel: Task, batch: Batch) -> Result:
         """Is called for each parcel. What it raises would be a failure of that parcel alone."""
         if not parcel.identifier.isdigit():
             return Result.FILTER
-        work.push(parcel, "parcels", [f"receipt of {parcel.identifier}"])  # lands with this parcel's SUCCESS
+        batch.push(parcel, "parcels", [f"receipt of {parcel.identifier}"])  # lands with this parcel's SUCCESS
         return Result.SUCCESS
 
     push >> deliver()  # type: ignore[call-arg,misc]  # the queue gives the task, and the batch

@@ -1,35 +1,35 @@
 """Readers: groups of handlers for a topic's events, each partition led by one program at a time."""
 
 from airflow_provider_taskq.consumer.config import (
-    Leadership,
+    ConsumerConfig,
+    ConsumerOptions,
+    Exclusivity,
     Level,
     Progress,
-    Properties,
     Retry,
-    Settings,
-    merged,
+    merge_options,
 )
-from airflow_provider_taskq.consumer.consumer import Reader
+from airflow_provider_taskq.consumer.consumer import Consumer
 from airflow_provider_taskq.consumer.errors import AlreadyRunning, Interrupted, NonTransient
-from airflow_provider_taskq.consumer.group import Group
-from airflow_provider_taskq.consumer.partition_loop import Failure
+from airflow_provider_taskq.consumer.group import ConsumerGroup
+from airflow_provider_taskq.consumer.partition_loop import EventFailure
 from airflow_provider_taskq.consumer.progress import ProgressTracker
-from airflow_provider_taskq.consumer.readers import Readers
+from airflow_provider_taskq.consumer.readers import Consumers
 
 __all__ = [
     "AlreadyRunning",
-    "Failure",
-    "Group",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerGroup",
+    "ConsumerOptions",
+    "Consumers",
+    "EventFailure",
+    "Exclusivity",
     "Interrupted",
-    "Leadership",
     "Level",
     "NonTransient",
     "Progress",
     "ProgressTracker",
-    "Properties",
-    "Reader",
-    "Readers",
     "Retry",
-    "Settings",
-    "merged",
+    "merge_options",
 ]

@@ -2,13 +2,13 @@
 
 from datetime import timedelta
 
-from airflow_provider_taskq.consumer.config import BackOff
+from airflow_provider_taskq.consumer.config import RetryDelays
 
 
-class Attempts:
+class AttemptCounter:
     """A series of back-off intervals: begun by an event's first failure, at an end when it is done with."""
 
-    def __init__(self, policy: BackOff) -> None:
+    def __init__(self, policy: RetryDelays) -> None:
         self.policy = policy
         self.failures = 0
         self._of: int | None = None

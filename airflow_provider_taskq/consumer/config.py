@@ -22,7 +22,7 @@ class Progress(StrEnum):
     MEMORY = "memory"
 
 
-class Leadership(StrEnum):
+class Exclusivity(StrEnum):
     """How many programs handle a partition: one at a time, by lease; or each, with progress in its own memory."""
 
     LEASE = "lease"
@@ -45,7 +45,7 @@ _LEVELS: dict[str, int | None] = {
 }
 
 
-class BackOff(Protocol):
+class RetryDelays(Protocol):
     """The delays between the tries of an event."""
 
     def delay(self, attempts: int) -> timedelta | None:
@@ -53,7 +53,7 @@ class BackOff(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CallableBackOff:
+class CallableDelays:
     """The delays that a function of the number of failures returns."""
 
     function: Callable[[int], DurationLike | None]
@@ -65,7 +65,7 @@ class CallableBackOff:
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesBackOff:
+class SeriesDelays:
     """The delays of a series, one after the other; at its end the event is skipped."""
 
     series: Iterable[DurationLike]
@@ -84,7 +84,7 @@ class Retry(StrEnum):
     NONE = "none"
 
 
-class Properties(TypedDict, total=False):
+class ConsumerOptions(TypedDict, total=False):
     """Any of the settings: what one level of precedence says.
 
     A duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
@@ -97,11 +97,11 @@ class Properties(TypedDict, total=False):
     level: int | Level | Literal["per_subject", "per_second_level_subject", "no_sequence"] | SequenceResolver | None
     progress: Progress | Literal["database", "memory"] | ProgressTracker
     transactional: bool
-    together: int
-    leadership: Leadership | Literal["lease", "none"]
+    transaction_size: int
+    exclusivity: Exclusivity | Literal["lease", "none"]
     lease: DurationLike
-    lead_at_most: int | None
-    lead_only: int | Collection[int] | None
+    max_partitions: int | None
+    only_partitions: int | Collection[int] | None
     size: int
     pause: DurationLike
     retry: (
@@ -117,20 +117,26 @@ class Properties(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """All settings of a reader, the built-in ones by default.
+class ConsumerConfig:
+    """All settings of a consumer. A field that is not set has its built-in default.
 
-    `subject`: only events whose identifier is this or, if `recursive`, below it (after a slash). `partitions`, by
-    `level` as `sequence_id` has it: a number, None, a name of `Level`, or a function of the event that returns the text
-    which decides on its partition. `progress`: "database", "memory", or a ProgressTracker. `retry`: "exponential",
-    "fixed", "none", a function of the number of failures that returns a duration or None (skip the event), or a series
-    of durations. `transactional`: handlers run in the transaction that stores progress, those of `together` events in
-    one where none fails. `lease`: how long after its last sign of life a leader is replaced at the latest.
-    `lead_at_most`: partitions that one program leads at a time, None for all that it gets. `lead_only`: the numbers of
-    the partitions that this program leads, None for any. `size`: events read at once. `pause`: between two looks at a
-    log that has nothing new. `call_timeout`: how long the reader waits for an answer of the database before it opens
-    another connection; a third of the lease by default, 5 seconds at least. `handler_statement_timeout`: the same for
-    statements of transactional handlers.
+    `subject`: only events whose identifier is this or, if `recursive`, starts with it and a slash.
+    `partitions`: the number of partitions. `level` maps events to partitions as `sequence_id` does: a number, None, a
+    name of `Level`, or a function of the event that returns the text that is hashed.
+    `progress`: "database", "memory", or a ProgressTracker.
+    `transactional`: handlers run in the transaction that stores progress. `transaction_size`: events that share one
+    transaction, unless a handler fails.
+    `exclusivity`: "lease" gives each partition to one consumer of the group at a time. "none" gives every partition to
+    every consumer; it needs progress in memory or in a tracker.
+    `lease`: another consumer takes a partition over at the latest this long after the last sign of life of its holder.
+    `max_partitions`: partitions that one consumer holds at a time, None for no limit. `only_partitions`: numbers of the
+    partitions that this consumer may hold, None for all.
+    `size`: events read at once. `pause`: time between two reads when the log has nothing new.
+    `retry`: "exponential", "fixed", "none", a function of the number of failures that returns a duration or None (skip
+    the event), or a series of durations.
+    `call_timeout`: how long the consumer waits for an answer of the database before it opens another connection; by
+    default a third of the lease, at least 5 seconds. `handler_statement_timeout`: the same for statements of
+    transactional handlers.
     """
 
     subject: str | None = None
@@ -140,11 +146,11 @@ class Settings:
     level: int | str | SequenceResolver | None = None
     progress: str | ProgressTracker = Progress.DATABASE
     transactional: bool = False
-    together: int = 1
-    leadership: str = Leadership.LEASE
+    transaction_size: int = 1
+    exclusivity: str = Exclusivity.LEASE
     lease: timedelta = timedelta(seconds=10)
-    lead_at_most: int | None = None
-    lead_only: int | Collection[int] | None = None
+    max_partitions: int | None = None
+    only_partitions: int | Collection[int] | None = None
     size: int = 100
     pause: timedelta = timedelta(milliseconds=500)
     retry: str | Callable[[int], DurationLike | None] | Iterable[DurationLike] = Retry.EXPONENTIAL
@@ -157,16 +163,16 @@ class Settings:
     handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT
 
     def __post_init__(self) -> None:
-        named = {"progress": Progress, "leadership": Leadership, "retry": Retry, "level": Level}
+        named = {"progress": Progress, "exclusivity": Exclusivity, "retry": Retry, "level": Level}
         for name, kind in named.items():
             value = getattr(self, name)
             if isinstance(value, str) and value not in set(kind):
                 raise InvalidArgument(f"{name} {value!r} is none of {', '.join(kind)}")
         self._check_objects()
-        if min(self.partitions, self.size, self.together) < 1 or (
-            self.lead_at_most is not None and self.lead_at_most < 1
+        if min(self.partitions, self.size, self.transaction_size) < 1 or (
+            self.max_partitions is not None and self.max_partitions < 1
         ):
-            raise InvalidArgument("partitions, size, together and lead_at_most are 1 or more")
+            raise InvalidArgument("partitions, size, transaction_size and max_partitions are 1 or more")
         durations = (self.lease, self.pause, self.call_timeout or self.lease, self.handler_statement_timeout)
         if min(durations) <= timedelta(0):
             raise InvalidArgument("lease, pause, call_timeout and handler_statement_timeout are longer than nothing")
@@ -174,9 +180,9 @@ class Settings:
             raise InvalidArgument(f"lease is at most {LONGEST_STORED.days} days, not {self.lease}")
         if self.progress != Progress.DATABASE and self.transactional:
             raise InvalidArgument("progress in memory or in a tracker is in no transaction of the queue")
-        if self.together > 1 and not self.transactional:
+        if self.transaction_size > 1 and not self.transactional:
             raise InvalidArgument("events are handled together in a transaction: that takes transactional=True")
-        if self.progress == Progress.DATABASE and self.leadership == Leadership.NONE:
+        if self.progress == Progress.DATABASE and self.exclusivity == Exclusivity.NONE:
             raise InvalidArgument("progress in the database is one for all programs: one of them leads, by lease")
 
     def _check_objects(self) -> None:
@@ -190,14 +196,16 @@ class Settings:
         if not (self.level is None or isinstance(self.level, int | str) or callable(self.level)):
             raise InvalidArgument(f"level {self.level!r} is no number, no name and no function of an event")
         if outside := [number for number in self.chosen or () if not 0 <= number < self.partitions]:
-            raise InvalidArgument(f"lead_only {outside}: the partitions have the numbers 0 to {self.partitions - 1}")
+            raise InvalidArgument(
+                f"only_partitions {outside}: the partitions have the numbers 0 to {self.partitions - 1}"
+            )
 
     @property
     def chosen(self) -> frozenset[int] | None:
         """The numbers of the partitions that this program leads; None for any."""
-        if self.lead_only is None:
+        if self.only_partitions is None:
             return None
-        return frozenset([self.lead_only] if isinstance(self.lead_only, int) else self.lead_only)
+        return frozenset([self.only_partitions] if isinstance(self.only_partitions, int) else self.only_partitions)
 
     @property
     def shared_level(self) -> int | None:
@@ -212,10 +220,10 @@ class Settings:
         return self.level if callable(self.level) else None
 
     @property
-    def policy(self) -> BackOff:
+    def policy(self) -> RetryDelays:
         """How long to wait before an event is tried again; a RetryPolicy's `max_attempts` counts the first try too."""
         if not isinstance(self.retry, str):
-            return CallableBackOff(self.retry) if callable(self.retry) else SeriesBackOff(self.retry)
+            return CallableDelays(self.retry) if callable(self.retry) else SeriesDelays(self.retry)
         if self.retry == Retry.NONE:
             return RetryPolicy()
         fixed = self.retry == Retry.FIXED
@@ -244,14 +252,14 @@ _DURATIONS = (
 )
 
 
-def merged(*levels: Properties) -> Settings:
+def merge_options(*levels: ConsumerOptions) -> ConsumerConfig:
     """The settings that these levels make: of each property what the first says that says something."""
     said: dict[str, Any] = {}
     for level in reversed(levels):
         said.update(cast(dict[str, Any], level))
     said.update({name: to_timedelta(said[name]) for name in _DURATIONS if name in said})
     try:
-        return replace(Settings(), **said)
+        return replace(ConsumerConfig(), **said)
     except TypeError:
-        unknown = sorted(set(said) - set(Settings.__dataclass_fields__))
+        unknown = sorted(set(said) - set(ConsumerConfig.__dataclass_fields__))
         raise InvalidArgument(f"readers have no setting {', '.join(unknown)}") from None

@@ -9,11 +9,17 @@ from uuid import uuid4
 
 import psycopg
 
-from airflow_provider_taskq.consumer.config import Leadership, Progress, Settings
+from airflow_provider_taskq.consumer.config import ConsumerConfig, Exclusivity, Progress
 from airflow_provider_taskq.consumer.errors import AlreadyRunning
-from airflow_provider_taskq.consumer.group import Group
-from airflow_provider_taskq.consumer.partition_lease import ByFence, ByLock, ByNobody, Leading, stored
-from airflow_provider_taskq.consumer.partition_loop import Failure, OnFailure, PartitionLoop
+from airflow_provider_taskq.consumer.group import ConsumerGroup
+from airflow_provider_taskq.consumer.partition_lease import (
+    FencedPartitionLeases,
+    LockedPartitionLeases,
+    PartitionLeases,
+    SharedPartitions,
+    stored,
+)
+from airflow_provider_taskq.consumer.partition_loop import EventFailure, OnFailure, PartitionLoop
 from airflow_provider_taskq.consumer.progress import (
     DatabaseProgress,
     MemoryTracker,
@@ -21,16 +27,16 @@ from airflow_provider_taskq.consumer.progress import (
     ProgressTracker,
     TrackedProgress,
 )
-from airflow_provider_taskq.consumer.runtime import Part
+from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.consumer.signals import on_signals
 from airflow_provider_taskq.queue import InvalidArgument, Led
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, connects_to, heartbeat_limit, limited
 
-BUILT_IN = Settings()
+BUILT_IN = ConsumerConfig()
 
 
-class Reader:
+class Consumer:
     """Handles a topic's events by a group's handlers, as the leader of as many partitions as it gets.
 
         with Reader(dsn, books, "library", Settings(partitions=2)): ...
@@ -43,9 +49,9 @@ class Reader:
     def __init__(
         self,
         dsn: str | Connect | None,
-        group: Group,
+        group: ConsumerGroup,
         topic: str,
-        settings: Settings = BUILT_IN,
+        settings: ConsumerConfig = BUILT_IN,
         *,
         on_failure: OnFailure | None = None,
     ) -> None:
@@ -60,7 +66,7 @@ class Reader:
         self._connects = connects_to(dsn, settings.lease)
         self._on_failure = on_failure or _ignore
         self._memory = MemoryTracker()
-        self._part: Part | None = None
+        self._part: ConsumerRuntime | None = None
         self._starting = threading.Lock()
 
     @property
@@ -69,9 +75,9 @@ class Reader:
         return self._part is not None and self._part.thread.is_alive()
 
     @property
-    def leads(self) -> list[int]:
+    def partitions(self) -> list[int]:
         """The partitions that this reader leads now."""
-        return self._part.leads if self._part is not None else []
+        return self._part.partitions if self._part is not None else []
 
     @property
     def errors(self) -> dict[int, BaseException]:
@@ -90,7 +96,7 @@ class Reader:
             except BaseException:
                 conn.close()
                 raise
-            self._part = Part(leading, self._connected, self._loop, self.settings)
+            self._part = ConsumerRuntime(leading, self._connected, self._loop, self.settings)
             self._part.thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
@@ -142,11 +148,11 @@ class Reader:
         """A connection to keep leases by."""
         return limited(self._connects, heartbeat_limit(stored(self.settings.lease).total_seconds()))
 
-    def _leading(self, conn: psycopg.Connection) -> Leading:
+    def _leading(self, conn: psycopg.Connection) -> PartitionLeases:
         """How this reader gets partitions."""
-        kind: type[ByFence | ByLock] = ByFence
+        kind: type[FencedPartitionLeases | LockedPartitionLeases] = FencedPartitionLeases
         if self.settings.progress != Progress.DATABASE:
-            kind = ByLock if self.settings.leadership == Leadership.LEASE else ByNobody
+            kind = LockedPartitionLeases if self.settings.exclusivity == Exclusivity.LEASE else SharedPartitions
         return kind(conn, self.group.name, self.topic, self.leader, self.settings)
 
     def _loop(self, led: Led) -> PartitionLoop:
@@ -163,5 +169,5 @@ class Reader:
         return DatabaseProgress(conn, led, limit, transactional=self.settings.transactional)
 
 
-def _ignore(failure: Failure) -> None:
+def _ignore(failure: EventFailure) -> None:
     """Nobody listens."""

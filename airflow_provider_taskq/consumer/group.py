@@ -18,7 +18,7 @@ def type_in_payload(task: Task) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Handler:
+class EventHandler:
     """A function for events that match; `in_transaction`: it takes the queue of the transaction beside the event."""
 
     matches: Predicate
@@ -33,7 +33,7 @@ class Handler:
             self.function(event)
 
 
-class Group:
+class ConsumerGroup:
     """A named set of handlers, which read a topic at their own speed.
 
         books = Group("books")
@@ -47,7 +47,7 @@ class Group:
     def __init__(self, name: str, kind: Kind = type_in_payload) -> None:
         self.name = name
         self.kind = kind
-        self.handlers: list[Handler] = []
+        self.handlers: list[EventHandler] = []
 
     def on(self, *which: str | Predicate) -> Callable[[H], H]:
         """Makes a function a handler of events of these kinds, or that one of these predicates is true for.
@@ -57,12 +57,12 @@ class Group:
         matches = _any_of([self._of_kind(each) if isinstance(each, str) else each for each in which])
 
         def made(function: H) -> H:
-            self.handlers.append(Handler(matches, function, _takes_queue(function)))
+            self.handlers.append(EventHandler(matches, function, _takes_queue(function)))
             return function
 
         return made
 
-    def handlers_of(self, event: Task) -> list[Handler]:
+    def handlers_of(self, event: Task) -> list[EventHandler]:
         """The handlers that an event is for; none where the group has nothing to do with it."""
         return [handler for handler in self.handlers if handler.matches(event)]
 

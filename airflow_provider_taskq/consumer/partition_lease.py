@@ -7,11 +7,11 @@ from typing import Protocol
 
 import psycopg
 
-from airflow_provider_taskq.consumer.config import Settings
+from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.queue import Led, TaskQueue
 
 
-class Leading(Protocol):
+class PartitionLeases(Protocol):
     """How one program gets partitions of a topic to lead, through `queue`."""
 
     queue: TaskQueue
@@ -30,10 +30,10 @@ class Leading(Protocol):
         """Leads that partition no more."""
 
 
-class ByFence(Leading):
+class FencedPartitionLeases(PartitionLeases):
     """By a lease with a fence for each partition, which progress in the database is stored under."""
 
-    def __init__(self, conn: psycopg.Connection, group: str, topic: str, leader: str, settings: Settings) -> None:
+    def __init__(self, conn: psycopg.Connection, group: str, topic: str, leader: str, settings: ConsumerConfig) -> None:
         self.queue = TaskQueue(conn)
         self.group, self.topic, self.leader = group, topic, leader
         self.settings = settings
@@ -55,10 +55,10 @@ class ByFence(Leading):
         self.queue.stop_leading(led, error)
 
 
-class ByLock(Leading):
+class LockedPartitionLeases(PartitionLeases):
     """By a lock with a name for each partition, for progress in memory: there is nothing that a fence could guard."""
 
-    def __init__(self, conn: psycopg.Connection, group: str, topic: str, leader: str, settings: Settings) -> None:
+    def __init__(self, conn: psycopg.Connection, group: str, topic: str, leader: str, settings: ConsumerConfig) -> None:
         self.queue = TaskQueue(conn)
         self.group, self.topic, self.leader = group, topic, leader
         self.settings = settings
@@ -99,7 +99,7 @@ class ByLock(Leading):
         return f"reader {self.group} of {self.topic}, partition {shared}"
 
 
-class ByNobody(ByLock):
+class SharedPartitions(LockedPartitionLeases):
     """Everybody leads everything: for progress in memory that each program needs for itself."""
 
     def _lock(self, partition: int) -> bool:  # noqa: ARG002

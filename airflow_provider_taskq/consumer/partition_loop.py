@@ -11,11 +11,11 @@ from functools import partial
 
 import psycopg
 
-from airflow_provider_taskq.consumer.attempts import Attempts
-from airflow_provider_taskq.consumer.config import Settings
+from airflow_provider_taskq.consumer.attempts import AttemptCounter
+from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.consumer.errors import HandlerFailed, Interrupted, NonTransient
-from airflow_provider_taskq.consumer.group import Group, Handler
-from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, Moved, PartitionProgress
+from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler
+from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, PartitionProgress, ProgressMoved
 from airflow_provider_taskq.queue import (
     Cursor,
     Handed,
@@ -40,7 +40,7 @@ RECONNECTING = RetryPolicy.event_handling(initial=timedelta(milliseconds=200))
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class EventFailure:
     """An event that a handler failed with, for the `failures`-th time, and what is done about it.
 
     `delay`: it is tried again after so long; None: it is skipped, or, where `stopped`, the loop ends.
@@ -54,10 +54,10 @@ class Failure:
     stopped: bool
 
 
-OnFailure = Callable[[Failure], None]
+OnFailure = Callable[[EventFailure], None]
 
 
-class Ended(Exception):
+class LoopEnded(Exception):
     """The loop ends quietly, without progress."""
 
 
@@ -74,8 +74,8 @@ class PartitionLoop:
     def __init__(
         self,
         led: Led,
-        group: Group,
-        settings: Settings,
+        group: ConsumerGroup,
+        settings: ConsumerConfig,
         connected: Callable[[], PartitionProgress],
         on_failure: OnFailure,
     ) -> None:
@@ -87,8 +87,8 @@ class PartitionLoop:
         self.on_end: Callable[[], None] = _nothing
         self._connected = connected
         self._on_failure = on_failure
-        self._attempts = Attempts(settings.policy)
-        self._reconnects = Attempts(RECONNECTING)
+        self._attempts = AttemptCounter(settings.policy)
+        self._reconnects = AttemptCounter(RECONNECTING)
         self._cut_offs = 0
         self._halted = False
         self._bell = threading.Event()
@@ -109,7 +109,7 @@ class PartitionLoop:
         try:
             while not self._is_over():
                 pass
-        except (Ended, LeaseLost):
+        except (LoopEnded, LeaseLost):
             pass
         except (Interrupted, SystemExit, KeyboardInterrupt):
             self.interrupted = True
@@ -149,7 +149,7 @@ class PartitionLoop:
                     handed = progress.read(self.settings.size)
                     self._reconnects.reset()
                     self._handle_all(progress, handed)
-                except Moved:
+                except ProgressMoved:
                     continue
                 if handed.at_end:
                     return
@@ -161,14 +161,14 @@ class PartitionLoop:
     def _handle_all(self, progress: PartitionProgress, handed: Handed) -> None:
         """Handles what was read, one after the other; progress passes by what is for nobody, with what comes next."""
         after = handed.after
-        for begin in range(0, len(handed), self.settings.together):
-            some = handed[begin : begin + self.settings.together]
+        for begin in range(0, len(handed), self.settings.transaction_size):
+            some = handed[begin : begin + self.settings.transaction_size]
             if len(some) > 1 and self._handle_together(progress, some, after):
                 after = some[-1][0]
                 continue
             for place, event in some:
                 if self._halted:
-                    raise Ended
+                    raise LoopEnded
                 if self._handle(progress, event, after, place):
                     after = place
         if after < handed.cursor:
@@ -180,7 +180,7 @@ class PartitionLoop:
         Then they are taken one by one, which tells whose the failure is.
         """
         if self._halted:
-            raise Ended
+            raise LoopEnded
         try:
             calls = [(handlers, event) for _, event in some if (handlers := self._handlers_of(event))]
             if calls:
@@ -213,7 +213,7 @@ class PartitionLoop:
                 return True
             self._wait(delay, whole=True)
 
-    def _handlers_of(self, event: Task) -> list[Handler]:
+    def _handlers_of(self, event: Task) -> list[EventHandler]:
         """The handlers of an event; a predicate that fails is a handler that fails, and so is an unreadable payload."""
         try:
             if not self.settings.concerns(event) or not self._is_ours(event):
@@ -252,7 +252,7 @@ class PartitionLoop:
         logger.warning(
             "group %s, topic %s, sequence %s failed %s times: %s", *told, exc_info=error if delay is None else None
         )
-        self._on_failure(Failure(self.led.partition, event, error, failures, delay, stopped))
+        self._on_failure(EventFailure(self.led.partition, event, error, failures, delay, stopped))
 
     def _wait(self, duration: timedelta, *, whole: bool) -> None:
         """Waits so long, or, unless for the `whole` of it, until somebody wakes us; Ended where the loop is to end."""
@@ -263,10 +263,10 @@ class PartitionLoop:
                 if not whole:
                     return
         if self._halted:
-            raise Ended
+            raise LoopEnded
 
 
-def _call(handlers: list[Handler], event: Task, queue: TaskQueue | None) -> None:
+def _call(handlers: list[EventHandler], event: Task, queue: TaskQueue | None) -> None:
     """Calls all handlers of an event; what one raises is told from what the queue does."""
     try:
         for handler in handlers:
@@ -275,7 +275,7 @@ def _call(handlers: list[Handler], event: Task, queue: TaskQueue | None) -> None
         raise HandlerFailed from error
 
 
-def _call_all(calls: list[tuple[list[Handler], Task]], queue: TaskQueue | None) -> None:
+def _call_all(calls: list[tuple[list[EventHandler], Task]], queue: TaskQueue | None) -> None:
     """Calls the handlers of several events, in order."""
     for handlers, event in calls:
         _call(handlers, event, queue)

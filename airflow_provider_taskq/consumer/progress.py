@@ -10,13 +10,13 @@ from airflow_provider_taskq.consumer.errors import HandlerFailed
 from airflow_provider_taskq.queue import Cursor, Handed, Led, TaskQueue
 from airflow_provider_taskq.queue.connection import CallLimit
 
-Work = Callable[[TaskQueue | None], None]
+ProgressCall = Callable[[TaskQueue | None], None]
 
 # The level of a group whose programs choose partitions by a callable. No identifier has that many levels.
 CALLABLE_LEVEL = 2**31 - 1
 
 
-class Moved(Exception):
+class ProgressMoved(Exception):
     """Somebody has put progress elsewhere: read anew, from there."""
 
 
@@ -28,7 +28,7 @@ class PartitionProgress(Protocol):
     def read(self, size: int) -> Handed:
         """The next events after progress."""
 
-    def proceed(self, work: Work, after: Cursor, cursor: Cursor) -> None:
+    def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
         """Does the work of an event, and then stores progress; of work that raises none is."""
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:
@@ -49,16 +49,16 @@ class DatabaseProgress:
         """The next events after the progress that is stored."""
         return self.queue.read_led(self.led, size)
 
-    def proceed(self, work: Work, after: Cursor, cursor: Cursor) -> None:
-        """Work and progress in one transaction, or one after the other."""
+    def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
+        """ProgressCall and progress in one transaction, or one after the other."""
         if not self.transactional:
-            work(None)
+            call(None)
             self.skip(after, cursor)
             return
         try:
             with self.conn.transaction():
                 with self.limit.for_handler_statements():
-                    work(self.queue)
+                    call(self.queue)
                 if self.conn.info.transaction_status == TransactionStatus.INERROR:
                     raise HandlerFailed("a handler went on after a statement had failed, which undid its transaction")
                 self.skip(after, cursor)
@@ -68,7 +68,7 @@ class DatabaseProgress:
     def skip(self, after: Cursor, cursor: Cursor) -> None:
         """Stores progress; Moved where it is not at `after` any more."""
         if not self.queue.advance_led(self.led, after, cursor):
-            raise Moved
+            raise ProgressMoved
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class ProgressTracker(Protocol):
     def current(self, group: str, topic: str, partition: int) -> Cursor | None:
         """The place that is stored; None if there is none, and the partition begins with the first event."""
 
-    def proceed(self, group: str, topic: str, partition: int, work: Callable[[], None], cursor: Cursor) -> None:
+    def proceed(self, group: str, topic: str, partition: int, call: Callable[[], None], cursor: Cursor) -> None:
         """Does the work of an event, then stores the place after it. Stores nothing, and raises it, if work raises."""
 
 
@@ -92,9 +92,9 @@ class MemoryTracker:
         """The place in memory."""
         return self._places.get(partition)
 
-    def proceed(self, group: str, topic: str, partition: int, work: Callable[[], None], cursor: Cursor) -> None:  # noqa: ARG002
-        """The work, and then the place."""
-        work()
+    def proceed(self, group: str, topic: str, partition: int, call: Callable[[], None], cursor: Cursor) -> None:  # noqa: ARG002
+        """The call, and then the place."""
+        call()
         self._places[partition] = cursor
 
 
@@ -118,9 +118,9 @@ class TrackedProgress:
             )
         return Handed(found, found.cursor if len(found) < size else found[-1][0], after, at_end=False)
 
-    def proceed(self, work: Work, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
-        """The work, and then the place."""
-        self.tracker.proceed(*self._key, lambda: work(None), cursor)
+    def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
+        """The call, and then the place."""
+        self.tracker.proceed(*self._key, lambda: call(None), cursor)
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
         """Stores the place."""

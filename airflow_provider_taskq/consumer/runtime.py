@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import psycopg
 
-from airflow_provider_taskq.consumer.config import Settings
-from airflow_provider_taskq.consumer.partition_lease import Leading, interval, stored
+from airflow_provider_taskq.consumer.config import ConsumerConfig
+from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, interval, stored
 from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, is_transient
 from airflow_provider_taskq.queue import Led, TaskQueue
 from airflow_provider_taskq.queue.errors import is_read_only
@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 SLICE = 0.1  # seconds between two looks at what the server tells
 
 
-class Part:
+class ConsumerRuntime:
     """Runs in a thread of its own, with a connection of its own, from one start of a reader to its end."""
 
     def __init__(
         self,
-        leading: Leading,
+        leading: PartitionLeases,
         connect: Callable[[], psycopg.Connection],
         make_loop: Callable[[Led], PartitionLoop],
-        settings: Settings,
+        settings: ConsumerConfig,
     ) -> None:
         self.errors: dict[int, BaseException] = {}
         self.thread = threading.Thread(target=self._run, name="reader", daemon=True)
@@ -42,7 +42,7 @@ class Part:
         self._kept = time.monotonic()
 
     @property
-    def leads(self) -> list[int]:
+    def partitions(self) -> list[int]:
         """The partitions that are led now."""
         return sorted(loop.led.partition for loop in list(self._loops))
 
@@ -120,9 +120,9 @@ class Part:
     def _look_after(self) -> None:
         """The same, and takes what is free."""
         self._keep()
-        most = self._settings.lead_at_most
+        most = self._settings.max_partitions
         while not self._stopping and (most is None or len(self._loops) < most):
-            led = self._leading.lead([*self.errors, *self._interrupted, *self.leads, *self._of_others()])
+            led = self._leading.lead([*self.errors, *self._interrupted, *self.partitions, *self._of_others()])
             if led is None:
                 return
             self._begin(led)

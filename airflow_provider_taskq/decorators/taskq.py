@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import DecoratedOperator, task_decorator_factory
 
-from airflow_provider_taskq.operators.process import TaskQProcessOperator, wants_work
+from airflow_provider_taskq.operators.process import TaskQProcessOperator, wants_batch
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import TaskDecorator
@@ -54,7 +54,7 @@ def taskq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any)
 def _as_called(function: Callable[..., Any]) -> Callable[..., None]:
     """A stand-in whose parameters are those that a DAG's author gives: Airflow checks the call against them."""
     signature = inspect.signature(function)
-    given = [*signature.parameters.values()][2 if wants_work(function) else 1 :]
+    given = [*signature.parameters.values()][2 if wants_batch(function) else 1 :]
 
     def called(*_args: Any, **_kwargs: Any) -> None:
         """Never called."""

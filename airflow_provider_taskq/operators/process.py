@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TaskQProcessOperator(TaskQOperator):
     """Polls a topic and calls a function for each of its tasks, until none is left that can be polled.
 
-    The function gets the queue's task, then, if its second parameter is called `work`, the batch (see
+    The function gets the queue's task, then, if its second parameter is called `batch`, the batch (see
     `airflow_provider_taskq.worker`), then `op_args` and `op_kwargs`, and what it names of Airflow's context. It
     returns a Decision, a Result or None, which is SUCCESS; what it raises is a FAILURE of that task, which the topic's
     policy may retry, and not of this one. A Composite, or what `each` and `batch` make, is taken as it is.
@@ -175,9 +175,9 @@ class TaskQProcessOperator(TaskQOperator):
         return each(_with_arguments(called, tuple(self.op_args), given), success_on=self.success_on)
 
 
-def wants_work(function: Callable[..., Any]) -> bool:
+def wants_batch(function: Callable[..., Any]) -> bool:
     """Whether a function's second parameter is the batch."""
-    return [*inspect.signature(function).parameters][1:2] == ["work"]
+    return [*inspect.signature(function).parameters][1:2] == ["batch"]
 
 
 def _exceptions(given: Any) -> tuple[type[BaseException], ...]:
@@ -191,23 +191,23 @@ def _exceptions(given: Any) -> tuple[type[BaseException], ...]:
 
 def _with_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The function as the worker calls it: with a task and its batch."""
-    wanted = 2 if wants_work(function) else 1
+    wanted = 2 if wants_batch(function) else 1
     if inspect.iscoroutinefunction(function):
 
-        async def handle_async(task: Any, work: Any) -> Any:
-            return await function(*(task, work)[:wanted], *args, **kwargs)
+        async def handle_async(task: Any, batch: Any) -> Any:
+            return await function(*(task, batch)[:wanted], *args, **kwargs)
 
         return handle_async
 
-    def handle(task: Any, work: Any) -> Any:
-        return function(*(task, work)[:wanted], *args, **kwargs)
+    def handle(task: Any, batch: Any) -> Any:
+        return function(*(task, batch)[:wanted], *args, **kwargs)
 
     return handle
 
 
 def _asked_of_context(function: Callable[..., Any], context: "Context", taken: set[str]) -> dict[str, Any]:
     """What a function names of Airflow's context, the parameters of the task and its batch aside."""
-    named = [*inspect.signature(function).parameters][2 if wants_work(function) else 1 :]
+    named = [*inspect.signature(function).parameters][2 if wants_batch(function) else 1 :]
     return {name: context[name] for name in named if name in context and name not in taken}  # type: ignore[literal-required]
 
 

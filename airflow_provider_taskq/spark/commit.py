@@ -17,8 +17,8 @@ from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import picklable_error, translated
-from airflow_provider_taskq.worker.batch import FollowUp, Participation, Release, Work
-from airflow_provider_taskq.worker.commit import NONE_GIVEN_UP, GivenUp, follow, take_part
+from airflow_provider_taskq.worker.batch import Batch, CommitHook, FollowUp, Release
+from airflow_provider_taskq.worker.commit import NO_ABANDONED_HOOKS, AbandonedHooks, push_follow_ups, run_commit_hook
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Company:
 
     composite: str
     decisions: Mapping[Task, Decision]
-    participants: tuple[Participation, ...] = ()
+    participants: tuple[CommitHook, ...] = ()
     follow_ups: tuple[FollowUp, ...] = ()
     releases: tuple[Release, ...] = ()
     afterwards: tuple[Callable[[], None], ...] = ()
@@ -54,9 +54,9 @@ class Company:
                 f" as what it refers to does not pickle: {error}"
             ) from error
 
-    def work(self) -> Work:
+    def work(self) -> Batch:
         """The batch again, on the driver."""
-        work = Work(self.decisions)
+        work = Batch(self.decisions)
         work.participants.extend(self.participants)
         work.follow_ups.extend(self.follow_ups)
         work.releases.extend(self.releases)
@@ -64,7 +64,7 @@ class Company:
         return work
 
 
-def company_of(composite: str, work: Work, decisions: Mapping[Task, Decision], condition: Condition) -> Company:
+def company_of(composite: str, work: Batch, decisions: Mapping[Task, Decision], condition: Condition) -> Company:
     """What a batch has beside its decisions that only the driver can do.
 
     TaskQueueError under a condition: which decisions land is known there only when they have.
@@ -100,12 +100,12 @@ class Commit:
         """The batches of all partitions, in their order. Loads pickles: only ever those of a CompositeWriter."""
         return cls([cloudpickle.loads(each) for each in pickled], [], {})
 
-    def take_part(
-        self, conn: psycopg.Connection[Any], given_up: GivenUp = NONE_GIVEN_UP
+    def run_commit_hook(
+        self, conn: psycopg.Connection[Any], given_up: AbandonedHooks = NO_ABANDONED_HOOKS
     ) -> list[tuple[Task, Decision]]:
         """Calls who takes part, before the decisions land; returns the decisions that are others now.
 
-        Participants in `given_up` are not called: their tasks fail. Raises ParticipantInterrupted as `take_part` does.
+        Hooks in `given_up` are not called: their tasks fail. Raises CommitHookInterrupted as `run_commit_hook` does.
         """
         queue = TaskQueue(conn)
         changed: list[tuple[Task, Decision]] = []
@@ -113,17 +113,17 @@ class Commit:
         for company in self.companies:
             stands = dict(company.decisions)
             for participation in company.participants:
-                take_part(queue, participation, stands, given_up)
+                run_commit_hook(queue, participation, stands, given_up)
             changed += [(task, made) for task, made in stands.items() if made is not company.decisions[task]]
             self.stands.append(stands)
         return changed
 
-    def follow(self, conn: psycopg.Connection[Any], stage: str) -> None:
+    def push_follow_ups(self, conn: psycopg.Connection[Any], stage: str) -> None:
         """Pushes and releases what the stage could not, after it was carried out; nothing for decisions it dropped."""
         for company, stands in zip(self.companies, self.stands, strict=True):
             if company.pushes:
                 landed = _landed(conn, stage, stands)
-                self.topics.update(dict.fromkeys(follow(TaskQueue(conn), company.work(), landed)))
+                self.topics.update(dict.fromkeys(push_follow_ups(TaskQueue(conn), company.work(), landed)))
 
     def after_commit(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
         """Calls what waits for the commit; what goes wrong here changes nothing, and is told to the log."""

@@ -14,7 +14,7 @@ from airflow_provider_taskq.spark.batches import ARROW, DECISIONS
 from airflow_provider_taskq.spark.commit import Company, company_of
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.transforms import OF_A_TASK, stops, task_of, values_of
-from airflow_provider_taskq.worker.batch import FollowUp, Release, Work
+from airflow_provider_taskq.worker.batch import Batch, FollowUp, Release
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
 from airflow_provider_taskq.worker.partial import readable
@@ -100,12 +100,12 @@ class ByComposite:
 
     def _rows(self, tasks: Sequence[Task], carry: Carry) -> list[dict[str, Any]]:
         """What is decided on one batch; what only the driver can do is given to `carry`."""
-        work = Work(tasks)
+        work = Batch(tasks)
         handler = readable(self.composite, work)
         try:
             decisions = handle_batch(handler, work)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is the failure of this batch and of no other
-            work, decisions = Work(tasks), dict.fromkeys(tasks, decision_on(error))
+            work, decisions = Batch(tasks), dict.fromkeys(tasks, decision_on(error))
         company = company_of(self.composite.name, work, decisions, self.condition)
         follow_ups, releases = ([], []) if company.pushes else (work.follow_ups, work.releases)
         if not company.is_empty:

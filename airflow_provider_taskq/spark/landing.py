@@ -18,7 +18,7 @@ from airflow_provider_taskq.spark.follow_ups import Staging
 from airflow_provider_taskq.spark.staging import Staged, until_answered
 from airflow_provider_taskq.spark.transforms import values_of
 from airflow_provider_taskq.spark.writers import CompleteWriter, carry_out, check_of
-from airflow_provider_taskq.worker.commit import LONGEST, Interruptions, ParticipantInterrupted
+from airflow_provider_taskq.worker.commit import LONGEST, CommitHookInterrupted, HookInterruptions
 from airflow_provider_taskq.worker.patience import BackOff
 
 DRIVER = -1  # the part of a stage that is the driver's own
@@ -30,24 +30,24 @@ def land(writer: CompleteWriter, won: Sequence[Staged], company: Iterable[bytes]
     A server that went away is asked again: it knows by the stage whether the transaction came to its end. So is one
     that interrupted a participant, for up to a minute; then the participant's tasks fail.
     """
-    commit, interruptions, back_off = Commit.of(company), Interruptions(LONGEST), BackOff()
+    commit, interruptions, back_off = Commit.of(company), HookInterruptions(LONGEST), BackOff()
     while True:
         try:
             until_answered(lambda: _carry_out(writer, won, commit, interruptions))
             break
-        except ParticipantInterrupted as interrupted:
+        except CommitHookInterrupted as interrupted:
             interruptions.note(interrupted)
             time.sleep(back_off.next())  # nothing tells when what interrupted it has passed
     commit.after_commit(lambda: writer.route.connect(autocommit=True))
 
 
-def _carry_out(writer: CompleteWriter, won: Sequence[Staged], commit: Commit, interruptions: Interruptions) -> None:
+def _carry_out(writer: CompleteWriter, won: Sequence[Staged], commit: Commit, interruptions: HookInterruptions) -> None:
     """The transaction, unless it was committed by a try whose answer was lost."""
     with writer.route.connect() as conn:
         if not _is_committed(conn, writer):
-            own = _stage_changes(conn, writer, commit.take_part(conn, interruptions.given_up))
+            own = _stage_changes(conn, writer, commit.run_commit_hook(conn, interruptions.given_up))
             carry_out(conn, writer.options, writer.stage, [*won, own])
-            commit.follow(conn, writer.stage)
+            commit.push_follow_ups(conn, writer.stage)
 
 
 def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool:

@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.batch import FollowUp, Release, Work, tagged
-    from airflow_provider_taskq.worker.commit import settle
-    from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, Mode
+    from airflow_provider_taskq.worker.batch import Batch, FollowUp, Release, tagged
+    from airflow_provider_taskq.worker.commit import commit_batch
+    from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
     from airflow_provider_taskq.worker.config import Pending
     from airflow_provider_taskq.worker.finishing import WorkerStopped
-    from airflow_provider_taskq.worker.grouped import Batches
+    from airflow_provider_taskq.worker.grouped import GroupedWorker
     from airflow_provider_taskq.worker.handlers import (
         BatchHandler,
         ForeignDecision,
@@ -26,82 +26,82 @@ if TYPE_CHECKING:
         batch,
         each,
     )
-    from airflow_provider_taskq.worker.health import Health, Signal
-    from airflow_provider_taskq.worker.limiter import Bounded, Limiter, NoLimit, Prioritised
+    from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
+    from airflow_provider_taskq.worker.limiter import BoundedLimiter, Limiter, NoLimit, PriorityLimiter
     from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
     from airflow_provider_taskq.worker.persistent import PersistentWorker
-    from airflow_provider_taskq.worker.scheduler import Ticker
+    from airflow_provider_taskq.worker.scheduler import Scheduler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
     from airflow_provider_taskq.worker.supplement import SupplementError
     from airflow_provider_taskq.worker.watchdog import HandlerStuck
     from airflow_provider_taskq.worker.worker import Worker
 
 __all__ = [
+    "Batch",
     "BatchHandler",
-    "Batches",
-    "Bounded",
+    "BoundedLimiter",
     "Composite",
     "CompositeClosed",
     "FatalListener",
     "FollowUp",
     "ForeignDecision",
+    "GroupedWorker",
     "HandlerStuck",
-    "Health",
+    "HealthMonitor",
+    "HealthSignal",
     "Limiter",
-    "Mode",
     "NoLimit",
     "Outcome",
     "Pending",
     "PersistentWorker",
-    "Prioritised",
+    "PriorityLimiter",
     "Release",
-    "Signal",
+    "Scheduler",
+    "StepMode",
     "SupplementError",
     "TaskResultException",
-    "Ticker",
-    "Work",
     "Worker",
     "WorkerListener",
     "WorkerStatistics",
     "WorkerStopped",
     "batch",
+    "commit_batch",
     "each",
-    "settle",
     "tagged",
 ]
 
 # Where each name lives: loaded when it is asked for, so that a worker of functions loads no composite.
 _HOMES = {
     "BatchHandler": "handlers",
-    "Batches": "grouped",
-    "Bounded": "limiter",
+    "GroupedWorker": "grouped",
+    "BoundedLimiter": "limiter",
     "Composite": "composite",
     "CompositeClosed": "composite",
     "FatalListener": "listener",
     "FollowUp": "batch",
     "ForeignDecision": "handlers",
     "HandlerStuck": "watchdog",
-    "Health": "health",
+    "HealthMonitor": "health",
     "Limiter": "limiter",
-    "Mode": "composite",
+    "StepMode": "composite",
     "NoLimit": "limiter",
     "Outcome": "handlers",
     "Pending": "config",
     "PersistentWorker": "persistent",
-    "Prioritised": "limiter",
+    "PriorityLimiter": "limiter",
     "Release": "batch",
-    "Signal": "health",
+    "HealthSignal": "health",
     "SupplementError": "supplement",
     "TaskResultException": "handlers",
-    "Ticker": "scheduler",
-    "Work": "batch",
+    "Scheduler": "scheduler",
+    "Batch": "batch",
     "Worker": "worker",
     "WorkerListener": "listener",
     "WorkerStatistics": "statistics",
     "WorkerStopped": "finishing",
     "batch": "handlers",
     "each": "handlers",
-    "settle": "commit",
+    "commit_batch": "commit",
     "tagged": "batch",
 }
 

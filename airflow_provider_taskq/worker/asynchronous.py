@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from airflow_provider_taskq.queue import Decision, Task
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.handlers import Exceptions, Outcome, decision_of, decision_on, name_of
 
 
@@ -17,26 +17,26 @@ class EachAsync:
     """
 
     def __init__(
-        self, function: Callable[..., Any], takes_work: bool, concurrency: int, success_on: Exceptions = ()
+        self, function: Callable[..., Any], takes_batch: bool, concurrency: int, success_on: Exceptions = ()
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"a handler needs a concurrency of 1 at least, not {concurrency}")
         self._function = cast("Callable[..., Awaitable[Outcome]]", function)
-        self._takes_work = takes_work
+        self._takes_batch = takes_batch
         self._concurrency = concurrency
         self._success_on = success_on
         self._loop: _LoopInThread | None = None
         self._lock = threading.Lock()
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
+    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """The function's word on each task."""
         with self._lock:
             if self._loop is None:
                 self._loop = _LoopInThread(self._concurrency)
             loop = self._loop
-        awaited = asyncio.run_coroutine_threadsafe(self._decide_all(work, loop.turns), loop.loop)
-        with work.running(f"{name_of(self._function)} on the event loop", loop.stacks, cast("Any", awaited.cancel)):
-            if work.cancelled.is_set():  # before anybody could know how to cancel it
+        awaited = asyncio.run_coroutine_threadsafe(self._decide_all(batch, loop.turns), loop.loop)
+        with batch.running(f"{name_of(self._function)} on the event loop", loop.stacks, cast("Any", awaited.cancel)):
+            if batch.cancelled.is_set():  # before anybody could know how to cancel it
                 awaited.cancel()
             return awaited.result()
 
@@ -50,16 +50,16 @@ class EachAsync:
     def __repr__(self) -> str:
         return name_of(self._function)
 
-    async def _decide_all(self, work: Work, turns: asyncio.Semaphore) -> dict[Task, Decision]:
+    async def _decide_all(self, batch: Batch, turns: asyncio.Semaphore) -> dict[Task, Decision]:
         """All tasks of a batch, beside each other."""
-        made = await asyncio.gather(*(self._decide(task, work, turns) for task in work.tasks))
-        return dict(zip(work.tasks, made, strict=True))
+        made = await asyncio.gather(*(self._decide(task, batch, turns) for task in batch.tasks))
+        return dict(zip(batch.tasks, made, strict=True))
 
-    async def _decide(self, task: Task, work: Work, turns: asyncio.Semaphore) -> Decision:
+    async def _decide(self, task: Task, batch: Batch, turns: asyncio.Semaphore) -> Decision:
         """Awaits the function for one task."""
         async with turns:
             try:
-                called = self._function(task, work) if self._takes_work else self._function(task)
+                called = self._function(task, batch) if self._takes_batch else self._function(task)
                 return decision_of(await called)
             except BaseException as error:
                 running = asyncio.current_task()

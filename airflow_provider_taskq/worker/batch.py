@@ -15,7 +15,7 @@ from airflow_provider_taskq.worker.supplement import Supplement
 T = TypeVar("T")
 
 # Takes part in the committing transaction, through the queue's connection; its decisions are merged with those given.
-Participant = Callable[[TaskQueue, Mapping[Task, Decision]], Mapping[Task, Decision] | None]
+CommitFunction = Callable[[TaskQueue, Mapping[Task, Decision]], Mapping[Task, Decision] | None]
 # What becomes of a follow-up before it is pushed: gets the task that it follows.
 Rewrite = Callable[[Task, NewTask], NewTask]
 
@@ -41,10 +41,10 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Participation:
+class CommitHook:
     """Somebody who takes part in the committing transaction, for one task or for all of the batch (None)."""
 
-    call: Participant
+    call: CommitFunction
     task: Task | None = None
     success_on: type[BaseException] | tuple[type[BaseException], ...] = ()
 
@@ -58,7 +58,7 @@ class Running:
     cancel: Callable[[], None] | None
 
 
-class Work:
+class Batch:
     """A batch of tasks, in polled order. All of it may be used from any thread, until the handler has decided."""
 
     def __init__(self, tasks: Iterable[Task], rewrite: Rewrite | None = None) -> None:
@@ -66,7 +66,7 @@ class Work:
         self.cancelled = threading.Event()  # set when nothing that this batch decides will count any more
         self.follow_ups: list[FollowUp] = []
         self.releases: list[Release] = []
-        self.participants: list[Participation] = []
+        self.participants: list[CommitHook] = []
         self.afterwards: list[Callable[[], None]] = []
         self._known = frozenset(self.tasks)
         self._rewrite = rewrite
@@ -101,7 +101,7 @@ class Work:
 
     def in_commit(
         self,
-        participant: Participant,
+        participant: CommitFunction,
         task: Task | None = None,
         success_on: type[BaseException] | tuple[type[BaseException], ...] = (),
     ) -> None:
@@ -115,7 +115,7 @@ class Work:
         """
         if task is not None:
             self._check(task)
-        self.participants.append(Participation(participant, task, success_on))
+        self.participants.append(CommitHook(participant, task, success_on))
 
     def after_commit(self, call: Callable[[], None]) -> None:
         """Calls a function once the batch is committed, and only then."""
@@ -167,7 +167,7 @@ class Work:
             if each.cancel is not None:
                 each.cancel()
 
-    def adopt(self, done: "Work", task: Task) -> None:
+    def adopt(self, done: "Batch", task: Task) -> None:
         """Takes over what follows a task of this batch that was handled as a batch of its own, elsewhere."""
         for follow_up in done.follow_ups:
             self._follow(follow_up)

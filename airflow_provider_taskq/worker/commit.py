@@ -8,7 +8,7 @@ from typing import cast
 
 from airflow_provider_taskq.queue import Decision, Insertion, Junction, NewTask, Owner, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.errors import is_cut_off, is_transient
-from airflow_provider_taskq.worker.batch import FollowUp, Participation, Work
+from airflow_provider_taskq.worker.batch import Batch, CommitHook, FollowUp
 from airflow_provider_taskq.worker.handlers import name_of
 
 log = logging.getLogger(__name__)
@@ -16,20 +16,20 @@ log = logging.getLogger(__name__)
 TRIES = 5  # of a participant that fails for a reason that may pass
 LONGEST = 60.0  # seconds for which it is tried at most, if that is more tries
 
-GivenUp = Mapping[int, BaseException]
-NONE_GIVEN_UP: GivenUp = {}
+AbandonedHooks = Mapping[int, BaseException]
+NO_ABANDONED_HOOKS: AbandonedHooks = {}
 
 
-class ParticipantInterrupted(Exception):
+class CommitHookInterrupted(Exception):
     """A participant failed for a reason that may pass, such as a deadlock or a statement_timeout. See `cause`."""
 
-    def __init__(self, participation: Participation, cause: BaseException) -> None:
+    def __init__(self, participation: CommitHook, cause: BaseException) -> None:
         super().__init__(f"{name_of(participation.call)}: {type(cause).__name__}: {cause}")
         self.participation = participation
         self.cause = cause
 
 
-class Interruptions:
+class HookInterruptions:
     """Counts how often participants of one batch were interrupted, and gives up those that always are.
 
     A participant is given up after `TRIES` tries, and not before `seconds` have passed since the first: a server may
@@ -42,7 +42,7 @@ class Interruptions:
         self._counts: dict[int, int] = {}
         self._first: dict[int, float] = {}
 
-    def note(self, interrupted: ParticipantInterrupted) -> None:
+    def note(self, interrupted: CommitHookInterrupted) -> None:
         """Notes one more, and logs it."""
         key = id(interrupted.participation)
         first = self._first.setdefault(key, time.monotonic())
@@ -53,7 +53,9 @@ class Interruptions:
         log.warning("participant interrupted: %s; try=%d; %s", interrupted, self._counts[key], outcome)
 
 
-def settle(queue: TaskQueue, owner: Owner, work: Work, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
+def commit_batch(
+    queue: TaskQueue, owner: Owner, batch: Batch, decisions: Mapping[Task, Decision]
+) -> Mapping[Task, Decision]:
     """Commits the decisions on a batch in one transaction, and returns them as they stand after all took part.
 
     In order: the participants, the decisions, pushes that follow continued tasks, junctions that do. After the commit,
@@ -62,50 +64,50 @@ def settle(queue: TaskQueue, owner: Owner, work: Work, decisions: Mapping[Task, 
     (a deadlock, a timeout of the server); nothing is changed then.
     """
     try:
-        return commit_batch(queue, owner, work, decisions)
-    except ParticipantInterrupted as interrupted:
+        return try_commit_batch(queue, owner, batch, decisions)
+    except CommitHookInterrupted as interrupted:
         raise interrupted.cause from None
 
 
-def commit_batch(
+def try_commit_batch(
     queue: TaskQueue,
     owner: Owner,
-    work: Work,
+    batch: Batch,
     decisions: Mapping[Task, Decision],
-    given_up: GivenUp = NONE_GIVEN_UP,
+    given_up: AbandonedHooks = NO_ABANDONED_HOOKS,
     handler_statements: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Mapping[Task, Decision]:
-    """The same as `settle`; ParticipantInterrupted for a participant that may succeed at another try.
+    """The same as `commit_batch`; ParticipantInterrupted for a participant that may succeed at another try.
 
     Participants in `given_up` (see Interruptions) are not called: their tasks fail with that error. Each participant
     runs within `handler_statements()`, which may allow its statements more time than the queue's own calls.
     """
     with queue.conn.transaction():
         stands = dict(decisions)
-        for participant in work.participants:
+        for participant in batch.participants:
             with handler_statements():
-                take_part(queue, participant, stands, given_up)
+                run_commit_hook(queue, participant, stands, given_up)
         queue.complete(owner, cast("Mapping[Task | int, Decision | Result]", stands))
-        topics = follow(queue, work, stands)
-    after_commit(queue, work, topics)
+        topics = push_follow_ups(queue, batch, stands)
+    after_commit(queue, batch, topics)
     return stands
 
 
-def has_company(work: Work) -> bool:
+def has_company(batch: Batch) -> bool:
     """Whether a batch commits more than its decisions."""
-    return bool(work.participants or work.follow_ups or work.releases or work.afterwards)
+    return bool(batch.participants or batch.follow_ups or batch.releases or batch.afterwards)
 
 
-def after_commit(queue: TaskQueue, work: Work, topics: Iterable[str] = ()) -> None:
+def after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str] = ()) -> None:
     """Does what comes after a commit; what goes wrong here changes nothing, and is told to the log."""
     for topic in topics:
         _quietly(f"the waking of topic {topic!r}", lambda topic=topic: queue.wake(topic))  # type: ignore[misc]
-    for call in work.afterwards:
+    for call in batch.afterwards:
         _quietly(name_of(call), call)
 
 
-def take_part(
-    queue: TaskQueue, part: Participation, stands: dict[Task, Decision], given_up: GivenUp = NONE_GIVEN_UP
+def run_commit_hook(
+    queue: TaskQueue, part: CommitHook, stands: dict[Task, Decision], given_up: AbandonedHooks = NO_ABANDONED_HOOKS
 ) -> None:
     """Lets one participant do and say its part; where it fails, what it did is undone and its tasks are FAILED.
 
@@ -122,7 +124,7 @@ def take_part(
         stands[task] = stands[task].merge(decision)
 
 
-def _called(queue: TaskQueue, part: Participation, seen: dict[Task, Decision]) -> Mapping[Task, Decision] | None:
+def _called(queue: TaskQueue, part: CommitHook, seen: dict[Task, Decision]) -> Mapping[Task, Decision] | None:
     """What a participant says, FAILURE where it fails."""
     try:
         with queue.conn.transaction():
@@ -132,14 +134,14 @@ def _called(queue: TaskQueue, part: Participation, seen: dict[Task, Decision]) -
         if isinstance(error, part.success_on) and not queue.conn.closed:
             return None
         if is_transient(error) or is_cut_off(error):
-            raise ParticipantInterrupted(part, error) from error
+            raise CommitHookInterrupted(part, error) from error
         if queue.conn.closed:
             raise
         return dict.fromkeys(seen, Decision(Result.FAILURE, error=error))
     return said
 
 
-def _check(part: Participation, said: Mapping[Task, Decision] | None, seen: Mapping[Task, Decision]) -> None:
+def _check(part: CommitHook, said: Mapping[Task, Decision] | None, seen: Mapping[Task, Decision]) -> None:
     """Refuses a participant that leaves some tasks open, or decides on those of others."""
     if said is None:
         return
@@ -152,14 +154,14 @@ def _check(part: Participation, said: Mapping[Task, Decision] | None, seen: Mapp
         )
 
 
-def follow(queue: TaskQueue, work: Work, stands: Mapping[Task, Decision]) -> list[str]:
+def push_follow_ups(queue: TaskQueue, batch: Batch, stands: Mapping[Task, Decision]) -> list[str]:
     """Pushes and then releases what follows continued tasks; returns the topics that got something."""
     topics: dict[str, None] = {}
-    for topic, insertion, tasks in _joined(each for each in work.follow_ups if _continued(each.task, stands)):
+    for topic, insertion, tasks in _joined(each for each in batch.follow_ups if _continued(each.task, stands)):
         queue.push(topic, tasks, insertion)
         topics[topic] = None
     groups: dict[tuple[str, Junction], dict[tuple[str, ...], None]] = {}
-    for release in work.releases:
+    for release in batch.releases:
         if _continued(release.task, stands):
             groups.setdefault((release.topic, release.junction), {}).update(dict.fromkeys(release.groups))
     for (topic, junction), given in groups.items():

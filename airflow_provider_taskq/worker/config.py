@@ -29,7 +29,7 @@ class Settings:
     order: Order
     condition: Condition
     workers: int
-    ready: int
+    prefetch: int
     pending: Pending
     pause: timedelta
     lease: timedelta
@@ -46,7 +46,7 @@ class Settings:
         return call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def __post_init__(self) -> None:
-        least = {"size": 1, "workers": 1, "ready": 0}
+        least = {"size": 1, "workers": 1, "prefetch": 0}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} is {value} at least, not {getattr(self, name)}")

@@ -8,12 +8,12 @@ import psycopg
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.errors import is_transient
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.commit import (
-    Interruptions,
-    ParticipantInterrupted,
+    CommitHookInterrupted,
+    HookInterruptions,
     after_commit,
-    commit_batch,
+    try_commit_batch,
 )
 from airflow_provider_taskq.worker.connection import Disconnected, Session
 from airflow_provider_taskq.worker.handlers import TaskResultException, decision_on, handle_batch, name_of
@@ -22,7 +22,7 @@ from airflow_provider_taskq.worker.partial import failures_of_unreadable, readab
 from airflow_provider_taskq.worker.patience import BackOff
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.runtime import Shift
+    from airflow_provider_taskq.worker.runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +33,19 @@ class WorkerStopped(Exception):
     """The worker stopped before a batch was done."""
 
 
-def decide(shift: "Shift", run: Run) -> dict[Task, Decision] | BaseException:
+def decide(shift: "WorkerRuntime", run: Run) -> dict[Task, Decision] | BaseException:
     """Calls the handler for a batch: its decisions, or what made it fail as a whole.
 
     A task whose payload cannot be decoded is a FAILURE by itself; the handler gets the rest of the batch.
     """
     shift.telling.on_dispatched(run.trace)
     shift.watch.enter(run)
-    handler = readable(shift.handler, run.work)
+    handler = readable(shift.handler, run.batch)
     try:
-        with run.work.running(name_of(handler)):
-            return handle_batch(handler, run.work)
+        with run.batch.running(name_of(handler)):
+            return handle_batch(handler, run.batch)
     except TaskResultException as error:
-        return {**dict.fromkeys(run.work.tasks, decision_on(error)), **failures_of_unreadable(run.work.tasks)}
+        return {**dict.fromkeys(run.batch.tasks, decision_on(error)), **failures_of_unreadable(run.batch.tasks)}
     except BaseException as error:  # noqa: BLE001 -- also an exit: it ends the batch, not the worker
         return error
     finally:
@@ -55,7 +55,7 @@ def decide(shift: "Shift", run: Run) -> dict[Task, Decision] | BaseException:
 class Finisher:
     """Commits what was decided on batches that are claimed, through a session of its thread."""
 
-    def __init__(self, shift: "Shift", session: Session) -> None:
+    def __init__(self, shift: "WorkerRuntime", session: Session) -> None:
         self._shift = shift
         self._session = session
 
@@ -72,7 +72,7 @@ class Finisher:
         `in_doubt`: they may have been committed before, by a call whose answer was lost.
         """
         try:
-            committed = self._commit(run, run.work, decisions, in_doubt)
+            committed = self._commit(run, run.batch, decisions, in_doubt)
         except (LeaseLost, WorkerStopped) as error:
             self._lost(run, error)
         except Exception as error:  # noqa: BLE001 -- of a follow-up, say: the transaction is undone
@@ -87,9 +87,9 @@ class Finisher:
 
     def fail(self, run: Run, error: BaseException) -> None:
         """Commits FAILURE for a whole batch. Where even that fails, the lease is let go, with all that it holds."""
-        failed = dict.fromkeys(run.work.tasks, Decision(Result.FAILURE, error=error))
+        failed = dict.fromkeys(run.batch.tasks, Decision(Result.FAILURE, error=error))
         try:
-            committed = self._commit(run, Work(run.work.tasks), failed, in_doubt=False)
+            committed = self._commit(run, Batch(run.batch.tasks), failed, in_doubt=False)
         except (LeaseLost, WorkerStopped) as lost:
             self._lost(run, lost)
         except Exception as fatal:
@@ -100,7 +100,7 @@ class Finisher:
             self._shift.telling.on_error(run.trace, error)
 
     def _commit(
-        self, run: Run, work: Work, decisions: Mapping[Task, Decision], in_doubt: bool
+        self, run: Run, batch: Batch, decisions: Mapping[Task, Decision], in_doubt: bool
     ) -> Mapping[Task, Decision]:
         """Commits decisions on what is held.
 
@@ -108,30 +108,30 @@ class Finisher:
         that may pass: work that was done is not FAILED by that. A participant that is always interrupted is given up.
         """
         back_off, tries, look = BackOff(), 0, in_doubt
-        interruptions = Interruptions(self._shift.settings.lease.total_seconds())
+        interruptions = HookInterruptions(self._shift.settings.lease.total_seconds())
         while True:
             try:
                 with self._session.queue() as queue:
                     if look:
                         held = self._still_held(queue, run, decisions)
                         if in_doubt and not held:
-                            after_commit(queue, work, {each.topic: None for each in work.follow_ups})
+                            after_commit(queue, batch, {each.topic: None for each in batch.follow_ups})
                             return decisions
                         decisions = held
-                    return commit_batch(
+                    return try_commit_batch(
                         queue,
                         run.tenure.owner,
-                        work,
+                        batch,
                         decisions,
                         interruptions.given_up,
                         self._session.for_handler_statements,
                     )
             except Disconnected as error:
                 in_doubt = True
-                if isinstance(error.__cause__, ParticipantInterrupted):
+                if isinstance(error.__cause__, CommitHookInterrupted):
                     interruptions.note(error.__cause__)
                 log.info("A batch is not committed yet, which is tried again: %s", error)
-            except ParticipantInterrupted as interrupted:
+            except CommitHookInterrupted as interrupted:
                 interruptions.note(interrupted)
             except LeaseLost:
                 raise
@@ -162,7 +162,7 @@ class Finisher:
         held = {task: task.attempt for task in queue.held(run.tenure.owner)}
         for other in run.tenure.runs():
             if other is not run:
-                for task in other.work.tasks:
+                for task in other.batch.tasks:
                     held.pop(task, None)  # put back by the lost call, and taken again
         return {task: decision for task, decision in decisions.items() if held.get(task) == task.attempt}
 
@@ -184,4 +184,4 @@ class Finisher:
         """The batch is in flight no more."""
         run.tenure.leave(run)
         run.token.release()
-        self._shift.counters.ended(len(run.work.tasks), (decision.result for decision in committed.values()))
+        self._shift.counters.ended(len(run.batch.tasks), (decision.result for decision in committed.values()))

@@ -4,12 +4,12 @@ import threading
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 
 T = TypeVar("T")
 
 
-def result_of(outcome: Any, work: Work, name: str) -> Any:
+def result_of(outcome: Any, batch: Batch, name: str) -> Any:
     """Returns the result of a Future once it is completed, and any other outcome as it is.
 
     Raises what the Future was completed with, and CancelledError if it was cancelled. If the worker gives up the batch
@@ -24,8 +24,8 @@ def result_of(outcome: Any, work: Work, name: str) -> Any:
         ended.set()
 
     outcome.add_done_callback(lambda _: ended.set())
-    with work.running(f"a Future of {name}", cancel=give_up):
-        if work.cancelled.is_set():  # before the worker could call give_up
+    with batch.running(f"a Future of {name}", cancel=give_up):
+        if batch.cancelled.is_set():  # before the worker could call give_up
             give_up()
         ended.wait()
     if not outcome.done():

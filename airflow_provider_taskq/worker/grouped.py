@@ -27,7 +27,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import is_cut_off, is_transient
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
     Connect,
@@ -42,7 +42,7 @@ from airflow_provider_taskq.worker.handlers import (
     decision_of,
     decision_on,
     name_of,
-    takes_work,
+    takes_batch,
 )
 from airflow_provider_taskq.worker.patience import BackOff
 from airflow_provider_taskq.worker.periodic import Routine
@@ -62,7 +62,7 @@ class _HandlerFailed(Exception):
     """The handler raised its cause."""
 
 
-class Mode(StrEnum):
+class GroupMode(StrEnum):
     """What an error does to the rest of its group: nothing, or it waits for the next time."""
 
     ALL = "all"
@@ -70,7 +70,7 @@ class Mode(StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class GroupedRun:
     """What a run did: groups, and tasks that succeeded, failed, or were left for the next time."""
 
     groups: int = 0
@@ -84,7 +84,7 @@ def by_sequence(task: Task) -> int:
     return task.sequence
 
 
-class Batches(Routine):
+class GroupedWorker(Routine):
     """Handles a topic's tasks by groups of one identifier, every so often.
 
     The handler takes a task, or a task and the queue of the transaction that ends it, and decides as a worker's does.
@@ -111,7 +111,7 @@ class Batches(Routine):
         topic: str,
         handler: Callable[..., Outcome | Future[Any]],
         *,
-        mode: Mode | str = Mode.ALL,
+        mode: GroupMode | str = GroupMode.ALL,
         size: int = -1,
         groups: int = 100,
         pause: DurationLike = timedelta(seconds=6),
@@ -129,9 +129,9 @@ class Batches(Routine):
     ) -> None:
         if groups < 1 or size < -1:
             raise InvalidArgument("groups is 1 or more, size -1 for whole groups, else 0 or more")
-        self.topic, self.mode, self.size = topic, Mode(mode), size
+        self.topic, self.mode, self.size = topic, GroupMode(mode), size
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._handler, self._takes_queue = handler, takes_work(handler)
+        self._handler, self._takes_queue = handler, takes_batch(handler)
         self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
         self._sorter, self._rules, self._success_on = sorter, rules, success_on
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
@@ -152,12 +152,12 @@ class Batches(Routine):
             self._run_due, self._cleanup_due = (now + delay.total_seconds() for delay in self._initial_delays)
         super().start()
 
-    def run_once(self) -> Tally:
+    def run_once(self) -> GroupedRun:
         """One run: takes groups that may go out, handles them, and says what came of it.
 
         Does nothing if another program holds the cluster lock.
         """
-        tally = Tally()
+        tally = GroupedRun()
         with self._queue_for_once() as queue, self._locked(queue) as may_run:
             if not may_run:
                 return tally
@@ -218,7 +218,7 @@ class Batches(Routine):
     def _taken(self, queue: TaskQueue, owner: Owner) -> dict[str, list[Task]]:
         return queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
 
-    def _handle(self, queue: TaskQueue, owner: Owner, group: list[Task], tally: Tally) -> None:
+    def _handle(self, queue: TaskQueue, owner: Owner, group: list[Task], tally: GroupedRun) -> None:
         """Handles a group in order; what is not to be handled now is given back."""
         for nth, task in enumerate(group):
             if self._periodic.is_stopping:
@@ -228,11 +228,11 @@ class Batches(Routine):
                 tally.succeeded += 1
                 continue
             tally.failed += 1
-            if self.mode is Mode.FAIL_FIRST:
+            if self.mode is GroupMode.FAIL_FIRST:
                 self._leave(queue, owner, group[nth + 1 :], tally)
                 return
 
-    def _leave(self, queue: TaskQueue, owner: Owner, rest: list[Task], tally: Tally) -> None:
+    def _leave(self, queue: TaskQueue, owner: Owner, rest: list[Task], tally: GroupedRun) -> None:
         """Gives the rest of a group back for the next time."""
         queue.give_back(owner, rest)
         tally.left += len(rest)
@@ -290,7 +290,7 @@ class Batches(Routine):
             raise _HandlerFailed from reason
         try:
             self._need_place(task)
-            outcome = result_of(self._handler(task, *given), Work([task]), name_of(self._handler))
+            outcome = result_of(self._handler(task, *given), Batch([task]), name_of(self._handler))
             decision = decision_of(outcome)
         except Exception as error:
             raise _HandlerFailed from error

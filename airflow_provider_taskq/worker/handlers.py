@@ -8,17 +8,17 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.futures import result_of
 
 Outcome: TypeAlias = Decision | Result | None
 TaskFunction: TypeAlias = (
     Callable[[Task], Outcome | Future[Any]]
-    | Callable[[Task, Work], Outcome | Future[Any]]
+    | Callable[[Task, Batch], Outcome | Future[Any]]
     | Callable[[Task], Awaitable[Outcome]]
-    | Callable[[Task, Work], Awaitable[Outcome]]
+    | Callable[[Task, Batch], Awaitable[Outcome]]
 )
-BatchFunction: TypeAlias = Callable[[Work], Mapping[Task, Outcome] | Outcome | Future[Any]]
+BatchFunction: TypeAlias = Callable[[Batch], Mapping[Task, Outcome] | Outcome | Future[Any]]
 Exceptions: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 
@@ -26,7 +26,7 @@ Exceptions: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 class WorkHandler(Protocol):
     """Decides on batches of tasks, several at a time where the worker has several threads."""
 
-    def handle(self, work: Work) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
+    def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
         """Returns a decision for each task of the batch, or a Future of them. An exception is a FAILURE of all tasks.
 
         Any thread may complete the Future. If the worker gives the batch up, it cancels the Future.
@@ -40,7 +40,7 @@ class WorkHandler(Protocol):
 class BatchHandler(WorkHandler, Protocol):
     """A handler that returns its decisions, and no Future of them, as those of `each` and `batch` do."""
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
+    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """Returns a decision for each task of the batch. An exception is a FAILURE of all tasks."""
 
 
@@ -94,17 +94,17 @@ def each(
     if inspect.iscoroutinefunction(function):
         from airflow_provider_taskq.worker.asynchronous import EachAsync
 
-        return EachAsync(function, takes_work(function), concurrency, success_on)
+        return EachAsync(function, takes_batch(function), concurrency, success_on)
     if processes:
         from airflow_provider_taskq.worker.processes import EachInProcess
 
-        return EachInProcess(function, takes_work(function), processes, success_on)
+        return EachInProcess(function, takes_batch(function), processes, success_on)
     from airflow_provider_taskq.worker.executors import Each, EachByExecutor
 
     called = cast("Callable[..., Outcome | Future[Outcome]]", function)
     if executor is not None:
-        return EachByExecutor(called, takes_work(function), executor, success_on)
-    return Each(called, takes_work(function), threads, success_on)
+        return EachByExecutor(called, takes_batch(function), executor, success_on)
+    return Each(called, takes_batch(function), threads, success_on)
 
 
 def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
@@ -124,14 +124,14 @@ class _Batch:
         self._function = function
         self._success_on = success_on
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
+    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """Calls the function, and takes its word."""
         try:
-            decided = result_of(self._function(work), work, name_of(self._function))
+            decided = result_of(self._function(batch), batch, name_of(self._function))
         except self._success_on as error:
             decided = decision_on(error, self._success_on)
         if not isinstance(decided, Mapping):
-            return dict.fromkeys(work.tasks, decision_of(decided))
+            return dict.fromkeys(batch.tasks, decision_of(decided))
         return {task: decision_of(outcome) for task, outcome in decided.items()}
 
     def close(self) -> None:
@@ -163,26 +163,26 @@ def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
     return Decision(made.result, made.message, error, made.continued)
 
 
-def handle_batch(handler: WorkHandler, work: Work) -> dict[Task, Decision]:
+def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
     """Calls a handler, waits for the Future that it may return, and returns a decision for each task of the batch.
 
     Raises what the handler raised or completed its Future with, and ForeignDecision.
     """
-    return completed(handler, work, result_of(handler.handle(work), work, name_of(handler)))
+    return completed(handler, batch, result_of(handler.handle(batch), batch, name_of(handler)))
 
 
-def completed(handler: WorkHandler, work: Work, decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
+def completed(handler: WorkHandler, batch: Batch, decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
     """The decisions on a batch, in its order: FAILURE naming the handler where one is missing.
 
     ForeignDecision where one is on a task of another batch.
     """
-    foreign = [task for task in decided if task not in work]
+    foreign = [task for task in decided if task not in batch]
     if foreign:
         named = ", ".join(str(getattr(task, "sequence", task)) for task in foreign[:10])
         raise ForeignDecision(f"{name_of(handler)} decided on what is not of its batch: sequence {named}")
     missing: Decision | None = None
     made: dict[Task, Decision] = {}
-    for task in work.tasks:
+    for task in batch.tasks:
         found = decided.get(task)
         if found is None:
             missing = missing or Decision(Result.FAILURE, error=f"{name_of(handler)} made no decision on this task")
@@ -196,7 +196,7 @@ def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
     return given if isinstance(given, WorkHandler) else each(given)
 
 
-def takes_work(function: Callable[..., Any]) -> bool:
+def takes_batch(function: Callable[..., Any]) -> bool:
     """Whether a function of a task wants the batch, too."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:

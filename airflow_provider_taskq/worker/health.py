@@ -18,7 +18,7 @@ GRACE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class HealthReport:
     """What a look found: errors by topic, owners and readers that are stuck, and what is wrong in sentences."""
 
     errors: list[Errors]
@@ -32,7 +32,7 @@ class Report:
         return not self.wrong
 
 
-def look(queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta = timedelta(0)) -> Report:
+def look(queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta = timedelta(0)) -> HealthReport:
     """Looks at errors, owners and readers, and says what is wrong.
 
     That is a task with an error that was pushed `error_age` ago or earlier, an owner that holds tasks under a lease
@@ -49,7 +49,7 @@ def look(queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta
         f"owner {each.name} holds {each.held} tasks, its lease lapsed {_whole(each.lapsed)} ago" for each in stuck
     ]
     wrong += [f"group {each.group}, topic {each.topic}: partition {each.partition} gave up" for each in readers]
-    return Report(errors, stuck, readers, wrong)
+    return HealthReport(errors, stuck, readers, wrong)
 
 
 def _whole(age: timedelta) -> timedelta:
@@ -57,7 +57,7 @@ def _whole(age: timedelta) -> timedelta:
     return age - timedelta(microseconds=age.microseconds)
 
 
-class Signal:
+class HealthSignal:
     """Tells of errors that go on, and of their end.
 
     After `polls` polls in a row that found errors `on_error` is called with how many, and again where they go on for
@@ -96,7 +96,7 @@ class Signal:
             self._on_recovery()
 
 
-class Health(Routine):
+class HealthMonitor(Routine):
     """Looks every so often, and keeps the last report; tells a signal, if there is one.
 
     In the first ten minutes, `grace`, a program is healthy whatever it finds: it may be what it was started to mend.
@@ -106,13 +106,13 @@ class Health(Routine):
         self,
         dsn: str | Connect | None = None,
         *,
-        signal: Signal | None = None,
+        signal: HealthSignal | None = None,
         every: timedelta = timedelta(minutes=1),
         error_age: timedelta = ERROR_AGE,
         patience: timedelta = timedelta(0),
         grace: timedelta = GRACE,
     ) -> None:
-        self.report: Report | None = None
+        self.report: HealthReport | None = None
         self._signal = signal
         self._every = every.total_seconds()
         self._bounds = (error_age, patience)
@@ -126,7 +126,7 @@ class Health(Routine):
         young = time.monotonic() - self._begun < self._grace
         return young or self.report is None or self.report.is_healthy
 
-    def look(self) -> Report:
+    def look(self) -> HealthReport:
         """Looks now."""
         with self._queue_for_once() as queue:
             self.report = look(queue, *self._bounds)

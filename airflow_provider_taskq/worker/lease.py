@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from airflow_provider_taskq.queue import LeaseLost, Owner
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.limiter import Token
 
 
@@ -20,8 +20,8 @@ class Hand(Protocol):
 class Run:
     """A batch in flight. Whoever claims it first decides what becomes of it: its handler, or those who give it up."""
 
-    def __init__(self, work: Work, tenure: "Tenure", token: Token, trace: Any = None) -> None:
-        self.work = work
+    def __init__(self, batch: Batch, tenure: "Lease", token: Token, trace: Any = None) -> None:
+        self.batch = batch
         self.tenure = tenure
         self.token = token
         self.trace = trace
@@ -39,11 +39,11 @@ class Run:
         if not self.claim():
             return False
         self.reason = reason
-        self.work.cancel()
+        self.batch.cancel()
         return True
 
 
-class Tenure:
+class Lease:
     """An owner, for as long as it is one. Once lost it stays lost, and so are its batches.
 
     `since`: when the registration began, by the monotonic clock, as the lease has run since then; None: just now.

@@ -9,7 +9,7 @@ from datetime import timedelta
 from airflow_provider_taskq.queue import LeaseLost
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, Session, call_limit, heartbeat_limit
-from airflow_provider_taskq.worker.lease import Tenure
+from airflow_provider_taskq.worker.lease import Lease
 from airflow_provider_taskq.worker.patience import BackOff, left
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ class LeaseKeeper:
         self._session = Session(connect, heartbeat_limit(lease))
         self._pause = lease / 3
         self._on_loss = on_loss
-        self._tenures: dict[int, Tenure] = {}
-        self._doubtful: dict[int, Tenure] = {}  # lost by this machine's clock, since when no heartbeat got through
+        self._tenures: dict[int, Lease] = {}
+        self._doubtful: dict[int, Lease] = {}  # lost by this machine's clock, since when no heartbeat got through
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="taskq lease", daemon=True)
@@ -55,22 +55,22 @@ class LeaseKeeper:
             if thread is not threading.current_thread():
                 thread.join(left(deadline))
 
-    def add(self, tenure: Tenure) -> None:
+    def add(self, tenure: Lease) -> None:
         """Keeps one more lease."""
         with self._lock:
             self._tenures[id(tenure)] = tenure
 
-    def remove(self, tenure: Tenure) -> None:
+    def remove(self, tenure: Lease) -> None:
         """Keeps a lease no more."""
         with self._lock:
             self._tenures.pop(id(tenure), None)
 
-    def tenures(self) -> list[Tenure]:
+    def tenures(self) -> list[Lease]:
         """Those whose leases are kept."""
         with self._lock:
             return list(self._tenures.values())
 
-    def lose(self, tenure: Tenure, error: LeaseLost) -> None:
+    def lose(self, tenure: Lease, error: LeaseLost) -> None:
         """A lease is gone: whatever is held under it is given up."""
         self.remove(tenure)
         if tenure.lose(error):
@@ -110,18 +110,18 @@ class LeaseKeeper:
                 raise
         self._clear_doubt(doubtful)
 
-    def _put_last(self, tenure: Tenure) -> None:
+    def _put_last(self, tenure: Lease) -> None:
         """Moves a lease behind the others, which one call that gets no answer must not keep from their heartbeats."""
         with self._lock:
             if self._tenures.pop(id(tenure), None) is not None:
                 self._tenures[id(tenure)] = tenure
 
-    def _doubtful_tenures(self) -> list[Tenure]:
+    def _doubtful_tenures(self) -> list[Lease]:
         """The leases that were lost by this machine's clock and are still kept from the worker's own expiry."""
         with self._lock:
             return list(self._doubtful.values())
 
-    def _clear_doubt(self, doubtful: list[Tenure]) -> None:
+    def _clear_doubt(self, doubtful: list[Lease]) -> None:
         """Lets leases expire that were lost by the clock, once the heartbeats' session reaches the database again."""
         if not doubtful:
             return
@@ -145,7 +145,7 @@ class LeaseKeeper:
                 log.warning("A worker could not let lapsed leases of others expire: %s", error)
         session.close()
 
-    def _beat(self, tenure: Tenure) -> None:
+    def _beat(self, tenure: Lease) -> None:
         """One heartbeat."""
         began = time.monotonic()
         try:

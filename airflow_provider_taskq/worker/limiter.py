@@ -34,10 +34,10 @@ class NoLimit:
         return "NoLimit()"
 
 
-class Prioritised:
+class PriorityLimiter:
     """So many at a time; of those who wait the highest priority first, then whoever came first.
 
-    To be shared by workers: `shared = Prioritised(4)`, then `limiter=shared.at(10)` here and `limiter=shared.at(1)`
+    To be shared by workers: `shared = PriorityLimiter(4)`, then `limiter=shared.at(10)` here and `limiter=shared.at(1)`
     there.
     """
 
@@ -81,14 +81,14 @@ class Prioritised:
             self._changed.notify_all()
 
 
-class Bounded(Prioritised):
+class BoundedLimiter(PriorityLimiter):
     """So many at a time, first come, first served."""
 
 
 class _At:
     """A limiter at one priority."""
 
-    def __init__(self, shared: Prioritised, priority: int) -> None:
+    def __init__(self, shared: PriorityLimiter, priority: int) -> None:
         self._shared = shared
         self._priority = priority
 
@@ -100,8 +100,8 @@ class _At:
 class _Taken:
     """A token that is given back once."""
 
-    def __init__(self, limiter: Prioritised) -> None:
-        self._limiter: Prioritised | None = limiter
+    def __init__(self, limiter: PriorityLimiter) -> None:
+        self._limiter: PriorityLimiter | None = limiter
         self._lock = threading.Lock()
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ _ANSWER = 10.0  # seconds that the server has to answer in
 _SILENCE = 30.0  # seconds without a notification after which the connection is tested
 
 
-class Notices:
+class NotificationListener:
     """Listens on a channel, again and again if need be, and calls `hear` with what comes.
 
     Calls `missed` where it may have missed something: at its begin, and after each loss of its connection.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, TaskQueue, UnreadablePayload
-from airflow_provider_taskq.worker.batch import Participant, Work
+from airflow_provider_taskq.worker.batch import Batch, CommitFunction
 from airflow_provider_taskq.worker.handlers import (
     BatchHandler,
     Outcome,
@@ -15,10 +15,10 @@ from airflow_provider_taskq.worker.handlers import (
 )
 
 
-class Part(Work):
+class Part(Batch):
     """Some tasks of a batch; what is pushed, registered and committed along with them is so with the batch."""
 
-    def __init__(self, whole: Work, tasks: Iterable[Task]) -> None:
+    def __init__(self, whole: Batch, tasks: Iterable[Task]) -> None:
         super().__init__(tasks, whole._rewrite)  # noqa: SLF001 -- of the same class
         self._whole = whole
         self.cancelled = whole.cancelled
@@ -29,7 +29,7 @@ class Part(Work):
 
     def in_commit(
         self,
-        participant: Participant,
+        participant: CommitFunction,
         task: Task | None = None,
         success_on: type[BaseException] | tuple[type[BaseException], ...] = (),
     ) -> None:
@@ -76,14 +76,14 @@ def partial(
 
 def matching(
     predicate: Callable[[Task], bool],
-    function: Callable[[Sequence[Task], Work], Mapping[Task, Outcome] | Outcome],
+    function: Callable[[Sequence[Task], Batch], Mapping[Task, Outcome] | Outcome],
     fallback: Outcome | Callable[[Task], Outcome] = Result.SUCCESS,
-) -> Callable[[Sequence[Task], Work], dict[Task, Outcome]]:
+) -> Callable[[Sequence[Task], Batch], dict[Task, Outcome]]:
     """A step of the whole batch for a composite that calls a function with the tasks that a predicate is true of."""
 
-    def step(tasks: Sequence[Task], work: Work) -> dict[Task, Outcome]:
+    def step(tasks: Sequence[Task], batch: Batch) -> dict[Task, Outcome]:
         chosen = [task for task in tasks if predicate(task)]
-        said = function(chosen, work) if chosen else {}
+        said = function(chosen, batch) if chosen else {}
         decided = {task: fallback(task) if callable(fallback) else fallback for task in set(tasks).difference(chosen)}
         return {**decided, **(said if isinstance(said, Mapping) else dict.fromkeys(chosen, said))}
 
@@ -91,12 +91,12 @@ def matching(
     return step
 
 
-def readable(handler: WorkHandler, work: Work) -> WorkHandler:
+def readable(handler: WorkHandler, batch: Batch) -> WorkHandler:
     """The handler, or a handler that fails the tasks of this batch whose payload cannot be decoded.
 
     Such a task fails with the reason before the handler sees it; the handler gets the other tasks of the batch.
     """
-    if not any(isinstance(task.payload, UnreadablePayload) for task in work.tasks):
+    if not any(isinstance(task.payload, UnreadablePayload) for task in batch.tasks):
         return handler
     return Sieve(handler, failures_of_unreadable)
 
@@ -117,12 +117,12 @@ class Sieve:
         self._handler = handler
         self._judge = judge
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
+    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """Judges the batch, and hands on what is left of it."""
-        judged = self._judge(work.tasks)
-        if len(judged) == len(work.tasks):
+        judged = self._judge(batch.tasks)
+        if len(judged) == len(batch.tasks):
             return judged
-        part = Part(work, (task for task in work.tasks if task not in judged))
+        part = Part(batch, (task for task in batch.tasks if task not in judged))
         return {**judged, **handle_batch(self._handler, part)}
 
     def close(self) -> None:

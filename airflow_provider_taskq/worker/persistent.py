@@ -8,7 +8,7 @@ import psycopg
 
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.worker.connection import Session
-from airflow_provider_taskq.worker.notifications import Notices
+from airflow_provider_taskq.worker.notifications import NotificationListener
 from airflow_provider_taskq.worker.patience import BackOff
 from airflow_provider_taskq.worker.signals import LOOK, Signals
 from airflow_provider_taskq.worker.worker import GRACE, Worker
@@ -29,7 +29,7 @@ class PersistentWorker:
         self._worker = worker
         self._look = look.total_seconds()
         self._session = Session(worker.connect, worker.call_limit())
-        self._notices: Notices | None = None
+        self._notices: NotificationListener | None = None
         self._told = threading.Event()
         self._ended = threading.Event()
         self._following: threading.Thread | None = None
@@ -100,7 +100,7 @@ class PersistentWorker:
         """Listens, and looks now and then, in threads of their own."""
         if self._following is None:
             self._ended.clear()
-            self._notices = Notices(self._worker.connect, CHANNEL, self._hear, self._told.set)
+            self._notices = NotificationListener(self._worker.connect, CHANNEL, self._hear, self._told.set)
             self._notices.start()
             self._following = threading.Thread(target=self._keep_up, name="taskq activation", daemon=True)
             self._following.start()

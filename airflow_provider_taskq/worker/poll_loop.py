@@ -11,13 +11,13 @@ from airflow_provider_taskq.worker.lease import Run
 from airflow_provider_taskq.worker.rounds import Rounds
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.runtime import Shift
+    from airflow_provider_taskq.worker.runtime import WorkerRuntime
 
 
 class Lane(Rounds):
     """Goes round until its shift stops. What was done is exchanged for what is next in one call, where that can be."""
 
-    def __init__(self, shift: "Shift", inherited: Run | None = None) -> None:
+    def __init__(self, shift: "WorkerRuntime", inherited: Run | None = None) -> None:
         super().__init__(shift)
         self._inherited = inherited  # a batch that its predecessor is stuck in, to be FAILED
         self._decided: tuple[Run, Mapping[Task, Decision]] | None = None
@@ -46,7 +46,7 @@ class Lane(Rounds):
         return self._shift.settings.size
 
     def _own(self) -> int:
-        return len(self._decided[0].work.tasks) if self._decided is not None else 0
+        return len(self._decided[0].batch.tasks) if self._decided is not None else 0
 
     def _next(self, size: int) -> Sequence[Task]:
         """The next tasks: polled along with the completion of the last batch, where it waits for that."""
@@ -67,7 +67,7 @@ class Lane(Rounds):
 
     def _take(self, run: Run) -> None:
         """Has a batch handled; what it decides is committed by the next exchange, or at once."""
-        if len(run.work.tasks) >= self._shift.settings.size:
+        if len(run.batch.tasks) >= self._shift.settings.size:
             self._shift.pause.wake()
         run.hand = self
         outcome = decide(self._shift, run)
@@ -77,7 +77,7 @@ class Lane(Rounds):
             self._finisher.fail(run, outcome)
             return
         self._shift.telling.on_callback(run.trace, outcome)
-        if self._shift.may_exchange and not has_company(run.work):
+        if self._shift.may_exchange and not has_company(run.batch):
             self._decided = (run, outcome)
         else:
             self._finisher.complete(run, outcome)

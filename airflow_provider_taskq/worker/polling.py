@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Task, TaskQueue
 from airflow_provider_taskq.worker.connection import Session, is_refused
-from airflow_provider_taskq.worker.lease import Tenure
+from airflow_provider_taskq.worker.lease import Lease
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.runtime import Shift
+    from airflow_provider_taskq.worker.runtime import WorkerRuntime
 
 T = TypeVar("T")
 
@@ -17,20 +17,20 @@ T = TypeVar("T")
 class Poller:
     """Takes tasks for one thread, as an owner of its own."""
 
-    def __init__(self, shift: "Shift", session: Session, owner: str) -> None:
+    def __init__(self, shift: "WorkerRuntime", session: Session, owner: str) -> None:
         self._shift = shift
         self._session = session
         self._owner = owner
-        self._tenure: Tenure | None = None
+        self._tenure: Lease | None = None
         self.in_doubt = False  # whether it may hold tasks that it does not know of
 
-    def tenure(self) -> Tenure:
+    def tenure(self) -> Lease:
         """The lease to work under: registered where there is none, or where the last one is lost."""
         if self._tenure is None or self._tenure.lost is not None:
             with self._session.queue() as queue:
                 since = time.monotonic()
                 owner = queue.register(self._owner, self._shift.settings.lease)
-            self._tenure = Tenure(owner, self._shift.given_up, since)
+            self._tenure = Lease(owner, self._shift.given_up, since)
             self.in_doubt = owner.resumed
             self._shift.keeper.add(self._tenure)
         return self._tenure
@@ -86,9 +86,9 @@ class Poller:
             self._shift.keeper.lose(tenure, error)
         return None
 
-    def _found_again(self, tenure: Tenure) -> list[Task]:
+    def _found_again(self, tenure: Lease) -> list[Task]:
         """What the owner holds and no thread of this program has in hand."""
-        known = {task for run in tenure.runs() for task in run.work.tasks}  # before the look: nobody else adds to it
+        known = {task for run in tenure.runs() for task in run.batch.tasks}  # before the look: nobody else adds to it
         with self._session.queue() as queue:
             held = queue.held(tenure.owner, self._shift.settings.topic)
         self.in_doubt = False

@@ -13,7 +13,7 @@ from airflow_provider_taskq.worker.patience import BackOff
 from airflow_provider_taskq.worker.rounds import Rounds
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.runtime import Employed, Shift
+    from airflow_provider_taskq.worker.runtime import Employed, WorkerRuntime
 
 
 class Buffer:
@@ -63,13 +63,13 @@ class Buffer:
             return self._left
 
     def _room(self) -> int:
-        return self._tasks - sum(len(run.work.tasks) for run in self._runs)
+        return self._tasks - sum(len(run.batch.tasks) for run in self._runs)
 
 
 class Feeder(Rounds):
     """Polls for as long as there is room in the buffer, as one owner for all who take from it."""
 
-    def __init__(self, shift: "Shift", buffer: Buffer) -> None:
+    def __init__(self, shift: "WorkerRuntime", buffer: Buffer) -> None:
         super().__init__(shift)
         self._buffer = buffer
 
@@ -92,7 +92,7 @@ class Feeder(Rounds):
 class Handler:
     """Handles what is in the buffer, one batch after another."""
 
-    def __init__(self, shift: "Shift", buffer: Buffer, inherited: Run | None = None) -> None:
+    def __init__(self, shift: "WorkerRuntime", buffer: Buffer, inherited: Run | None = None) -> None:
         self._shift = shift
         self._buffer = buffer
         self._inherited = inherited  # a batch that its predecessor is stuck in, to be FAILED
@@ -141,9 +141,9 @@ class Handler:
             self._shift.over.wait(self._back_off.next())
 
 
-def employ_buffered(shift: "Shift") -> "list[Employed]":
+def employ_buffered(shift: "WorkerRuntime") -> "list[Employed]":
     """Those who work in a shift with a buffer."""
-    buffer = Buffer(shift.settings.ready)
+    buffer = Buffer(shift.settings.prefetch)
     clear = shift.settings.pending is not Pending.FINISH
     shift.on_stopping.append(lambda: buffer.end(clear=clear))
     return [Feeder(shift, buffer), *(Handler(shift, buffer) for _ in range(shift.settings.workers))]

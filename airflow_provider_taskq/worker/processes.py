@@ -18,7 +18,7 @@ from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.errors import picklable_error
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.futures import result_of
 from airflow_provider_taskq.worker.handlers import Exceptions, decision_of, decision_on, name_of
 from airflow_provider_taskq.worker.threads import Pool
@@ -31,20 +31,20 @@ class EachInProcess:
     """A handler that calls a function for each task in one of so many processes."""
 
     def __init__(
-        self, function: Callable[..., Any], takes_work: bool, processes: int, success_on: Exceptions = ()
+        self, function: Callable[..., Any], takes_batch: bool, processes: int, success_on: Exceptions = ()
     ) -> None:
         self._function = function
-        self._takes_work = takes_work
+        self._takes_batch = takes_batch
         self._processes = processes
         self._success_on = success_on
         self._idle: queue.LifoQueue[_Process | None] | None = None
         self._threads: Pool | None = None
         self._lock = threading.Lock()
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
+    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """The function's word on each task."""
         threads, idle = self._opened()
-        made = {task: threads.submit(self._decide, idle, task, work) for task in work.tasks}
+        made = {task: threads.submit(self._decide, idle, task, batch) for task in batch.tasks}
         return {task: future.result() for task, future in made.items()}
 
     def close(self) -> None:
@@ -72,27 +72,27 @@ class EachInProcess:
                     self._idle.put(None)
             return self._threads, self._idle
 
-    def _decide(self, idle: "queue.LifoQueue[_Process | None]", task: Task, work: Work) -> Decision:
+    def _decide(self, idle: "queue.LifoQueue[_Process | None]", task: Task, batch: Batch) -> Decision:
         """Has one task done by an idle process."""
         process = idle.get()
         try:
             if process is None:
-                process = _Process(self._function, self._takes_work, self._success_on)
-            return self._called(process, task, work)
+                process = _Process(self._function, self._takes_batch, self._success_on)
+            return self._called(process, task, batch)
         except BaseException as error:  # noqa: BLE001 -- also what does not pickle
             return decision_on(error)
         finally:
             idle.put(process if process is not None and process.is_alive() else None)
 
-    def _called(self, process: "_Process", task: Task, work: Work) -> Decision:
+    def _called(self, process: "_Process", task: Task, batch: Batch) -> Decision:
         """Has one task done by a process, which is killed where its batch is given up meanwhile."""
         what = f"{name_of(self._function)} for task {task.sequence} in process {process.pid}"
         turn = _Turn(process)
         try:
-            with work.running(what, process.stack, turn.kill):
-                if work.cancelled.is_set():
+            with batch.running(what, process.stack, turn.kill):
+                if batch.cancelled.is_set():
                     return Decision(Result.FAILURE, error="the batch was given up")
-                return process.call(task, work)
+                return process.call(task, batch)
         finally:
             turn.end()
 
@@ -123,10 +123,10 @@ class _Turn:
 class _Process:
     """A process, and the ends of its two pipes: one for tasks, one to ask where it stands."""
 
-    def __init__(self, function: Callable[..., Any], takes_work: bool, success_on: Exceptions) -> None:
+    def __init__(self, function: Callable[..., Any], takes_batch: bool, success_on: Exceptions) -> None:
         self._tasks, theirs = _SPAWN.Pipe()
         self._questions, asked = _SPAWN.Pipe()
-        arguments = (theirs, asked, function, takes_work, success_on)
+        arguments = (theirs, asked, function, takes_batch, success_on)
         self._process = _SPAWN.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         atexit.register(self._process.kill)  # before multiprocessing waits for it
@@ -143,14 +143,14 @@ class _Process:
         """Whether it can take another task."""
         return not self._tasks.closed and self._process.is_alive()
 
-    def call(self, task: Task, work: Work) -> Decision:
+    def call(self, task: Task, batch: Batch) -> Decision:
         """The decision on a task, what follows it taken over into `work`; FAILURE where the process dies."""
         try:
             self._tasks.send(task)
             wait([self._tasks, self._process.sentinel])
             if self._tasks.poll():
                 decision, done = self._tasks.recv()
-                work.adopt(done, task)
+                batch.adopt(done, task)
                 return decision  # type: ignore[no-any-return]  # by the other end of the pipe
         except (EOFError, ConnectionError):
             pass  # it died while it was spoken to
@@ -187,7 +187,7 @@ def _died(code: int | None) -> str:
 
 
 def _serve(
-    tasks: Connection, questions: Connection, function: Callable[..., Any], takes_work: bool, success_on: Exceptions
+    tasks: Connection, questions: Connection, function: Callable[..., Any], takes_batch: bool, success_on: Exceptions
 ) -> None:
     """The main function of a process: handles tasks until its parent hangs up."""
     for each in (signal.SIGINT, signal.SIGTERM):  # of the terminal, or of all in a control group
@@ -198,21 +198,21 @@ def _serve(
             task: Task = tasks.recv()
         except (EOFError, ConnectionError):
             return
-        work = Work([task])
+        batch = Batch([task])
         try:
-            outcome = function(task, work) if takes_work else function(task)
-            decision = decision_of(result_of(outcome, work, name_of(function)))
+            outcome = function(task, batch) if takes_batch else function(task)
+            decision = decision_of(result_of(outcome, batch, name_of(function)))
         except BaseException as error:  # noqa: BLE001 -- it is this task's failure
             decision = decision_on(error, success_on)
-        _answer(tasks, decision, work)
+        _answer(tasks, decision, batch)
 
 
-def _answer(tasks: Connection, decision: Decision, work: Work) -> None:
+def _answer(tasks: Connection, decision: Decision, batch: Batch) -> None:
     """Sends what was decided; an error as its trace, and a FAILURE where something of it does not pickle."""
     try:
-        tasks.send((_plain(decision), work))
+        tasks.send((_plain(decision), batch))
     except Exception as error:  # noqa: BLE001 -- whatever pickle raises
-        tasks.send((_plain(Decision(Result.FAILURE, error=error)), Work(work.tasks)))
+        tasks.send((_plain(Decision(Result.FAILURE, error=error)), Batch(batch.tasks)))
 
 
 def _plain(decision: Decision) -> Decision:

@@ -15,7 +15,7 @@ from airflow_provider_taskq.worker.patience import BackOff
 from airflow_provider_taskq.worker.polling import Poller
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.runtime import Shift
+    from airflow_provider_taskq.worker.runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ LOOKS = 20  # in about ten seconds
 class Rounds(ABC):
     """A thread that polls: with a session and a lease of its own, and with growing pauses while something fails."""
 
-    def __init__(self, shift: "Shift") -> None:
+    def __init__(self, shift: "WorkerRuntime") -> None:
         self._shift = shift
         self._session = shift.session()
         self._poller = Poller(shift, self._session, shift.owner_name())

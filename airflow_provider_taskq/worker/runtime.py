@@ -12,16 +12,16 @@ import psycopg
 
 from airflow_provider_taskq.queue import Task, TaskQueueError
 from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.config import Settings
 from airflow_provider_taskq.worker.connection import Connect, Disconnected, Session
 from airflow_provider_taskq.worker.finishing import WorkerStopped
 from airflow_provider_taskq.worker.handlers import WorkHandler
-from airflow_provider_taskq.worker.lease import Run, Tenure
+from airflow_provider_taskq.worker.lease import Lease, Run
 from airflow_provider_taskq.worker.lease_keeper import LeaseKeeper
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.worker.listener import Telling
-from airflow_provider_taskq.worker.notifications import Notices
+from airflow_provider_taskq.worker.notifications import NotificationListener
 from airflow_provider_taskq.worker.patience import Pause, left
 from airflow_provider_taskq.worker.statistics import Counters
 from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watch, batch_in_words
@@ -37,7 +37,7 @@ class Employed(Protocol):
     thread: threading.Thread
 
 
-class Shift:
+class WorkerRuntime:
     """The threads of a worker between start and stop, and what they share."""
 
     def __init__(
@@ -69,7 +69,9 @@ class Shift:
         self.over = threading.Event()  # nothing counts any more
         self.may_exchange = isinstance(limiter, NoLimit)
         self._limiter = limiter
-        self._notices = Notices(connect, "taskq", self._heard, self.pause.wake) if settings.listen else None
+        self._notices = (
+            NotificationListener(connect, "taskq", self._heard, self.pause.wake) if settings.listen else None
+        )
         self._watching = threading.Thread(target=self._look, name="taskq watch", daemon=True)
         self.on_stopping: list[Callable[[], None]] = []
         self._employed: set[Employed] = set()
@@ -144,9 +146,9 @@ class Shift:
             self.end()
             return None
 
-    def begin(self, tasks: Sequence[Task], tenure: Tenure, token: Token) -> Run:
+    def begin(self, tasks: Sequence[Task], tenure: Lease, token: Token) -> Run:
         """A batch was polled."""
-        run = Run(Work(tasks, self.settings.rewrite), tenure, token, self.telling.on_start(tasks))
+        run = Run(Batch(tasks, self.settings.rewrite), tenure, token, self.telling.on_start(tasks))
         self.counters.taken(len(tasks))
         tenure.enter(run)
         return run
@@ -162,12 +164,12 @@ class Shift:
     def given_up(self, run: Run) -> None:
         """A batch was taken from its handler: it comes again, here or elsewhere."""
         run.token.release()
-        self.counters.ended(len(run.work.tasks), ())
+        self.counters.ended(len(run.batch.tasks), ())
         log.warning("%s was given up: %s", batch_in_words(run), run.reason)
         if run.reason is not None:
             self.telling.on_error(run.trace, run.reason)
 
-    def dismiss(self, session: Session, tenure: Tenure) -> bool:
+    def dismiss(self, session: Session, tenure: Lease) -> bool:
         """Ends a lease, whose tasks are given back; False where the database cannot be reached."""
         self.keeper.remove(tenure)
         try:

@@ -33,7 +33,7 @@ NONE, SECOND, HOUR, DAY = timedelta(0), timedelta(seconds=1), timedelta(hours=1)
 
 
 @dataclass(slots=True)
-class Configuration:
+class TickSchedule:
     """Ticks of a topic under a prefix and a hash: `make` says which are next, as seen from a moment."""
 
     topic: str
@@ -53,7 +53,7 @@ class Configuration:
             return queue.install_ticks(self.topic, self.prefix, self.hash, ticks)
 
 
-class Ticker(Routine):
+class Scheduler(Routine):
     """Installs the next ticks of each configuration at once, and then every so often until it is stopped.
 
         with Ticker(dsn) as ticker:
@@ -65,7 +65,7 @@ class Ticker(Routine):
     """
 
     def __init__(self, dsn: str | Connect | None = None) -> None:
-        self.configurations: list[Configuration] = []
+        self.configurations: list[TickSchedule] = []
         super().__init__("ticker", connects_to(dsn), self._install_due, 1.0)
 
     def add(self, topic: str, prefix: str, hash_: str, interval: timedelta, make: Make) -> None:
@@ -74,7 +74,7 @@ class Ticker(Routine):
             raise InvalidArgument("the prefix of ticks is blank")
         if interval <= NONE:
             raise InvalidArgument(f"ticks are installed every so often, not every {interval}")
-        self.configurations.append(Configuration(topic, prefix, hash_, interval, make))
+        self.configurations.append(TickSchedule(topic, prefix, hash_, interval, make))
 
     def every(
         self,

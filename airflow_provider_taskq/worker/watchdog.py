@@ -82,7 +82,7 @@ class Watch:
 
     def _report(self, run: Run, seconds: float) -> None:
         """Says which batch it is, and where its handler stands."""
-        places = [f"{place.what}:\n{place.stack()}" for place in run.work.whereabouts()]
+        places = [f"{place.what}:\n{place.stack()}" for place in run.batch.whereabouts()]
         stack = "\n".join(places)
         log.warning("%s has been handled for %.1f seconds; it stands at\n%s", batch_in_words(run), seconds, stack)
         self._telling.on_stuck(run.trace, seconds, stack)
@@ -90,6 +90,6 @@ class Watch:
 
 def batch_in_words(run: Run) -> str:
     """A batch by its tasks, for logs and errors."""
-    tasks = run.work.tasks
+    tasks = run.batch.tasks
     shown = ", ".join(str(task.sequence) for task in tasks[:5]) + (", ..." if len(tasks) > 5 else "")
     return f"A batch of {len(tasks)} of topic {tasks[0].topic!r} (sequence {shown})"

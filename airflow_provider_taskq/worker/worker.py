@@ -15,7 +15,7 @@ from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
 from airflow_provider_taskq.worker.listener import Telling, WorkerListener
 from airflow_provider_taskq.worker.poll_loop import Lane
 from airflow_provider_taskq.worker.prefetch import employ_buffered
-from airflow_provider_taskq.worker.runtime import Shift
+from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.signals import LOOK, Signals
 from airflow_provider_taskq.worker.statistics import Counters, WorkerStatistics
 
@@ -28,7 +28,7 @@ class Worker:
     `dsn`: of the queue's database, a function that connects to it, or None for the environment's.
     `handler`: a function `task -> Decision | Result | None`, a handler made by `each` or `batch`, a Composite.
     `size`: tasks in a batch; one batch is one transaction. `workers`: batches handled at a time.
-    `ready`: tasks kept polled ahead for the workers (0: each polls for itself), and `pending` what becomes of those
+    `prefetch`: tasks kept polled ahead for the workers (0: each polls for itself), and `pending` what becomes of those
     when the worker stops. `limiter`: how many batches may be in flight, where several workers share that.
     `pause`: between empty polls, unless `resume` or a notification comes. `lease`: for how long tasks are kept
     from others when this process dies. `slow_after`, `report_every`: when a handler that takes long is reported, with
@@ -49,7 +49,7 @@ class Worker:
         order: Order = Order.FIRST_IN_FIRST_OUT,
         condition: Condition = Condition.NONE,
         workers: int = 1,
-        ready: int = 0,
+        prefetch: int = 0,
         pending: Pending = Pending.FINISH,
         limiter: Limiter | None = None,
         listener: WorkerListener | None = None,
@@ -76,7 +76,7 @@ class Worker:
             order=Order(order),
             condition=Condition(condition),
             workers=workers,
-            ready=ready,
+            prefetch=prefetch,
             pending=Pending(pending),
             pause=to_timedelta(pause),
             lease=to_timedelta(lease),
@@ -88,8 +88,8 @@ class Worker:
             call_timeout=to_timedelta(call_timeout),
             handler_statement_timeout=to_timedelta(handler_statement_timeout),
         )
-        self._shift: Shift | None = None
-        self._last: Shift | None = None  # also when it has stopped
+        self._shift: WorkerRuntime | None = None
+        self._last: WorkerRuntime | None = None  # also when it has stopped
         self._hurried = False
         self._lock = threading.RLock()  # a signal handler may stop what is being started or stopped
 
@@ -136,9 +136,13 @@ class Worker:
             if self._shift is not None:
                 self._shift.stop(0)  # its limiter ended it
             self._hurried = False
-            shift = Shift(self._settings, self._connect, self._handler, self._limiter, self._telling, self._counters)
+            shift = WorkerRuntime(
+                self._settings, self._connect, self._handler, self._limiter, self._telling, self._counters
+            )
             employed = (
-                employ_buffered(shift) if self._settings.ready else [Lane(shift) for _ in range(self._settings.workers)]
+                employ_buffered(shift)
+                if self._settings.prefetch
+                else [Lane(shift) for _ in range(self._settings.workers)]
             )
             shift.start(employed, None if timeout is None else timeout.total_seconds())
             self._shift = self._last = shift

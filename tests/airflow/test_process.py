@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
 )
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
-from airflow_provider_taskq.worker import Composite, Work, batch
+from airflow_provider_taskq.worker import Batch, Composite, batch
 from tests.airflow.conftest import context_of
 from tests.airflow.running import run_dags
 from tests.airflow.storing import restored
@@ -70,9 +70,9 @@ def test_an_empty_topic_is_done_at_once(queue: TaskQueue) -> None:  # noqa: ARG0
 def test_what_a_task_pushes_to_its_own_topic_is_handled_too(queue: TaskQueue) -> None:
     queue.push("work", ["3"])
 
-    def countdown(each: Task, work: Work) -> None:
+    def countdown(each: Task, batch: Batch) -> None:
         if number := int(each.identifier):
-            work.push(each, "work", [str(number - 1)])
+            batch.push(each, "work", [str(number - 1)])
 
     assert process(countdown)["handled"] == 4
     assert states(queue) == [(name, State.SUCCEEDED) for name in "3210"]
@@ -217,7 +217,7 @@ def test_coroutine_functions_are_awaited(queue: TaskQueue) -> None:
 def test_a_composite_and_a_handler_of_batches_are_taken_as_they_are(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     sizes: list[int] = []
-    assert process(batch(lambda work: sizes.append(len(work.tasks))), size=2)["succeeded"] == 2
+    assert process(batch(lambda batch: sizes.append(len(batch.tasks))), size=2)["succeeded"] == 2
     assert sizes == [2]
     queue.push("work", ["c"])
     steps = Composite("steps")
@@ -302,8 +302,8 @@ class TestDecorator:
         with DAG("handles", schedule=None):
 
             @task.taskq(topic="work", size=5)
-            def handle(each: Task, work: Work, price: int, currency: str = "EUR") -> None:
-                seen.append((each.identifier, len(work.tasks), price, currency))
+            def handle(each: Task, batch: Batch, price: int, currency: str = "EUR") -> None:
+                seen.append((each.identifier, len(batch.tasks), price, currency))
 
             made: Any = handle(3).operator  # type: ignore[call-arg,attr-defined,arg-type,misc]
         assert (made.task_id, made.custom_operator_name, made.topic) == ("handle", "@task.taskq", "work")
@@ -365,8 +365,8 @@ def test_sizes_and_lengths_are_templates(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     sizes: list[int] = []
 
-    def handle(_: Task, work: Any) -> None:
-        sizes.append(len(work.tasks))
+    def handle(_: Task, batch: Any) -> None:
+        sizes.append(len(batch.tasks))
 
     operator = TaskQProcessOperator(
         task_id="process",

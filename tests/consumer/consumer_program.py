@@ -9,7 +9,7 @@ import logging
 import sys
 from datetime import timedelta
 
-from airflow_provider_taskq.consumer import Group, Reader, Settings
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
 from airflow_provider_taskq.queue import Task, TaskQueue
 
 LEDGER = """nth bigserial PRIMARY KEY, sequence bigint, identifier text, by text, generation int, partition int,
@@ -27,7 +27,7 @@ def main() -> None:
     """Reads until told to end."""
     name, partitions, lease = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(message)s")
-    group = Group("readers")
+    group = ConsumerGroup("readers")
 
     @group.on()
     def enter(event: Task, queue: TaskQueue) -> None:
@@ -36,14 +36,14 @@ def main() -> None:
         if entered.rowcount != 1:
             raise RuntimeError(f"entered {entered.rowcount} rows")
 
-    settings = Settings(
+    settings = ConsumerConfig(
         partitions=partitions,
         lease=timedelta(seconds=lease),
         transactional=True,
         size=20,
         pause=timedelta(milliseconds=50),
     )
-    Reader(None, group, "work", settings).run()
+    Consumer(None, group, "work", settings).run()
 
 
 if __name__ == "__main__":

@@ -4,28 +4,35 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 
-from airflow_provider_taskq.consumer import Failure, Group, Properties, Reader, Settings, merged
+from airflow_provider_taskq.consumer import (
+    Consumer,
+    ConsumerConfig,
+    ConsumerGroup,
+    ConsumerOptions,
+    EventFailure,
+    merge_options,
+)
 from airflow_provider_taskq.queue import Cursor, NewTask, ReaderState, Task, TaskQueue
 from tests.queue.conftest import until
 
 LEASE = timedelta(seconds=1)
 NOW = timedelta(milliseconds=1)
 
-QUICK = Properties(lease=LEASE, pause=timedelta(milliseconds=20), retry_initial=NOW, retry_max_interval=NOW)
+QUICK = ConsumerOptions(lease=LEASE, pause=timedelta(milliseconds=20), retry_initial=NOW, retry_max_interval=NOW)
 
 
-def quick(**said: object) -> Settings:
+def quick(**said: object) -> ConsumerConfig:
     """Settings for tests: short waits, and whatever else a test says."""
-    return merged(said, QUICK)  # type: ignore[arg-type]
+    return merge_options(said, QUICK)  # type: ignore[arg-type]
 
 
 class Heard:
     """What a group has handled, and what it failed with; events can be awaited."""
 
     def __init__(self, name: str = "readers") -> None:
-        self.group = Group(name)
+        self.group = ConsumerGroup(name)
         self.events: list[Task] = []
-        self.failures: list[Failure] = []
+        self.failures: list[EventFailure] = []
         self._changed = threading.Condition()
 
     def hear(self, event: Task) -> None:
@@ -34,7 +41,7 @@ class Heard:
             self.events.append(event)
             self._changed.notify_all()
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: EventFailure) -> None:
         """Listens to failures."""
         with self._changed:
             self.failures.append(failure)
@@ -45,7 +52,7 @@ class Heard:
         self._wait(lambda: len(self.events) >= count, seconds)
         return self.identifiers
 
-    def wait_failures(self, count: int, seconds: float = 20) -> list[Failure]:
+    def wait_failures(self, count: int, seconds: float = 20) -> list[EventFailure]:
         """All failures, once there are so many."""
         self._wait(lambda: len(self.failures) >= count, seconds)
         return self.failures
@@ -101,7 +108,7 @@ def place(queue: TaskQueue, nth: int) -> Cursor:
     return queue.events("work", None)[nth - 1][0]
 
 
-def read_all(queue: TaskQueue, reader: Reader, group: str = "readers") -> None:
+def read_all(queue: TaskQueue, consumer: Consumer, group: str = "readers") -> None:
     """Runs a reader until the end of the log."""
-    with reader:
+    with consumer:
         until_at_end(queue, group)

@@ -5,7 +5,7 @@ import threading
 import psycopg
 import pytest
 
-from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import Task, TaskQueue, sequence_id
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, table, typed, until_at_end
 from tests.queue.conftest import until
@@ -14,7 +14,7 @@ from tests.queue.conftest import until
 def test_a_reader_handles_every_event_in_order_and_stores_how_far_it_is(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "a"])
     heard = heard_all()
-    with Reader(dsn, heard.group, "work", quick()):
+    with Consumer(dsn, heard.group, "work", quick()):
         assert heard.wait(3) == ["a", "b", "a"]
         queue.push("work", ["c"])
         assert heard.wait(4)[-1] == "c"
@@ -26,9 +26,9 @@ def test_a_reader_handles_every_event_in_order_and_stores_how_far_it_is(dsn: str
 def test_a_reader_goes_on_where_the_group_left_off(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     first, second = heard_all(), heard_all()
-    read_all(queue, Reader(dsn, first.group, "work", quick()))
+    read_all(queue, Consumer(dsn, first.group, "work", quick()))
     queue.push("work", ["c"])
-    read_all(queue, Reader(dsn, second.group, "work", quick()))
+    read_all(queue, Consumer(dsn, second.group, "work", quick()))
     assert (first.identifiers, second.identifiers) == (["a", "b"], ["c"])
 
 
@@ -36,15 +36,15 @@ def test_a_group_goes_on_from_progress_that_was_stored_before_it_had_a_reader(ds
     queue.push("work", ["a", "b"])
     queue.advance("readers", "work", 0, place(queue, 1))
     heard = heard_all()
-    read_all(queue, Reader(dsn, heard.group, "work", quick()))
+    read_all(queue, Consumer(dsn, heard.group, "work", quick()))
     assert heard.identifiers == ["b"]
 
 
 def test_groups_read_independently_of_each_other(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     one, two = heard_all("one"), heard_all("two")
-    read_all(queue, Reader(dsn, one.group, "work", quick()), "one")
-    read_all(queue, Reader(dsn, two.group, "work", quick()), "two")
+    read_all(queue, Consumer(dsn, one.group, "work", quick()), "one")
+    read_all(queue, Consumer(dsn, two.group, "work", quick()), "two")
     assert one.identifiers == two.identifiers == ["a", "b"]
 
 
@@ -62,7 +62,7 @@ def test_handlers_are_chosen_by_the_kind_of_an_event_by_a_predicate_or_get_all(d
 
     heard.group.on()(heard.hear)
     queue.push("work", [typed("a", "added"), typed("b", "removed"), typed("c", "changed"), "d"])
-    with Reader(dsn, heard.group, "work", quick()):
+    with Consumer(dsn, heard.group, "work", quick()):
         assert heard.wait(4) == ["a", "b", "c", "d"]
     assert told == [("kind", "a"), ("kind", "c"), ("predicate", "c"), ("predicate", "d")]
 
@@ -72,7 +72,7 @@ def test_a_group_may_tell_the_kind_of_an_event_in_its_own_way(dsn: str, queue: T
     heard.group.kind = lambda event: event.identifier[0]
     heard.group.on("b")(heard.hear)
     queue.push("work", ["a1", "b1", "b2"])
-    read_all(queue, Reader(dsn, heard.group, "work", quick()))
+    read_all(queue, Consumer(dsn, heard.group, "work", quick()))
     assert heard.identifiers == ["b1", "b2"]
 
 
@@ -80,7 +80,7 @@ def test_an_event_that_is_for_nobody_is_passed_by_and_progress_goes_on(dsn: str,
     heard = Heard()
     heard.group.on("never")(heard.hear)
     queue.push("work", ["a", "b"])
-    read_all(queue, Reader(dsn, heard.group, "work", quick()))
+    read_all(queue, Consumer(dsn, heard.group, "work", quick()))
     assert queue.progress("readers", "work") == place(queue, 2)
     assert heard.events == []
 
@@ -99,7 +99,7 @@ def test_a_reader_observes_a_subject_with_or_without_what_is_below(
 ) -> None:
     queue.push("work", ["/books", "/books/1", "/bookshop", "a"])
     heard = heard_all()
-    read_all(queue, Reader(dsn, heard.group, "work", quick(subject=subject, recursive=recursive)))
+    read_all(queue, Consumer(dsn, heard.group, "work", quick(subject=subject, recursive=recursive)))
     assert heard.identifiers == expected
 
 
@@ -116,7 +116,7 @@ def test_events_that_share_a_sequence_are_handled_in_order_by_one_partition(
         key = sequence_id(event.identifier, level, event.sequence)
         threads.setdefault(key, set()).add(threading.current_thread().name)
 
-    with Reader(dsn, heard.group, "work", quick(partitions=3, level=level)):
+    with Consumer(dsn, heard.group, "work", quick(partitions=3, level=level)):
         heard.wait(60)
         until_at_end(queue)
     assert sorted(event.sequence for event in heard.events) == [task.sequence for task in pushed]
@@ -137,7 +137,7 @@ def test_each_partition_has_progress_of_its_own(dsn: str, queue: TaskQueue) -> N
         blocked.set()
         assert go.wait(20)
 
-    with Reader(dsn, heard.group, "work", quick(partitions=2)):
+    with Consumer(dsn, heard.group, "work", quick(partitions=2)):
         assert blocked.wait(20)
         end = place(queue, 20)
         until(lambda: max(each.cursor for each in queue.readers("work")) == end)
@@ -151,7 +151,7 @@ def test_an_operator_may_put_progress_back_while_the_reader_runs_to_have_events_
 ) -> None:
     queue.push("work", ["a", "b"])
     heard = heard_all()
-    with Reader(dsn, heard.group, "work", quick()):
+    with Consumer(dsn, heard.group, "work", quick()):
         heard.wait(2)
         until_at_end(queue)
         queue.advance("readers", "work", 0, place(queue, 1))
@@ -161,13 +161,13 @@ def test_an_operator_may_put_progress_back_while_the_reader_runs_to_have_events_
 def test_progress_in_memory_begins_anew_with_each_reader_and_outlives_a_stop(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = heard_all()
-    reader = Reader(dsn, heard.group, "work", quick(progress="memory", partitions=2))
-    with reader:
+    consumer = Consumer(dsn, heard.group, "work", quick(progress="memory", partitions=2))
+    with consumer:
         assert sorted(heard.wait(2)) == ["a", "b"]
     queue.push("work", ["c"])
-    with reader:
+    with consumer:
         assert heard.wait(3)[2] == "c"
-    with Reader(dsn, heard.group, "work", quick(progress="memory")):
+    with Consumer(dsn, heard.group, "work", quick(progress="memory")):
         assert heard.wait(6)[3:] == ["a", "b", "c"]
     assert queue.readers() == []
     assert queue.progress("readers", "work") is None
@@ -187,7 +187,7 @@ def test_handlers_without_the_queue_run_outside_of_any_transaction_and_progress_
         seen.append(queue.conn.execute(open_.encode()).fetchone())
         heard.hear(event)
 
-    with Reader(dsn, heard.group, "work", quick()):
+    with Consumer(dsn, heard.group, "work", quick()):
         heard.wait(1)
         until_at_end(queue)
     assert seen == [None, (0,)]
@@ -207,7 +207,7 @@ def test_effects_and_progress_land_together_where_the_handler_is_in_the_transact
         inside.set()
         assert go.wait(20)
 
-    with Reader(dsn, heard.group, "work", quick(transactional=True)):
+    with Consumer(dsn, heard.group, "work", quick(transactional=True)):
         assert inside.wait(20)
         assert queue.conn.execute("SELECT FROM shelf").fetchall() == []
         assert queue.progress("readers", "work") is None
@@ -228,7 +228,7 @@ def test_a_transaction_that_fails_leaves_no_effect_and_is_tried_again(dsn: str, 
         if len(heard.failures) < 2:
             raise ValueError("not yet")
 
-    with Reader(dsn, heard.group, "work", quick(transactional=True), on_failure=heard.fail):
+    with Consumer(dsn, heard.group, "work", quick(transactional=True), on_failure=heard.fail):
         heard.wait_failures(2)
         until_at_end(queue)
     assert queue.conn.execute("SELECT * FROM shelf").fetchall() == [("a",)]
@@ -247,10 +247,10 @@ def test_events_that_are_handled_together_land_in_one_transaction_and_one_by_one
         if event.identifier == "id-5":
             raise ValueError("bad")
 
-    settings = quick(transactional=True, together=3, retry="none")
-    read_all(queue, Reader(dsn, heard.group, "work", settings, on_failure=heard.fail))
-    together = "SELECT array_agg(book ORDER BY book) FROM shelf GROUP BY tx ORDER BY 1"
-    found = [row[0] for row in queue.conn.execute(together.encode())]
+    settings = quick(transactional=True, transaction_size=3, retry="none")
+    read_all(queue, Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail))
+    transaction_size = "SELECT array_agg(book ORDER BY book) FROM shelf GROUP BY tx ORDER BY 1"
+    found = [row[0] for row in queue.conn.execute(transaction_size.encode())]
     assert found == [["id-0", "id-2"], ["id-3"], ["id-4"], ["id-6", "id-7", "id-8"]]
     assert [failure.event.identifier for failure in heard.failures] == ["id-5"]
 
@@ -264,7 +264,7 @@ def test_a_handler_that_goes_on_after_its_transaction_failed_has_failed(dsn: str
         with pytest.raises(psycopg.errors.UndefinedTable):
             queue.conn.execute("SELECT FROM nothing")
 
-    with Reader(dsn, heard.group, "work", quick(transactional=True, retry="none"), on_failure=heard.fail):
+    with Consumer(dsn, heard.group, "work", quick(transactional=True, retry="none"), on_failure=heard.fail):
         [failure] = heard.wait_failures(1)
         assert "went on" in str(failure.error)
         until_at_end(queue)

@@ -124,7 +124,7 @@ def take_over(queue: TaskQueue, led: set[tuple[int, int, int]]) -> float:
     """How many seconds it takes until others lead what a dead process led, or its generation is over."""
     begun = time.monotonic()
     fences = {fence for _, _, fence in led}
-    until(lambda: not fences & {reader.fence for reader in queue.readers()}, 30)
+    until(lambda: not fences & {consumer.fence for consumer in queue.readers()}, 30)
     return time.monotonic() - begun
 
 

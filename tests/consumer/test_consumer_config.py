@@ -4,76 +4,76 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.consumer import Properties, Readers, Settings, merged
+from airflow_provider_taskq.consumer import ConsumerConfig, ConsumerOptions, Consumers, merge_options
 from airflow_provider_taskq.queue import InvalidArgument, Result, TaskQueue
 from airflow_provider_taskq.worker import Worker
-from airflow_provider_taskq.worker.grouped import Batches
+from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import QUICK, heard_all
 from tests.queue.conftest import until
 
 
 def test_a_groups_own_settings_go_before_the_standard_ones_and_these_before_the_built_in_property_by_property() -> None:
-    settings = merged({"partitions": 2, "level": None}, {"partitions": 5, "level": 1, "retry_max_attempts": 5})
+    settings = merge_options({"partitions": 2, "level": None}, {"partitions": 5, "level": 1, "retry_max_attempts": 5})
     assert (settings.partitions, settings.level, settings.retry_max_attempts) == (2, None, 5)
-    assert settings == Settings(partitions=2, retry_max_attempts=5)
-    assert merged() == Settings()
+    assert settings == ConsumerConfig(partitions=2, retry_max_attempts=5)
+    assert merge_options() == ConsumerConfig()
 
 
 def test_the_built_in_settings_are_those_of_the_source_where_it_has_them() -> None:
-    built_in = Settings()
+    built_in = ConsumerConfig()
     assert (built_in.partitions, built_in.recursive, built_in.auto_start) == (1, True, True)
-    assert (built_in.progress, built_in.transactional, built_in.leadership) == ("database", False, "lease")
+    assert (built_in.progress, built_in.transactional, built_in.exclusivity) == ("database", False, "lease")
     assert (built_in.retry, built_in.retry_multiplier, built_in.retry_max_attempts) == ("exponential", 1.5, None)
     assert (built_in.retry_initial, built_in.retry_max_interval) == (timedelta(seconds=2), timedelta(seconds=30))
 
 
 def test_a_setting_that_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="partitons"):
-        merged({"partitons": 2})  # type: ignore[typeddict-unknown-key]
+        merge_options({"partitons": 2})  # type: ignore[typeddict-unknown-key]
 
 
 def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) -> None:
     """The first source system has `pollInterval: PT6S` in its configuration."""
-    settings = merged({"pause": "PT6S", "retry_max_elapsed": None}, {"lease": "90s", "retry_initial": 2.5})
+    settings = merge_options({"pause": "PT6S", "retry_max_elapsed": None}, {"lease": "90s", "retry_initial": 2.5})
     assert (settings.pause, settings.lease) == (timedelta(seconds=6), timedelta(seconds=90))
     assert (settings.retry_initial, settings.retry_max_elapsed) == (timedelta(seconds=2.5), None)
     worker = Worker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="5m", limit="1h", slow_after=30)
     told = worker._settings
     assert (told.pause, told.lease, told.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
     assert (told.slow_after, told.call_timeout) == (timedelta(seconds=30), None)
-    batches = Batches(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="PT5M", cleanup="PT1M")
+    batches = GroupedWorker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="PT5M", cleanup="PT1M")
     assert (batches._pause, batches._lease, batches._cleanup) == (6.0, timedelta(minutes=5), timedelta(minutes=1))
     with pytest.raises(InvalidArgument, match="invalid duration 'soon': expected for example 90s, 5m, PT5M"):
         Worker(dsn, "work", lambda _: Result.SUCCESS, lease="soon")
 
 
 def test_a_lease_that_the_queue_does_not_store_is_refused_by_the_settings() -> None:
-    assert Settings(lease=timedelta(days=3650)).lease == timedelta(days=3650)
+    assert ConsumerConfig(lease=timedelta(days=3650)).lease == timedelta(days=3650)
     with pytest.raises(InvalidArgument, match="at most 3650 days"):
-        Settings(lease=timedelta(days=99_999_999))
+        ConsumerConfig(lease=timedelta(days=99_999_999))
 
 
 def test_a_program_starts_its_readers_but_those_that_are_not_to_start_by_themselves(dsn: str, queue: TaskQueue) -> None:
     books, backup = heard_all("books"), heard_all("backup")
-    groups: dict[str, Properties] = {"books": {"partitions": 2}, "backup": {"auto_start": False}}
-    readers = Readers(dsn, QUICK, groups)
-    reader, spare = readers.add(books.group, "work"), readers.add(backup.group, "work")
+    groups: dict[str, ConsumerOptions] = {"books": {"partitions": 2}, "backup": {"auto_start": False}}
+    consumers = Consumers(dsn, QUICK, groups)
+    consumer, spare = consumers.add(books.group, "work"), consumers.add(backup.group, "work")
     with pytest.raises(InvalidArgument, match="books"):
-        readers.add(books.group, "work")
-    with readers:
-        assert (reader.is_running, spare.is_running) == (True, False)
-        until(lambda: reader.leads == [0, 1])
+        consumers.add(books.group, "work")
+    with consumers:
+        assert (consumer.is_running, spare.is_running) == (True, False)
+        until(lambda: consumer.partitions == [0, 1])
         spare.start()
         queue.push("work", ["a"])
         assert books.wait(1) == backup.wait(1)
-    assert (reader.is_running, spare.is_running) == (False, False)
-    assert readers.stop()
+    assert (consumer.is_running, spare.is_running) == (False, False)
+    assert consumers.stop()
 
 
 def test_none_starts_where_one_cannot(dsn: str, queue: TaskQueue) -> None:
-    readers = Readers(dsn, QUICK)
-    fine, wrong = readers.add(heard_all("a").group, "work"), readers.add(heard_all("b").group, "nowhere")
+    consumers = Consumers(dsn, QUICK)
+    fine, wrong = consumers.add(heard_all("a").group, "work"), consumers.add(heard_all("b").group, "nowhere")
     with pytest.raises(Exception, match="nowhere"):
-        readers.start()
+        consumers.start()
     assert (fine.is_running, wrong.is_running) == (False, False)
     assert queue.readers()[0].leader is None

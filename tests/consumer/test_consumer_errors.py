@@ -6,10 +6,10 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from airflow_provider_taskq.consumer import Interrupted, NonTransient, Reader, Settings
-from airflow_provider_taskq.consumer.attempts import Attempts
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupted, NonTransient
+from airflow_provider_taskq.consumer.attempts import AttemptCounter
 from airflow_provider_taskq.consumer.progress import DatabaseProgress
-from airflow_provider_taskq.consumer.runtime import Part
+from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.queue import Cursor, Task, TaskQueue, connect
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, table, until_at_end
 from tests.queue.conftest import until
@@ -39,7 +39,7 @@ def failing(heard: Heard, identifier: str, times: int, error: BaseException | No
             raise error or ValueError("not yet")
 
 
-def delays(attempts: Attempts, count: int) -> list[float | None]:
+def delays(attempts: AttemptCounter, count: int) -> list[float | None]:
     """The next delays in seconds, None for a skip."""
     found = [attempts.failed(1) for _ in range(count)]
     return [None if delay is None else delay.total_seconds() for delay in found]
@@ -49,7 +49,7 @@ def test_an_error_is_tried_again_with_all_handlers_until_it_goes_well(dsn: str, 
     queue.push("work", ["a", "b"])
     heard = heard_all()
     failing(heard, "a", 3)
-    with Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail):
+    with Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail):
         heard.wait(5)
         until_at_end(queue)
     assert heard.identifiers == ["a", "a", "a", "a", "b"]
@@ -62,7 +62,7 @@ def test_an_event_that_is_out_of_tries_is_skipped_and_progress_passes_it(dsn: st
     heard = Heard()
     failing(heard, "a", 1000)
     heard.group.on(lambda event: event.identifier == "b")(heard.hear)
-    with Reader(dsn, heard.group, "work", quick(retry_max_attempts=2), on_failure=heard.fail):
+    with Consumer(dsn, heard.group, "work", quick(retry_max_attempts=2), on_failure=heard.fail):
         heard.wait(1)
         until_at_end(queue)
     assert [(each.failures, each.delay is None) for each in heard.failures] == [(1, False), (2, False), (3, True)]
@@ -72,7 +72,7 @@ def test_without_retries_an_event_is_skipped_at_its_first_failure(dsn: str, queu
     queue.push("work", ["a", "a", "b"])
     heard = Heard()
     failing(heard, "a", 1000)
-    read_all(queue, Reader(dsn, heard.group, "work", quick(retry="none"), on_failure=heard.fail))
+    read_all(queue, Consumer(dsn, heard.group, "work", quick(retry="none"), on_failure=heard.fail))
     assert [(each.failures, each.delay) for each in heard.failures] == [(1, None), (1, None)]
 
 
@@ -80,7 +80,7 @@ def test_a_predicate_that_fails_is_a_handler_that_fails(dsn: str, queue: TaskQue
     queue.push("work", ["a", "b"])
     heard = Heard()
     heard.group.on(lambda event: 1 // (event.identifier == "b"))(heard.hear)
-    read_all(queue, Reader(dsn, heard.group, "work", quick(retry_max_attempts=1), on_failure=heard.fail))
+    read_all(queue, Consumer(dsn, heard.group, "work", quick(retry_max_attempts=1), on_failure=heard.fail))
     assert [type(each.error) for each in heard.failures] == [ZeroDivisionError] * 2
     assert heard.identifiers == ["b"]
 
@@ -90,11 +90,11 @@ def test_a_non_transient_error_stops_the_reader_and_says_why(dsn: str, queue: Ta
     queue.push("work", ["a", "b", "c"])
     heard = heard_all()
     failing(heard, "b", 1000, error)
-    reader = Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail)
-    reader.start()
+    consumer = Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail)
+    consumer.start()
     with pytest.raises(NonTransient, match="never"):
-        reader.wait(20)
-    assert not reader.is_running
+        consumer.wait(20)
+    assert not consumer.is_running
     assert heard.failures[0].stopped
     assert queue.progress("readers", "work") == place(queue, 1)
     told = state(queue)
@@ -108,13 +108,13 @@ def test_other_partitions_go_on_where_one_has_stopped_and_a_spare_may_take_it_ov
     broken, whole = Heard(), heard_all()
     failing(broken, "id-0", 1000, NonTransient("never"))
     broken.group.on()(broken.hear)
-    with Reader(dsn, broken.group, "work", quick(partitions=2), on_failure=broken.fail) as reader:
+    with Consumer(dsn, broken.group, "work", quick(partitions=2), on_failure=broken.fail) as consumer:
         broken.wait_failures(1)
-        until(lambda: reader.errors != {})
+        until(lambda: consumer.errors != {})
         until(lambda: sum(each.behind_since is None for each in queue.readers()) == 1)
-        assert reader.is_running
-        assert len(reader.leads) == 1
-        with Reader(dsn, whole.group, "work", quick(partitions=2)):
+        assert consumer.is_running
+        assert len(consumer.partitions) == 1
+        with Consumer(dsn, whole.group, "work", quick(partitions=2)):
             until_at_end(queue)
             assert len(broken.failures) == 1, "whoever gave up does not take it again"
         assert "id-0" in whole.identifiers
@@ -132,10 +132,10 @@ def test_an_interruption_ends_the_loop_quietly_without_progress(
     queue.push("work", ["a"])
     heard = Heard()
     failing(heard, "a", 1, error)
-    reader = Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail)
-    reader.start()
-    assert reader.wait(20), "its only partition has ended"
-    assert (heard.failures, reader.errors) == ([], {})
+    consumer = Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail)
+    consumer.start()
+    assert consumer.wait(20), "its only partition has ended"
+    assert (heard.failures, consumer.errors) == ([], {})
     assert queue.progress("readers", "work") is None
     assert (state(queue).leader, state(queue).error) == (None, None)
 
@@ -146,10 +146,10 @@ def test_an_executor_that_takes_no_more_work_ends_the_loop_quietly(
     queue.push("work", ["a"])
     heard = Heard()
     heard.group.on()(lambda event: refused.submit(print, event))
-    reader = Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail)
-    reader.start()
-    assert reader.wait(20)
-    assert (heard.failures, reader.errors) == ([], {})
+    consumer = Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail)
+    consumer.start()
+    assert consumer.wait(20)
+    assert (heard.failures, consumer.errors) == ([], {})
     assert queue.progress("readers", "work") is None
 
 
@@ -157,15 +157,15 @@ def test_a_stop_in_the_middle_of_a_back_off_ends_at_once_without_progress(dsn: s
     queue.push("work", ["a"])
     heard = Heard()
     failing(heard, "a", 1000)
-    reader = Reader(dsn, heard.group, "work", quick(retry_initial=timedelta(hours=1)), on_failure=heard.fail)
-    reader.start()
+    consumer = Consumer(dsn, heard.group, "work", quick(retry_initial=timedelta(hours=1)), on_failure=heard.fail)
+    consumer.start()
     heard.wait_failures(1)
-    assert reader.stop(10)
+    assert consumer.stop(10)
     assert queue.progress("readers", "work") is None
 
 
 def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_success_or_a_skip() -> None:
-    attempts = Attempts(Settings().policy)
+    attempts = AttemptCounter(ConsumerConfig().policy)
     assert delays(attempts, 9) == SERIES
     attempts.reset()
     assert delays(attempts, 2) == SERIES[:2]
@@ -173,10 +173,10 @@ def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_succe
 
 
 def test_retries_can_be_bounded_by_number_and_by_time_fixed_or_left_out() -> None:
-    assert delays(Attempts(Settings(retry_max_attempts=2).policy), 3) == [2, 3, None]
-    assert delays(Attempts(Settings(retry_max_elapsed=timedelta(seconds=9)).policy), 4) == [2, 3, 4.5, None]
-    assert delays(Attempts(Settings(retry="fixed", retry_max_attempts=3).policy), 4) == [2, 2, 2, None]
-    assert delays(Attempts(Settings(retry="none").policy), 1) == [None]
+    assert delays(AttemptCounter(ConsumerConfig(retry_max_attempts=2).policy), 3) == [2, 3, None]
+    assert delays(AttemptCounter(ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)).policy), 4) == [2, 3, 4.5, None]
+    assert delays(AttemptCounter(ConsumerConfig(retry="fixed", retry_max_attempts=3).policy), 4) == [2, 2, 2, None]
+    assert delays(AttemptCounter(ConsumerConfig(retry="none").policy), 1) == [None]
 
 
 def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_for_it(
@@ -195,12 +195,12 @@ def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_f
     kill = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
         AND datname = current_database() AND query LIKE ANY ('{%taskq.keep_leading(%,%taskq.lead(%}')"""
     settings = quick(transactional=True, retry="none")
-    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
+    with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         queue.push("work", [f"id-{n}" for n in range(10)])
         heard.wait(2)
         assert queue.conn.execute(kill.encode()).fetchall() == [(True,)], "the session that leads"
         until_at_end(queue)
-    assert reader.errors == {}
+    assert consumer.errors == {}
     found = [row[0] for row in queue.conn.execute("SELECT book FROM shelf")]
     assert found == [f"id-{n}" for n in range(10)]
     assert heard.failures == []
@@ -232,10 +232,10 @@ def test_a_program_that_stands_still_before_its_commit_is_cut_off_and_then_goes_
 
     monkeypatch.setattr(DatabaseProgress, "skip", stand_still)
     settings = quick(transactional=True, retry="none")
-    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
+    with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         until_at_end(queue)
     assert queue.conn.execute("SELECT book FROM shelf ORDER BY book").fetchall() == [("a",), ("b",)]
-    assert (heard.failures, reader.errors, len(stood_still)) == ([], {}, 1)
+    assert (heard.failures, consumer.errors, len(stood_still)) == ([], {}, 1)
 
 
 def test_a_handler_that_always_takes_longer_than_the_server_allows_ends_its_partition_with_the_servers_error(
@@ -252,9 +252,9 @@ def test_a_handler_that_always_takes_longer_than_the_server_allows_ends_its_part
         with connect(dsn, autocommit=True) as watching:
             until(lambda: not has_session(TaskQueue(watching), pid))
 
-    with Reader(dsn, heard.group, "work", quick(transactional=True, retry="none")) as reader:
-        until(lambda: reader.errors)
-    assert isinstance(reader.errors[0], psycopg.errors.IdleInTransactionSessionTimeout)
+    with Consumer(dsn, heard.group, "work", quick(transactional=True, retry="none")) as consumer:
+        until(lambda: consumer.errors)
+    assert isinstance(consumer.errors[0], psycopg.errors.IdleInTransactionSessionTimeout)
     assert heard.identifiers == ["a"] * 3
 
 
@@ -263,20 +263,20 @@ def test_a_reader_whose_connection_is_lost_as_it_begins_makes_another(
 ) -> None:
     queue.push("work", ["a"])
     heard = heard_all()
-    lost: list[Part] = []
-    listen = Part._listen
+    lost: list[ConsumerRuntime] = []
+    listen = ConsumerRuntime._listen
 
-    def lose(part: Part) -> None:
+    def lose(part: ConsumerRuntime) -> None:
         if not lost:
             lost.append(part)
             end_session(queue, part._leading.queue.conn)
         listen(part)
 
-    monkeypatch.setattr(Part, "_listen", lose)
-    with Reader(dsn, heard.group, "work", quick()) as reader:
+    monkeypatch.setattr(ConsumerRuntime, "_listen", lose)
+    with Consumer(dsn, heard.group, "work", quick()) as consumer:
         assert heard.wait(1) == ["a"]
         assert len(lost) == 1
-    assert reader.errors == {}
+    assert consumer.errors == {}
 
 
 def has_session(queue: TaskQueue, pid: int) -> bool:

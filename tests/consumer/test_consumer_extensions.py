@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskq.consumer import Level, Reader, Settings
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Level
 from airflow_provider_taskq.queue import Cursor, InvalidArgument, NewTask, Task, TaskQueue, partition_of
 from tests.consumer.consumers import NOW, Heard, heard_all, quick, state
 from tests.queue.conftest import until
@@ -28,18 +28,18 @@ def orders(queue: TaskQueue, count: int = 60) -> list[Task]:
 def test_a_function_of_the_event_decides_on_its_partition(dsn: str, queue: TaskQueue, progress: str) -> None:
     pushed = orders(queue)
     heard: list[Heard] = []
-    readers: list[Reader] = []
+    consumers: list[Consumer] = []
     for number in range(3):
         heard.append(heard_all())
-        said = quick(partitions=3, level=by_customer, progress=progress, lead_only=number)
-        readers.append(Reader(dsn, heard[-1].group, "work", said))
+        said = quick(partitions=3, level=by_customer, progress=progress, only_partitions=number)
+        consumers.append(Consumer(dsn, heard[-1].group, "work", said))
     try:
-        for reader in readers:
-            reader.start()
+        for consumer in consumers:
+            consumer.start()
         until(lambda: sum(len(each.events) for each in heard) >= len(pushed), 20)
     finally:
-        for reader in readers:
-            reader.stop()
+        for consumer in consumers:
+            consumer.stop()
     for number, each in enumerate(heard):
         mine = [task.identifier for task in pushed if partition_of(by_customer(task), 3) == number]
         assert each.identifiers == mine
@@ -49,7 +49,7 @@ def test_a_function_of_the_event_decides_on_its_partition(dsn: str, queue: TaskQ
 def test_the_default_level_of_opencqrs_has_a_name(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", [f"/book/{n % 5}/page/{n}" for n in range(40)])
     heard = heard_all()
-    with Reader(dsn, heard.group, "work", quick(partitions=2, level="per_second_level_subject")):
+    with Consumer(dsn, heard.group, "work", quick(partitions=2, level="per_second_level_subject")):
         heard.wait(40)
     for number in range(5):
         pages = [each for each in heard.identifiers if each.startswith(f"/book/{number}/")]
@@ -61,7 +61,7 @@ def test_the_default_level_of_opencqrs_has_a_name(dsn: str, queue: TaskQueue) ->
     ("name", "level"), [(Level.PER_SUBJECT, None), ("per_second_level_subject", 2), ("no_sequence", 0)]
 )
 def test_each_name_of_a_level_stands_for_its_number(name: str, level: int | None) -> None:
-    assert Settings(level=name).shared_level == level
+    assert ConsumerConfig(level=name).shared_level == level
 
 
 class FileTracker:
@@ -88,11 +88,11 @@ def test_an_object_tracks_progress_and_a_later_reader_continues_there(
     tracker = FileTracker(tmp_path)
     queue.push("work", ["a", "b", "c"])
     first = heard_all()
-    with Reader(dsn, first.group, "work", quick(progress=tracker)):
+    with Consumer(dsn, first.group, "work", quick(progress=tracker)):
         first.wait(3)
     queue.push("work", ["d"])
     second = heard_all()
-    with Reader(dsn, second.group, "work", quick(progress=tracker)):
+    with Consumer(dsn, second.group, "work", quick(progress=tracker)):
         assert second.wait(1) == ["d"]
     assert tracker.current("readers", "work", 0) is not None
     assert queue.readers("work") == []
@@ -109,7 +109,7 @@ def test_a_tracker_stores_nothing_of_an_event_that_failed(dsn: str, queue: TaskQ
         if event.identifier == "bad":
             raise ValueError("not now")
 
-    with Reader(dsn, heard.group, "work", quick(progress=tracker)):
+    with Consumer(dsn, heard.group, "work", quick(progress=tracker)):
         heard.wait(4)
         assert str(tracker.current("readers", "work", 0)) == str(one.sequence)
 
@@ -130,7 +130,7 @@ def test_a_series_or_a_function_gives_the_delays_between_tries_and_their_end(
         raise ValueError(event.identifier)
 
     heard.group.on(lambda event: event.identifier == "good")(heard.hear)
-    with Reader(dsn, heard.group, "work", quick(retry=retry), on_failure=heard.fail):
+    with Consumer(dsn, heard.group, "work", quick(retry=retry), on_failure=heard.fail):
         heard.wait(1)
     delays = [failure.delay for failure in heard.failures]
     assert delays == [timedelta(milliseconds=1), timedelta(milliseconds=2), timedelta(milliseconds=3), None]
@@ -138,9 +138,9 @@ def test_a_series_or_a_function_gives_the_delays_between_tries_and_their_end(
 
 def test_a_reader_leads_the_partitions_of_its_numbers_and_no_others(dsn: str, queue: TaskQueue) -> None:
     heard = heard_all()
-    reader = Reader(dsn, heard.group, "work", quick(partitions=4, lead_only=[1, 3]))
-    with reader:
-        until(lambda: reader.leads == [1, 3], 20)
+    consumer = Consumer(dsn, heard.group, "work", quick(partitions=4, only_partitions=[1, 3]))
+    with consumer:
+        until(lambda: consumer.partitions == [1, 3], 20)
         queue.push("work", [f"id-{n}" for n in range(40)])
         mine = [name for n in range(40) if partition_of(name := f"id-{n}", 4) in (1, 3)]
         assert sorted(heard.wait(len(mine))) == sorted(mine)
@@ -165,7 +165,7 @@ def endless() -> Iterator[timedelta]:
         ({"level": 1.5}, "level 1.5 is no number"),
         ({"progress": object()}, "an object with the methods current and proceed"),
         ({"progress": FileTracker(Path()), "transactional": True}, "in no transaction of the queue"),
-        ({"lead_only": 2, "partitions": 2}, "lead_only .2.: the partitions have the numbers 0 to 1"),
+        ({"only_partitions": 2, "partitions": 2}, "only_partitions .2.: the partitions have the numbers 0 to 1"),
     ],
 )
 def test_an_object_that_cannot_be_the_setting_is_refused(said: dict[str, object], words: str) -> None:

@@ -7,7 +7,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from airflow_provider_taskq.consumer import AlreadyRunning, Group, Reader, Settings
+from airflow_provider_taskq.consumer import AlreadyRunning, Consumer, ConsumerConfig, ConsumerGroup
 from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue, UnknownTopic, connect
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, until_at_end
 from tests.queue.conftest import until
@@ -18,18 +18,18 @@ def test_a_reader_that_runs_cannot_be_started_and_can_be_stopped_any_number_of_t
 ) -> None:
     queue.push("work", ["a"])
     heard = heard_all()
-    reader = Reader(dsn, heard.group, "work", quick())
-    assert reader.stop() is True
-    reader.start()
+    consumer = Consumer(dsn, heard.group, "work", quick())
+    assert consumer.stop() is True
+    consumer.start()
     with pytest.raises(AlreadyRunning, match="readers"):
-        reader.start()
+        consumer.start()
     heard.wait(1)
-    assert reader.stop() is True
-    assert reader.stop() is True
-    assert not reader.is_running
-    with reader:
-        until(lambda: reader.leads == [0])
-    assert reader.wait(0)
+    assert consumer.stop() is True
+    assert consumer.stop() is True
+    assert not consumer.is_running
+    with consumer:
+        until(lambda: consumer.partitions == [0])
+    assert consumer.wait(0)
 
 
 def test_a_stop_waits_for_the_event_at_hand_and_no_longer_than_its_timeout(dsn: str, queue: TaskQueue) -> None:
@@ -43,12 +43,12 @@ def test_a_stop_waits_for_the_event_at_hand_and_no_longer_than_its_timeout(dsn: 
         assert go.wait(20)
         heard.hear(event)
 
-    reader = Reader(dsn, heard.group, "work", quick())
-    reader.start()
+    consumer = Consumer(dsn, heard.group, "work", quick())
+    consumer.start()
     assert inside.wait(20)
-    assert reader.stop(0.05) is False
+    assert consumer.stop(0.05) is False
     go.set()
-    assert reader.stop(20) is True
+    assert consumer.stop(20) is True
     assert heard.identifiers == ["a"]
     assert queue.progress("readers", "work") == place(queue, 1)
     assert state(queue).leader is None
@@ -61,20 +61,20 @@ def test_a_handler_may_stop_its_reader(dsn: str, queue: TaskQueue) -> None:
     @heard.group.on()
     def last(event: Task) -> None:
         heard.hear(event)
-        assert reader.stop() is False
+        assert consumer.stop() is False
 
-    reader = Reader(dsn, heard.group, "work", quick())
-    reader.start()
-    assert reader.wait(20)
+    consumer = Consumer(dsn, heard.group, "work", quick())
+    consumer.start()
+    assert consumer.wait(20)
     assert heard.identifiers == ["a"]
 
 
 def test_a_reader_that_pauses_is_woken_by_resume_and_by_a_notification(dsn: str, queue: TaskQueue) -> None:
     heard = heard_all()
-    with Reader(dsn, heard.group, "work", quick(pause=timedelta(hours=1))) as reader:
-        until(lambda: reader.leads == [0])
+    with Consumer(dsn, heard.group, "work", quick(pause=timedelta(hours=1))) as consumer:
+        until(lambda: consumer.partitions == [0])
         queue.push("work", ["a"])
-        until(lambda: reader.resume() and bool(heard.events))
+        until(lambda: consumer.resume() and bool(heard.events))
         until_at_end(queue)
         queue.push("work", ["b"])
         until(lambda: wake(queue) and len(heard.events) == 2)
@@ -93,7 +93,7 @@ def test_a_reader_needs_the_rights_of_a_consumer_and_no_more(dsn: str, queue: Ta
     queue.push("work", ["a"])
     heard = heard_all()
     try:
-        read_all(queue, Reader(connected, heard.group, "work", quick(partitions=2)))
+        read_all(queue, Consumer(connected, heard.group, "work", quick(partitions=2)))
         assert heard.identifiers == ["a"]
     finally:
         queue.conn.execute("SELECT taskq.revoke_access(%s)", (role,))
@@ -110,30 +110,30 @@ def wake(queue: TaskQueue) -> bool:
     [
         {"partitions": 0},
         {"size": 0},
-        {"together": 2},
-        {"lead_at_most": 0},
+        {"transaction_size": 2},
+        {"max_partitions": 0},
         {"lease": timedelta(0)},
         {"pause": timedelta(0)},
         {"progress": "paper"},
         {"progress": "memory", "transactional": True},
-        {"leadership": "none"},
+        {"exclusivity": "none"},
         {"retry": "sometimes"},
     ],
     ids=str,
 )
 def test_settings_that_make_no_sense_are_refused(refused: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
-        Settings(**refused)  # type: ignore[arg-type]
+        ConsumerConfig(**refused)  # type: ignore[arg-type]
 
 
 def test_a_group_without_handlers_and_a_handler_that_cannot_be_called_are_refused(dsn: str) -> None:
     with pytest.raises(InvalidArgument, match="no handlers"):
-        Reader(dsn, Group("empty"), "work")
+        Consumer(dsn, ConsumerGroup("empty"), "work")
     with pytest.raises(InvalidArgument, match="event"):
-        Group("odd").on()(lambda: None)
-    group = Group("in a transaction")
+        ConsumerGroup("odd").on()(lambda: None)
+    group = ConsumerGroup("in a transaction")
     group.on()(lambda _event, _queue: None)
     with pytest.raises(InvalidArgument, match="transactional"):
-        Reader(dsn, group, "work")
+        Consumer(dsn, group, "work")
     with pytest.raises(UnknownTopic, match="nowhere"):
-        Reader(dsn, heard_all().group, "nowhere").start()
+        Consumer(dsn, heard_all().group, "nowhere").start()

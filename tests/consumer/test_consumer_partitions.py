@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import Handed, LeaseLost, Led, TaskQueue, partition_of
 from tests.consumer.consumers import Heard, heard_all, place, quick, until_at_end
 from tests.queue.conftest import until
@@ -184,17 +184,17 @@ def test_readers_with_the_old_and_the_new_setting_at_once_handle_each_event_once
     old, new = heard_all(), heard_all()
     slow_to_lapse = timedelta(seconds=30)  # who is replaced while it handles an event has handled it all the same
     queue.push("work", names[:100])
-    with Reader(dsn, old.group, "work", quick(partitions=2, size=10, lease=slow_to_lapse)) as first:
+    with Consumer(dsn, old.group, "work", quick(partitions=2, size=10, lease=slow_to_lapse)) as first:
         old.wait(20)
-        with Reader(dsn, new.group, "work", quick(partitions=3, size=10, lease=slow_to_lapse)):
+        with Consumer(dsn, new.group, "work", quick(partitions=3, size=10, lease=slow_to_lapse)):
             queue.push("work", names[100:200])
             until(lambda: sharing(queue)[:2] == (2, 3), 20)
             until_at_end(queue)
             first.stop()
             queue.push("work", names[200:])
             until_at_end(queue)
-    together = sorted(event.sequence for event in old.events + new.events)
-    assert together == [task.sequence for _, task in queue.events("work", None)]
+    transaction_size = sorted(event.sequence for event in old.events + new.events)
+    assert transaction_size == [task.sequence for _, task in queue.events("work", None)]
     assert in_order(old)
     assert in_order(new)
     assert queue.progress("readers", "work", 2) == place(queue, 300)

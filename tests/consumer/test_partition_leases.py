@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.consumer.partition_lease import interval, stored
 from airflow_provider_taskq.queue import Cursor, LeaseLost, Led, Task, TaskQueue, TaskQueueError
 from tests.consumer.consumers import LEASE, Heard, heard_all, place, quick, state, table, until_at_end
@@ -170,12 +170,12 @@ def test_spares_wait_and_take_over_at_once_where_a_leader_stops(dsn: str, queue:
     queue.push("work", ["a", "b"])
     first, second = heard_all(), heard_all()
     settings = quick(lease=timedelta(minutes=1))
-    leader = Reader(dsn, first.group, "work", settings)
+    leader = Consumer(dsn, first.group, "work", settings)
     leader.start()
     first.wait(2)
     until_at_end(queue)
-    with Reader(dsn, second.group, "work", settings) as spare:
-        assert spare.leads == []
+    with Consumer(dsn, second.group, "work", settings) as spare:
+        assert spare.partitions == []
         lapses = kept_until(queue)
         assert leader.stop(20)
         queue.push("work", ["c"])
@@ -190,7 +190,7 @@ def test_a_spare_takes_over_within_the_lease_where_a_leader_gives_no_sign_of_lif
     assert queue.lead("readers", "work", "dead", stored(LEASE)) is not None
     lapses = kept_until(queue)
     heard = heard_all()
-    with Reader(dsn, heard.group, "work", quick()):
+    with Consumer(dsn, heard.group, "work", quick()):
         heard.wait(1)
         assert led_since(queue) >= lapses
 
@@ -213,9 +213,9 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str
         assert go.wait(60)
         slow.hear(event)
 
-    with Reader(dsn, slow.group, "work", settings):
+    with Consumer(dsn, slow.group, "work", settings):
         assert inside.wait(20)
-        with Reader(dsn, spare.group, "work", settings):
+        with Consumer(dsn, spare.group, "work", settings):
             lapses = kept_until(queue)
             until(lambda: kept_until(queue) > lapses + stored(settings.lease), 30)  # kept after it would have lapsed
             go.set()
@@ -237,14 +237,14 @@ def test_a_leader_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
         assert go.wait(20)
         heard.hear(event)
 
-    with Reader(dsn, heard.group, "work", quick(transactional=True)) as reader:
+    with Consumer(dsn, heard.group, "work", quick(transactional=True)) as consumer:
         assert inside.wait(20)
         queue.conn.execute("UPDATE taskq.reader_partition SET fence = nextval('taskq.fence'), leader = 'new'")
         queue.conn.execute("UPDATE taskq.reader_partition SET lease_until = clock_timestamp() + interval '1 hour'")
         go.set()
         heard.wait(1)
-        until(lambda: reader.leads == [])
-        assert reader.is_running, "a spare from now on"
+        until(lambda: consumer.partitions == [])
+        assert consumer.is_running, "a spare from now on"
     assert queue.conn.execute("SELECT FROM shelf").fetchall() == []
     assert queue.progress("readers", "work") is None
     assert state(queue).leader == "new"
@@ -253,10 +253,10 @@ def test_a_leader_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
 @pytest.mark.usefixtures("queue")
 def test_a_program_leads_no_more_partitions_than_it_is_told(dsn: str) -> None:
     one, two = heard_all(), heard_all()
-    settings = quick(partitions=4, lead_at_most=2, lease=HOUR)
-    with Reader(dsn, one.group, "work", settings) as first, Reader(dsn, two.group, "work", settings) as second:
-        until(lambda: sorted(first.leads + second.leads) == [0, 1, 2, 3])
-        assert len(first.leads) == len(second.leads) == 2
+    settings = quick(partitions=4, max_partitions=2, lease=HOUR)
+    with Consumer(dsn, one.group, "work", settings) as first, Consumer(dsn, two.group, "work", settings) as second:
+        until(lambda: sorted(first.partitions + second.partitions) == [0, 1, 2, 3])
+        assert len(first.partitions) == len(second.partitions) == 2
 
 
 def test_partitions_with_progress_in_memory_are_led_by_one_at_a_time_too_unless_it_is_switched_off(
@@ -265,29 +265,29 @@ def test_partitions_with_progress_in_memory_are_led_by_one_at_a_time_too_unless_
     queue.push("work", ["a", "b"])
     one, two, three = heard_all(), heard_all(), heard_all()
     in_memory = quick(progress="memory", partitions=2, lease=HOUR)
-    for_each = quick(progress="memory", partitions=2, leadership="none")
-    with Reader(dsn, one.group, "work", in_memory) as leader:
-        until(lambda: leader.leads == [0, 1])  # before there is another one that could take part of them
-        with Reader(dsn, two.group, "work", in_memory) as spare:
+    for_each = quick(progress="memory", partitions=2, exclusivity="none")
+    with Consumer(dsn, one.group, "work", in_memory) as leader:
+        until(lambda: leader.partitions == [0, 1])  # before there is another one that could take part of them
+        with Consumer(dsn, two.group, "work", in_memory) as spare:
             one.wait(2)
-            assert (leader.leads, spare.leads) == ([0, 1], [])
-            with Reader(dsn, three.group, "work", for_each) as third:
+            assert (leader.partitions, spare.partitions) == ([0, 1], [])
+            with Consumer(dsn, three.group, "work", for_each) as third:
                 three.wait(2)
-                until(lambda: third.leads == [0, 1])
+                until(lambda: third.partitions == [0, 1])
             leader.stop()
             assert sorted(two.wait(2)) == ["a", "b"]
 
 
 def test_the_operator_sees_who_leads_what_and_how_far_it_is(dsn: str, queue: TaskQueue) -> None:
     heard = heard_all()
-    with Reader(dsn, heard.group, "work", quick(partitions=2, level=1, lease=HOUR)) as reader:
-        until(lambda: reader.leads == [0, 1])
+    with Consumer(dsn, heard.group, "work", quick(partitions=2, level=1, lease=HOUR)) as consumer:
+        until(lambda: consumer.partitions == [0, 1])
         queue.push("work", ["a"])
         heard.wait(1)
         until_at_end(queue)
         one, two = queue.readers()
         assert (one.group, one.topic, one.partitions, one.level) == ("readers", "work", 2, 1)
-        assert one.leader == two.leader == reader.leader
+        assert one.leader == two.leader == consumer.leader
         assert one.cursor == two.cursor == place(queue, 1)
         assert not one.lapsed
         assert one.behind_since is None
@@ -300,11 +300,11 @@ def test_the_operator_sees_who_leads_what_and_how_far_it_is(dsn: str, queue: Tas
 def test_a_group_can_be_forgotten_and_its_readers_end(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     heard = heard_all()
-    with Reader(dsn, heard.group, "work", quick()) as reader:
+    with Consumer(dsn, heard.group, "work", quick()) as consumer:
         heard.wait(1)
         until_at_end(queue)
         assert queue.forget_readers("readers", "work") is True
-        until(lambda: reader.leads == [])
+        until(lambda: consumer.partitions == [])
     assert queue.forget_readers("readers", "work") is False
     assert queue.progress("readers", "work") is None
     assert queue.readers() == []
@@ -314,12 +314,12 @@ def test_a_dropped_topic_forgets_its_readers_and_a_reader_of_it_ends_with_the_re
     dsn: str, queue: TaskQueue
 ) -> None:
     heard = heard_all()
-    reader = Reader(dsn, heard.group, "work", quick())
-    reader.start()
-    until(lambda: reader.leads == [0])
+    consumer = Consumer(dsn, heard.group, "work", quick())
+    consumer.start()
+    until(lambda: consumer.partitions == [0])
     queue.drop_topic("work")
     with pytest.raises(TaskQueueError, match="work"):
-        reader.wait(20)
+        consumer.wait(20)
     assert queue.conn.execute("SELECT FROM taskq.reader_partition").fetchall() == []
 
 

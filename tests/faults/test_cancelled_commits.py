@@ -11,11 +11,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.spark.staging import until_answered
-from airflow_provider_taskq.worker import Work, WorkerListener
-from airflow_provider_taskq.worker.grouped import Batches
+from airflow_provider_taskq.worker import Batch, WorkerListener
+from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker
 from tests.queue.conftest import until
@@ -88,13 +88,13 @@ def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
 ) -> None:
     called: list[str] = []
 
-    def handle(task: Task, work: Work) -> None:
+    def handle(task: Task, batch: Batch) -> None:
         def write(within: TaskQueue, _: object) -> None:
             called.append(task.identifier)
             if len(called) < 8:
                 sleep_until_interrupted(within)
 
-        work.in_commit(write, task)
+        batch.in_commit(write, task)
 
     [pushed] = queue.push("work", ["a"])
     run_worker(dsn, handle)
@@ -110,13 +110,13 @@ def test_a_participant_that_is_always_too_slow_fails_its_task_alone_and_says_why
 ) -> None:
     called: list[str] = []
 
-    def handle(task: Task, work: Work) -> None:
+    def handle(task: Task, batch: Batch) -> None:
         def write(within: TaskQueue, _: object) -> None:
             called.append(task.identifier)
             if task.identifier == "slow":
                 sleep_until_interrupted(within)
 
-        work.in_commit(write, task)
+        batch.in_commit(write, task)
 
     queue.push("work", ["slow", "quick"])
     run_worker(dsn, handle, size=2, lease=SECOND)
@@ -129,13 +129,13 @@ def test_a_participant_that_is_always_too_slow_fails_its_task_alone_and_says_why
 def test_a_participant_whose_session_is_always_ended_fails_its_task_and_says_why(
     dsn: str, queue: TaskQueue, run_worker: MakeWorker
 ) -> None:
-    def handle(task: Task, work: Work) -> None:
+    def handle(task: Task, batch: Batch) -> None:
         def write(within: TaskQueue, _: object) -> None:
             if task.identifier == "idle":
                 within.conn.execute("SET LOCAL idle_in_transaction_session_timeout = 50")
                 until(lambda: not alive(within.conn.info.backend_pid))
 
-        work.in_commit(write, task)
+        batch.in_commit(write, task)
 
     def alive(pid: int) -> bool:
         return queue.conn.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone() is not None
@@ -168,7 +168,7 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
     queue.push("work", ["a"])
     limit_statements(queue, setting)
 
-    class Watched(Batches):
+    class Watched(GroupedWorker):
         """Tells when it waits before it tries a commit again."""
 
         def _until_committed(self, commit: Callable[[], Any]) -> Any:
@@ -206,7 +206,7 @@ def test_a_reader_goes_on_after_progress_that_the_server_cancels(
     queue.push("work", ["a"])
     limit_statements(queue, "lock_timeout")
     settings = quick(lease=SECOND * 30, transactional=True)
-    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
+    with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         assert started.wait(20)
         blocking = open_queue()
         blocking.conn.execute("SELECT FROM taskq.reader_partition FOR UPDATE")
@@ -217,7 +217,7 @@ def test_a_reader_goes_on_after_progress_that_the_server_cancels(
         assert heard.wait(2) == ["a", "a"]  # the progress of the first was not stored
         queue.push("work", ["b"])
         until(lambda: "b" in heard.identifiers)
-        assert reader.errors == {}
+        assert consumer.errors == {}
         assert heard.failures == []
 
 
@@ -234,8 +234,8 @@ def test_the_commit_of_a_drain_is_tried_again_after_the_server_cancelled_it(dsn:
 
 
 def test_a_failure_that_does_not_pass_still_fails_the_batch(dsn: str, queue: TaskQueue, run_worker: MakeWorker) -> None:
-    def handle(task: Task, work: Work) -> Result:
-        work.push(task, "no such topic", ["x"])
+    def handle(task: Task, batch: Batch) -> Result:
+        batch.push(task, "no such topic", ["x"])
         return Result.SUCCESS
 
     queue.push("work", ["a"])
@@ -253,7 +253,7 @@ def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_and_says_wh
 
     queue.push("work", ["a"])
     short = SECOND / 10
-    with Batches(dsn, "work", handle, pause=short, call_timeout=SECOND, handler_statement_timeout=short):
+    with GroupedWorker(dsn, "work", handle, pause=short, call_timeout=SECOND, handler_statement_timeout=short):
         until(lambda: ends(queue) == {"a": State.FAILED})
     [slow] = queue.page("work")
     assert "no answer within" in str(slow.error)
@@ -271,6 +271,6 @@ def test_a_transactional_handler_that_is_always_too_slow_ends_its_partition_and_
     heard.group.on()(handle)
     queue.push("work", ["a"])
     settings = quick(lease=SECOND * 30, transactional=True, call_timeout=SECOND, handler_statement_timeout=SECOND / 10)
-    with Reader(dsn, heard.group, "work", settings, on_failure=heard.fail) as reader:
-        until(lambda: 0 in reader.errors)
-    assert "no answer within" in str(reader.errors[0])
+    with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
+        until(lambda: 0 in consumer.errors)
+    assert "no answer within" in str(consumer.errors[0])

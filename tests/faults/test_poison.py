@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import Condition, NewTask, Result, State, Task, TaskQueue
-from airflow_provider_taskq.worker import TaskResultException, Work, batch, each
-from airflow_provider_taskq.worker.grouped import Batches, Mode
+from airflow_provider_taskq.worker import Batch, TaskResultException, batch, each
+from airflow_provider_taskq.worker.grouped import GroupedWorker, GroupMode
 from tests.consumer.consumers import Heard, quick, until_at_end
 from tests.faults.poison import POISON, poison
 from tests.queue.conftest import dsn, everything, shared_dsn, states
@@ -56,8 +56,8 @@ def test_a_handler_of_batches_gets_the_rest_of_the_batch(queue: TaskQueue, make_
     bad = with_poison(queue, text)
     batches: list[int] = []
 
-    def handle(work: Work) -> None:
-        batches.append(len(work.tasks))
+    def handle(batch: Batch) -> None:
+        batches.append(len(batch.tasks))
 
     assert make_worker(batch(handle), size=23).drain().failed == 1
     assert only_failure(queue) == bad
@@ -69,7 +69,7 @@ def test_a_result_that_a_handler_raises_is_not_that_of_an_unreadable_task(
 ) -> None:
     bad = with_poison(queue, POISON["a number beyond a double"])
 
-    def handle(_: Work) -> None:
+    def handle(_: Batch) -> None:
         raise TaskResultException(Result.SUCCESS)
 
     assert make_worker(batch(handle), size=23).drain().failed == 1
@@ -100,12 +100,12 @@ def test_a_worker_that_takes_over_an_unreadable_task_fails_it(queue: TaskQueue, 
 
 
 @unreadable
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", GroupMode)
 def test_batches_by_identifier_fail_an_unreadable_task_and_handle_every_other_group(
-    dsn: str, queue: TaskQueue, text: str, mode: Mode
+    dsn: str, queue: TaskQueue, text: str, mode: GroupMode
 ) -> None:
     bad = with_poison(queue, text)
-    tally = Batches(dsn, "work", length_of_payload, mode=mode).run_once()
+    tally = GroupedWorker(dsn, "work", length_of_payload, mode=mode).run_once()
     assert (tally.succeeded, tally.failed) == (22, 1)
     assert only_failure(queue) == bad
 
@@ -123,7 +123,7 @@ def test_batches_fail_a_task_whose_sort_key_cannot_be_computed(dsn: str, queue: 
         assert isinstance(task.payload, dict)
         return task.payload["place"]
 
-    tally = Batches(dsn, "work", handle, sorter=place).run_once()
+    tally = GroupedWorker(dsn, "work", handle, sorter=place).run_once()
     assert (tally.succeeded, tally.failed) == (3, 1)
     assert seen == [{"place": 1}, {"place": 2}, {"place": 1}]
     assert [info.identifier for info in everything(queue) if "KeyError: 'place'" in str(info.error)] == ["a"]
@@ -131,7 +131,7 @@ def test_batches_fail_a_task_whose_sort_key_cannot_be_computed(dsn: str, queue: 
 
 def test_batches_fail_a_group_whose_sort_keys_do_not_compare(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", [NewTask("a", 1), NewTask("a", "1"), NewTask("b", 1)])
-    tally = Batches(dsn, "work", lambda _: None, sorter=lambda task: task.payload).run_once()
+    tally = GroupedWorker(dsn, "work", lambda _: None, sorter=lambda task: task.payload).run_once()
     assert (tally.succeeded, tally.failed) == (1, 2)
     assert states(queue) == [("a", State.FAILED), ("a", State.FAILED), ("b", State.SUCCEEDED)]
 
@@ -146,7 +146,7 @@ def test_a_reader_skips_an_unreadable_event_at_its_first_failure(
     bad = with_poison(queue, text)
     heard = Heard()
     heard.group.on()(heard.hear)
-    with Reader(dsn, heard.group, "work", quick(**options), on_failure=heard.fail):
+    with Consumer(dsn, heard.group, "work", quick(**options), on_failure=heard.fail):
         heard.wait(22)
         [failure] = heard.wait_failures(1)
     assert (failure.event, failure.delay, failure.stopped) == (bad, None, False)
@@ -160,7 +160,7 @@ def test_a_reader_of_kinds_tells_of_an_unreadable_event(dsn: str, queue: TaskQue
     poison(queue.conn, tasks[1], text)
     heard = Heard()
     heard.group.on("added")(heard.hear)
-    with Reader(dsn, heard.group, "work", quick(), on_failure=heard.fail):
+    with Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail):
         heard.wait(2)
         until_at_end(queue)
     assert [failure.event for failure in heard.failures] == [tasks[1]]

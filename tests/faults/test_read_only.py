@@ -9,13 +9,13 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect, install
 from airflow_provider_taskq.queue.errors import is_read_only
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.lease import LeaseKeeper
-from airflow_provider_taskq.worker.grouped import Batches
-from airflow_provider_taskq.worker.scheduler import Ticker
+from airflow_provider_taskq.worker.grouped import GroupedWorker
+from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker
 from tests.faults.servers import ServerPair, programs_of_tests
@@ -78,20 +78,20 @@ def test_a_reader_leaves_sessions_that_are_read_only(dsn: str, queue: TaskQueue,
     heard = Heard()
     heard.group.on()(heard.hear)
     queue.push("work", ["a"])
-    with Reader(proxy.dsn(dsn), heard.group, "work", quick(lease=SECOND * 3)) as reader:
+    with Consumer(proxy.dsn(dsn), heard.group, "work", quick(lease=SECOND * 3)) as consumer:
         heard.wait(1)
         with read_only_sessions(queue, proxy, 2):
             pass
         queue.push("work", ["b"])
         until(lambda: "b" in heard.identifiers)
-        assert reader.errors == {}
+        assert consumer.errors == {}
 
 
 def test_batches_and_ticks_leave_sessions_that_are_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
     queue.create_topic("ticks")
-    ticker = Ticker(proxy.dsn(dsn))
+    ticker = Scheduler(proxy.dsn(dsn))
     ticker.every("ticks", "each hour", timedelta(hours=1))  # installed again each quarter of an hour
-    batches = Batches(proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6)
+    batches = GroupedWorker(proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6)
     with batches, read_only_sessions(queue, proxy, 2):
         ticker.start()
     with batches:
@@ -167,7 +167,7 @@ def test_workers_and_readers_follow_a_failover_behind_one_address(run_worker: Ma
         heard.group.on()(heard.hear)
         dsn = proxy.dsn(servers.primary.dsn)
         worker = run_worker(dsn, lambda _: None, lease=SECOND * 6, listen=True)
-        with Reader(dsn, heard.group, "work", quick(lease=SECOND * 3)):
+        with Consumer(dsn, heard.group, "work", quick(lease=SECOND * 3)):
             until(lambda: all_succeeded(before, 1))
             heard.wait(1)
             servers.fail_over()

@@ -7,17 +7,17 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from airflow_provider_taskq.consumer import Reader
+from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.lease import LeaseKeeper
-from airflow_provider_taskq.worker import Work, notifications
-from airflow_provider_taskq.worker.grouped import Batches
-from airflow_provider_taskq.worker.notifications import Notices
+from airflow_provider_taskq.worker import Batch, notifications
+from airflow_provider_taskq.worker.grouped import GroupedWorker
+from airflow_provider_taskq.worker.notifications import NotificationListener
 from airflow_provider_taskq.worker.persistent import CHANNEL
-from airflow_provider_taskq.worker.scheduler import Ticker
+from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker, Named
 from tests.faults.tcp_proxy import TcpProxy
@@ -95,11 +95,11 @@ def test_a_commit_without_an_answer_is_looked_up_and_not_repeated(
 ) -> None:
     queue.conn.execute("CREATE TABLE effect (sequence bigint)")
 
-    def handle(task: Task, work: Work) -> None:
+    def handle(task: Task, batch: Batch) -> None:
         def write(within: TaskQueue, _: object) -> None:
             within.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
 
-        work.in_commit(write, task)
+        batch.in_commit(write, task)
         for link in proxy.links("work"):
             link.freeze()
 
@@ -192,12 +192,12 @@ def test_a_participant_may_take_longer_than_a_call_of_the_queue(
 ) -> None:
     called = []
 
-    def handle(_: Task, work: Work) -> None:
+    def handle(_: Task, batch: Batch) -> None:
         def write(within: TaskQueue, _: object) -> None:
             called.append(1)
             within.conn.execute("SELECT pg_sleep(1.5)")
 
-        work.in_commit(write)
+        batch.in_commit(write)
 
     queue.push("work", ["a"])
     run_worker(dsn, handle, call_timeout=SECOND * 0.5)
@@ -211,9 +211,9 @@ def test_a_participant_that_never_ends_in_time_fails_its_tasks_with_the_reason(
     def sleep(within: TaskQueue, _: object) -> None:
         within.conn.execute("SELECT pg_sleep(600)")
 
-    def handle(task: Task, work: Work) -> None:
+    def handle(task: Task, batch: Batch) -> None:
         if task.identifier == "slow":
-            work.in_commit(sleep, task)
+            batch.in_commit(sleep, task)
 
     queue.push("work", ["slow", "quick"])
     run_worker(dsn, handle, size=2, lease=SECOND, call_timeout=SECOND * 0.1, handler_statement_timeout=SECOND * 0.1)
@@ -226,7 +226,7 @@ def test_a_reader_goes_on_when_all_of_its_connections_fall_silent(dsn: str, queu
     heard = Heard()
     heard.group.on()(heard.hear)
     queue.push("work", ["a"])
-    with Reader(proxy.dsn(dsn), heard.group, "work", quick(lease=SECOND * 3, call_timeout=SECOND)):
+    with Consumer(proxy.dsn(dsn), heard.group, "work", quick(lease=SECOND * 3, call_timeout=SECOND)):
         heard.wait(1)
         for link in proxy.links():
             link.freeze()
@@ -243,7 +243,9 @@ def test_batches_and_ticks_go_on_when_their_connections_fall_silent(
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3)))
     queue.create_topic("ticks")
-    batches = Batches(proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6, call_timeout=SECOND)
+    batches = GroupedWorker(
+        proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6, call_timeout=SECOND
+    )
     with batches:
         queue.push("work", ["a"])
         until(lambda: all_succeeded(queue))
@@ -251,7 +253,7 @@ def test_batches_and_ticks_go_on_when_their_connections_fall_silent(
             link.freeze()
         queue.push("work", ["b"])
         until(lambda: all_succeeded(queue) and len(states(queue)) == 2)
-    ticker = Ticker(proxy.dsn(dsn))
+    ticker = Scheduler(proxy.dsn(dsn))
     ticker._session._limit = CallLimit(1)
     ticker.every("ticks", "each second", SECOND)
     with ticker:
@@ -269,7 +271,7 @@ def test_a_listener_that_hears_nothing_tests_its_connection(
     monkeypatch.setattr(notifications, "_ANSWER", 0.5)
     heard: list[str] = []
     listening = threading.Semaphore(0)
-    listener = Notices(lambda: connect(proxy.dsn(dsn)), CHANNEL, heard.append, listening.release)
+    listener = NotificationListener(lambda: connect(proxy.dsn(dsn)), CHANNEL, heard.append, listening.release)
     listener.start()
     try:
         assert listening.acquire(timeout=20)

@@ -16,9 +16,9 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.consumer import Failure, Group, Reader
+from airflow_provider_taskq.consumer import Consumer, ConsumerGroup, EventFailure
 from airflow_provider_taskq.queue import NewTask, State, Task, TaskQueue, TopicPolicy, connect, install
-from airflow_provider_taskq.worker import Work, Worker
+from airflow_provider_taskq.worker import Batch, Worker
 from tests.consumer.consumers import quick
 from tests.faults.conftest import Named
 from tests.faults.poison import POISON, poison
@@ -67,13 +67,13 @@ def prepare(dsn: str) -> None:
         TaskQueue(conn).create_topic("work", POLICY)
 
 
-def handle(task: Task, work: Work) -> None:
+def handle(task: Task, batch: Batch) -> None:
     """Commits an effect with the decision on a task."""
 
     def note(queue: TaskQueue, _: object) -> None:
         queue.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
 
-    work.in_commit(note, task)
+    batch.in_commit(note, task)
 
 
 class Producer:
@@ -162,10 +162,10 @@ def poison_payloads(dsn: str) -> Ledger:
     """Every third push holds a payload that no client can decode; workers and a consumer group read the topic."""
     prepare(dsn)
     ledger = Ledger()
-    group = Group("readers")
+    group = ConsumerGroup("readers")
     group.on()(lambda event: ledger.read.append(event.sequence))
 
-    def skipped(failure: Failure) -> None:
+    def skipped(failure: EventFailure) -> None:
         ledger.skipped.add(failure.event.sequence)
 
     def connected() -> psycopg.Connection[Any]:
@@ -174,8 +174,8 @@ def poison_payloads(dsn: str) -> Ledger:
     with (
         connected() as conn,
         working(connected, workers=2),
-        working(connected, ready=20),
-        Reader(dsn, group, "work", quick(lease=LEASE), on_failure=skipped),
+        working(connected, prefetch=20),
+        Consumer(dsn, group, "work", quick(lease=LEASE), on_failure=skipped),
     ):
         with Producer(connected, ledger, poisons=True):
             threading.Event().wait(SECONDS)  # the load goes on

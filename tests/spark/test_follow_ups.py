@@ -29,7 +29,7 @@ from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
 from airflow_provider_taskq.spark.follow_ups import Staging
 from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.writers import abandon_stage, check_of, open_stage
-from airflow_provider_taskq.worker import Composite, Work
+from airflow_provider_taskq.worker import Batch, Composite
 from tests.roles import logged_in
 
 Connection = psycopg.Connection[Any]
@@ -183,19 +183,19 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
     queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(3)])
     push(6)
 
-    def work(task: Task) -> Decided:
+    def batch(task: Task) -> Decided:
         assert isinstance(task.payload, dict)
         number = task.payload["number"]
         assert isinstance(number, int)
-        follow = {"next": [NewTask(f"{number}-{nth}", {"of": number}, priority=nth) for nth in range(2)]}
+        push_follow_ups = {"next": [NewTask(f"{number}-{nth}", {"of": number}, priority=nth) for nth in range(2)]}
         groups = [Groups("next", [["wait-0", "wait-1"], ["wait-2", "never"]])]
         if number < 4:
-            return Decided(Result(number), push=follow, junctions=groups)
-        return Decided(Decision(Result.FILTER, continued=number == 4), push=follow)
+            return Decided(Result(number), push=push_follow_ups, junctions=groups)
+        return Decided(Decision(Result.FILTER, continued=number == 4), push=push_follow_ups)
 
     with connect(dsn, autocommit=True) as waiting:
         waiting.execute("LISTEN taskq")
-        result = drain(spark, "work", "me", by_task(work), dsn=dsn)
+        result = drain(spark, "work", "me", by_task(batch), dsn=dsn)
         assert [told.payload for told in waiting.notifies(timeout=10, stop_after=1)] == ["next"]
     assert (result.done, result.pushed) == (6, 4)
     following = queue.latest("next", ["3-0", "3-1", "4-0", "4-1", "wait-0", "wait-1", "wait-2"])
@@ -219,9 +219,9 @@ def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
     def release(_: Task) -> Decided:
         return Decided(Decision(Result.FILTER, continued=True), junctions=[Groups("next", [["suspended"]])])
 
-    def follow(task: Task, work: Work) -> None:
-        work.push(task, "next", ["plain"])
-        work.push(task, "next", ["displacing"], Insertion.REPLACE)
+    def push_follow_ups(task: Task, batch: Batch) -> None:
+        batch.push(task, "next", ["plain"])
+        batch.push(task, "next", ["displacing"], Insertion.REPLACE)
 
     push(2)
     with logged_in(conn, dsn, "consumer") as consumer:
@@ -229,7 +229,7 @@ def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
     assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
     push(1)
     with logged_in(conn, dsn, "consumer", "producer") as both:
-        following = Composite("following").with_step(follow)
+        following = Composite("following").with_step(push_follow_ups)
         assert drain(spark, "work", "me", following, dsn=both, rounds=None).completed == {Result.SUCCESS: 1}
     assert identifiers(queue, "next") == ["suspended", "plain", "displacing"]
 

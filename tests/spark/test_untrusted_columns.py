@@ -131,7 +131,7 @@ def test_a_transform_around_a_composite_cannot_supply_an_internal_column(
 def test_a_composite_inside_a_transform_decides_but_sends_no_functions_to_the_driver(
     spark: SparkSession, dsn: str, queue: TaskQueue
 ) -> None:
-    taking_part = Composite("taking part").with_step(lambda _, work: work.in_commit(lambda *_: None), name="a")
+    taking_part = Composite("taking part").with_step(lambda _, batch: batch.in_commit(lambda *_: None), name="a")
     with pytest.raises(TaskQueueError, match="'taking part' is only a part of the drain's transform"):
         drain(spark, "work", "me", lambda tasks: by_composite(taking_part)(tasks), dsn=dsn)
     assert states(queue) == {State.READY}

@@ -10,22 +10,22 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueue
-from airflow_provider_taskq.worker import Work, Worker, batch
+from airflow_provider_taskq.worker import Batch, Worker, batch
 
 LEASE = timedelta(seconds=1.5)
 INSERT = "INSERT INTO effect (sequence, identifier, number) VALUES (%s, %s, %s)"
 
 
-def handle(work: Work) -> None:
+def handle(batch: Batch) -> None:
     """Writes down what is done, and pushes a follow-up for every tenth."""
 
     def write(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> None:
         queue.conn.cursor().executemany(INSERT, [(task.sequence, task.identifier, task.payload) for task in decisions])
 
-    work.in_commit(write)
-    for task in work.tasks:
+    batch.in_commit(write)
+    for task in batch.tasks:
         if isinstance(task.payload, int) and task.payload % 10 == 0:
-            work.push(task, "after", [f"{task.identifier} {task.payload}"])
+            batch.push(task, "after", [f"{task.identifier} {task.payload}"])
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker import Composite, Work
+from airflow_provider_taskq.worker import Batch, Composite
 
 orders = Composite("orders", threads=4)
 
@@ -16,12 +16,12 @@ class Order:
 
 
 @orders.step
-def load(task: Task, work: Work) -> None:
+def load(task: Task, batch: Batch) -> None:
     """Registers an order."""
-    work.register(Order, Order(task.identifier), task)
+    batch.register(Order, Order(task.identifier), task)
 
 
 @orders.step(after=load)
-def tell(task: Task, work: Work) -> Decision:
+def tell(task: Task, batch: Batch) -> Decision:
     """Says who did it."""
-    return Decision(Result.SUCCESS, f"{orders.name}: {work.require(Order, task).name}")
+    return Decision(Result.SUCCESS, f"{orders.name}: {batch.require(Order, task).name}")

@@ -12,8 +12,8 @@ import pytest
 from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
-from airflow_provider_taskq.worker.batch import Work, tagged
-from airflow_provider_taskq.worker.composite import Composite, Mode
+from airflow_provider_taskq.worker.batch import Batch, tagged
+from airflow_provider_taskq.worker.composite import Composite, StepMode
 from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, TaskResultException
 
 SECONDS = 30  # that an event gets to happen in
@@ -24,8 +24,8 @@ def task(number: int, topic: str = "work") -> Task:
     return Task(number, topic, f"item-{number}", {"number": number}, None, 1, False)
 
 
-def batch_of(count: int) -> Work:
-    return Work(task(number) for number in range(count))
+def batch_of(count: int) -> Batch:
+    return Batch(task(number) for number in range(count))
 
 
 def results(composite: Composite, count: int = 4) -> list[Result]:
@@ -33,10 +33,10 @@ def results(composite: Composite, count: int = 4) -> list[Result]:
 
 
 def decisions(composite: Composite, count: int = 4) -> list[Decision]:
-    work = batch_of(count)
-    decided = composite.handle(work)
+    batch = batch_of(count)
+    decided = composite.handle(batch)
     composite.close()
-    assert list(decided) == list(work.tasks)
+    assert list(decided) == list(batch.tasks)
     return list(decided.values())
 
 
@@ -171,7 +171,7 @@ def test_tasks_of_a_parallel_step_run_at_once_and_those_of_a_sequential_one_in_t
     parallel = Composite("parallel", threads=4).with_step(lambda _: [met.wait(SECONDS)].clear(), name="meet")
     assert results(parallel, 4) == [SUCCESS] * 4
     seen = Seen()
-    assert results(Composite("one by one").with_step(seen, mode=Mode.SEQUENTIAL), 50) == [SUCCESS] * 50
+    assert results(Composite("one by one").with_step(seen, mode=StepMode.SEQUENTIAL), 50) == [SUCCESS] * 50
     assert seen.numbers == list(range(50))
 
 
@@ -279,8 +279,8 @@ def test_steps_are_awaited_where_they_are_coroutines_those_of_all_tasks_at_once(
     composite, met = Composite("awaited"), list[asyncio.Barrier]()
 
     @composite.step
-    async def meet(task: Task, work: Work) -> Result:
-        barrier = work.suggest(asyncio.Barrier, lambda: asyncio.Barrier(len(work.tasks)))
+    async def meet(task: Task, batch: Batch) -> Result:
+        barrier = batch.suggest(asyncio.Barrier, lambda: asyncio.Barrier(len(batch.tasks)))
         async with asyncio.timeout(SECONDS):
             await barrier.wait()
         met.append(barrier)
@@ -300,7 +300,7 @@ def test_steps_are_awaited_where_they_are_coroutines_those_of_all_tasks_at_once(
 def test_a_sequential_coroutine_step_awaits_one_task_after_another() -> None:
     composite, seen = Composite("in turn"), list[str]()
 
-    @composite.step(mode=Mode.SEQUENTIAL)
+    @composite.step(mode=StepMode.SEQUENTIAL)
     async def turn(task: Task) -> None:
         seen.append(f"begin {task.sequence}")
         await asyncio.sleep(0)
@@ -336,12 +336,12 @@ def test_what_one_step_registers_the_next_requires() -> None:
     composite = Composite("supplement")
 
     @composite.step
-    def load(task: Task, work: Work) -> None:
-        work.register(str, f"order {task.sequence}", task)
+    def load(task: Task, batch: Batch) -> None:
+        batch.register(str, f"order {task.sequence}", task)
 
     @composite.step(after=load)
-    def check(task: Task, work: Work) -> Decision:
-        return Decision(SUCCESS, work.require(str, task))
+    def check(task: Task, batch: Batch) -> Decision:
+        return Decision(SUCCESS, batch.require(str, task))
 
     assert [each.message for each in decisions(composite, 2)] == ["order 0", "order 1"]
 
@@ -391,7 +391,7 @@ def test_an_error_around_a_step_is_the_failure_of_its_tasks() -> None:
 def test_contexts_see_the_merged_decisions_and_add_theirs_by_priority() -> None:
     composite = Composite("contexts").with_step(even(FILTER), name="first")
     composite.context(lambda _, made: {task: SUSPENSION if made[task].result is FILTER else SUCCESS for task in made})
-    composite.context(lambda work, _: work.after_commit(lambda: None))
+    composite.context(lambda batch, _: batch.after_commit(lambda: None))
     assert results(composite) == [SUSPENSION, SUCCESS, SUSPENSION, SUCCESS]
     with_failure = composite.with_context(lambda _, made: dict.fromkeys(list(made)[:1], FAILURE))
     failed, *others = decisions(with_failure, 2)
@@ -407,14 +407,14 @@ def test_a_context_that_fails_fails_its_tasks() -> None:
 def test_what_steps_push_may_be_rewritten() -> None:
     composite = Composite("rewriting")
 
-    @composite.step(mode=Mode.SEQUENTIAL)
-    def send(task: Task, work: Work) -> None:
-        work.push(task, "mail", ["a", NewTask("b", priority=3)])
+    @composite.step(mode=StepMode.SEQUENTIAL)
+    def send(task: Task, batch: Batch) -> None:
+        batch.push(task, "mail", ["a", NewTask("b", priority=3)])
 
     composite.rewrite(tagged)
-    work = batch_of(2)
-    composite.handle(work)
-    pushed = [(new.identifier, new.reference, new.priority) for each in work.follow_ups for new in each.tasks]
+    batch = batch_of(2)
+    composite.handle(batch)
+    pushed = [(new.identifier, new.reference, new.priority) for each in batch.follow_ups for new in each.tasks]
     assert pushed == [("a", "0", 0), ("b", "0", 3), ("a", "1", 0), ("b", "1", 3)]
 
 
@@ -422,25 +422,25 @@ def test_what_follows_is_in_the_order_of_the_tasks_whichever_thread_was_faster()
     composite, last = Composite("ordered", threads=4), threading.Event()
 
     @composite.step
-    def send(task: Task, work: Work) -> None:
+    def send(task: Task, batch: Batch) -> None:
         assert task.sequence == 3 or last.wait(SECONDS)
-        work.push(task, "mail", [f"{task.sequence}"])
-        work.junction(task, "mail", [[f"{task.sequence}"]])
+        batch.push(task, "mail", [f"{task.sequence}"])
+        batch.junction(task, "mail", [[f"{task.sequence}"]])
         last.set()
 
-    work = batch_of(4)
-    composite.handle(work)
-    assert [each.task.sequence for each in work.follow_ups] == [0, 1, 2, 3]
-    assert [each.task.sequence for each in work.releases] == [0, 1, 2, 3]
+    batch = batch_of(4)
+    composite.handle(batch)
+    assert [each.task.sequence for each in batch.follow_ups] == [0, 1, 2, 3]
+    assert [each.task.sequence for each in batch.releases] == [0, 1, 2, 3]
 
 
 def test_a_rewrite_that_fails_fails_the_task_that_is_followed() -> None:
     composite = Composite("rewriting")
 
     @composite.step
-    def send(task: Task, work: Work) -> None:
+    def send(task: Task, batch: Batch) -> None:
         if task.sequence:
-            work.push(task, "mail", ["a"])
+            batch.push(task, "mail", ["a"])
 
     composite.rewrite(lambda task, _: NewTask("1"[task.sequence]))
     assert results(composite, 2) == [SUCCESS, FAILURE]
@@ -450,8 +450,8 @@ def test_a_follow_up_that_nobody_could_push_fails_the_task_that_is_followed() ->
     composite = Composite("pushing")
 
     @composite.step
-    def send(task: Task, work: Work) -> None:
-        work.push(task, "mail", [NewTask("a", priority=500 * task.sequence)])
+    def send(task: Task, batch: Batch) -> None:
+        batch.push(task, "mail", [NewTask("a", priority=500 * task.sequence)])
 
     made = decisions(composite, 2)
     assert [each.result for each in made] == [SUCCESS, FAILURE]

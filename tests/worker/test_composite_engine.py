@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import Result, Task
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, engine
 from airflow_provider_taskq.worker.composite.engine import Landing
 from airflow_provider_taskq.worker.composite.threads import Threads
@@ -41,8 +41,8 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
-def work() -> Work:
-    return Work([Task(1, "work", "a", None, None, 1, False)])
+def batch() -> Batch:
+    return Batch([Task(1, "work", "a", None, None, 1, False)])
 
 
 def in_thread(composite: Composite) -> "Future[Landing]":
@@ -51,7 +51,7 @@ def in_thread(composite: Composite) -> "Future[Landing]":
 
     def submit() -> None:
         try:
-            returned.set_result(composite.submit(work()))
+            returned.set_result(composite.submit(batch()))
         except CompositeClosed as error:
             returned.set_exception(error)
 
@@ -71,7 +71,7 @@ def test_without_concurrency_a_batch_is_done_when_it_is_accepted(gate: Gate) -> 
 
 def test_so_many_batches_are_in_flight_and_the_next_waits_for_room(gate: Gate) -> None:
     composite = Composite("two", concurrency=2).with_batch(gate, name="wait")
-    flying = [composite.submit(work()) for _ in range(2)]
+    flying = [composite.submit(batch()) for _ in range(2)]
     for _ in flying:
         gate.wait_for_begin()
     third = in_thread(composite)
@@ -86,7 +86,7 @@ def test_so_many_batches_are_in_flight_and_the_next_waits_for_room(gate: Gate) -
 
 def test_close_waits_for_the_batches_in_flight(gate: Gate) -> None:
     composite = Composite("waiting", concurrency=1).with_batch(gate, name="wait")
-    landing = composite.submit(work())
+    landing = composite.submit(batch())
     gate.wait_for_begin()
     closing = threading.Thread(target=composite.close)
     closing.start()
@@ -108,7 +108,7 @@ def test_close_waits_for_an_end_that_is_being_told(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(engine, "Future", Slow)
     composite = Composite("telling", concurrency=1).with_batch(lambda _: Result.SUCCESS, name="end")
-    landing = composite.submit(work())
+    landing = composite.submit(batch())
     assert telling.wait(SECONDS)
     closing = threading.Thread(target=composite.close)
     closing.start()
@@ -122,7 +122,7 @@ def test_close_waits_for_an_end_that_is_being_told(monkeypatch: pytest.MonkeyPat
 def test_who_is_told_of_an_end_may_close_the_composite(gate: Gate) -> None:
     closed = threading.Event()
     composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
-    landing = composite.submit(work())
+    landing = composite.submit(batch())
 
     def close(_: Landing) -> None:
         composite.close()
@@ -150,7 +150,7 @@ def test_close_fails_the_batches_in_flight_where_that_is_wished(gate: Gate, conc
 def test_a_batch_that_is_given_up_ends_at_once_and_its_later_steps_never_begin(gate: Gate) -> None:
     seen: list[Task] = []
     composite = Composite("giving up", concurrency=1).with_batch(gate, name="wait").with_step(seen.append, after="wait")
-    given = work()
+    given = batch()
     landing = composite.submit(given)
     gate.wait_for_begin()
     assert "step wait" in [each.what for each in given.whereabouts()]
@@ -173,7 +173,7 @@ def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
         finally:
             cancelled.set()
 
-    given = work()
+    given = batch()
     landing = composite.submit(given)
     assert begun.wait(SECONDS)
     given.cancel()
@@ -184,7 +184,7 @@ def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
 
 
 def test_what_is_awaited_for_a_batch_that_was_given_up_just_before_is_cancelled() -> None:
-    threads, given = Threads("late", 1), work()
+    threads, given = Threads("late", 1), batch()
     ended: list[BaseException] = []
     given.cancel()
 
@@ -204,7 +204,7 @@ def test_what_is_awaited_for_a_batch_that_was_given_up_just_before_is_cancelled(
 def test_a_closed_composite_begins_anew_with_the_next_batch() -> None:
     composite = Composite("again").with_batch(lambda _: Result.FILTER, name="filter")
     for _ in range(2):
-        assert [each.result for each in composite.handle(work()).values()] == [Result.FILTER]
+        assert [each.result for each in composite.handle(batch()).values()] == [Result.FILTER]
         composite.close()
     composite.close()
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_taskq.queue import Result, Task, TaskQueue
 from airflow_provider_taskq.worker import Composite, Worker
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from tests.worker.test_handlers import task
 
 SECONDS = 60
@@ -103,7 +103,7 @@ def test_steps_in_an_executor_see_the_context_variables_of_their_caller(executor
     composite = Composite("sees", executor=executor).with_step(lambda _: seen.append(BAGGAGE.get()), name="see")
     token = BAGGAGE.set("carried")
     try:
-        composite.handle(Work([task(1), task(2)]))
+        composite.handle(Batch([task(1), task(2)]))
     finally:
         BAGGAGE.reset(token)
     assert seen == ["carried"] * 2
@@ -143,7 +143,7 @@ def test_a_shutdown_that_cancels_a_step_fails_its_batch() -> None:
     executor.submit(hold)
     assert begun.wait(SECONDS)
     composite = Composite("cancelled", executor=executor, concurrency=1).with_step(nothing, name="never")
-    returned = composite.submit(Work([task(1)]))
+    returned = composite.submit(Batch([task(1)]))
     assert queued.wait(SECONDS)
     executor.shutdown(wait=False, cancel_futures=True)
     let_go.set()
@@ -174,5 +174,5 @@ def test_a_pickled_composite_leaves_the_executor_out(executor: ThreadPoolExecuto
     composite = Composite("pickled", executor=executor).with_batch(of_the_batch)
     made: Composite = pickle.loads(pickle.dumps(composite))  # noqa: S301
     executor.shutdown()
-    [decided] = made.handle(Work([task(1)])).values()
+    [decided] = made.handle(Batch([task(1)])).values()
     assert decided.result is Result.FILTER

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from airflow_provider_taskq.worker.batch import Batch
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import (
@@ -37,8 +38,7 @@ from airflow_provider_taskq.spark.landing import land
 from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.staging import Staged
 from airflow_provider_taskq.spark.writers import CompleteWriter, open_stage
-from airflow_provider_taskq.worker.batch import Work
-from airflow_provider_taskq.worker.commit import settle
+from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
 from tests.queue.conftest import until
 
@@ -125,8 +125,8 @@ def test_what_the_page_says_of_contexts_and_of_what_is_around_a_step_runs(
     composite = names["orders"]
     assert isinstance(composite, Composite)
     conn.execute("CREATE TEMP TABLE audit (identifier text, result text)")
-    work = Work(queue.poll("orders", owner, 2))
-    settle(queue, owner, work, composite.handle(work))
+    batch = Batch(queue.poll("orders", owner, 2))
+    commit_batch(queue, owner, batch, composite.handle(batch))
     assert sorted(conn.execute("SELECT * FROM audit").fetchall()) == [("a", "SUCCESS"), ("b", "SUSPENSION")]
     assert seen == ["orders/load", "orders/check", "orders/send"]
     check_example(queue)
@@ -137,7 +137,7 @@ def test_what_spark_cannot_do_is_refused_in_a_sentence_and_the_tasks_are_given_b
     spark: SparkSession, dsn: str, queue: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b"])
-    taking_part = Composite("taking part").with_step(lambda _, work: work.in_commit(lambda *_: None), name="a")
+    taking_part = Composite("taking part").with_step(lambda _, batch: batch.in_commit(lambda *_: None), name="a")
     locked = threading.Lock()
     unpicklable = Composite("locked").with_step(lambda _: locked.locked() and None, name="a")
     for composite, condition, words in (
@@ -166,15 +166,15 @@ def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
     queue.create_topic("next")
     queue.push("work", ["a"])
     (task,) = queue.poll("work", owner)
-    work, made = Work([task]), Decision(Result.SUCCESS)
+    batch, made = Batch([task]), Decision(Result.SUCCESS)
 
     def note(queue: TaskQueue, _: Mapping[Task, Decision]) -> None:
         queue.conn.execute("INSERT INTO noted VALUES (1)")
 
-    work.in_commit(note)
-    work.push(task, "next", ["b"], Insertion.REPLACE)
-    work.after_commit((tmp_path / "committed").touch)
-    company = company_of("orders", work, {task: made}, Condition.NONE).pickled()
+    batch.in_commit(note)
+    batch.push(task, "next", ["b"], Insertion.REPLACE)
+    batch.after_commit((tmp_path / "committed").touch)
+    company = company_of("orders", batch, {task: made}, Condition.NONE).pickled()
     stage = open_stage(conn, owner.name, owner.fence)
     conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
@@ -199,10 +199,10 @@ def test_nothing_follows_a_decision_that_a_stage_of_rounds_has_dropped(
     queue.push("work", [NewTask("young", ttl=timedelta(hours=1)), NewTask("old")])
     young, old = queue.poll("work", owner, 2)
     made = Decision(Result.FAILURE, continued=True)
-    work = Work([young, old])
+    batch = Batch([young, old])
     for task in (young, old):
-        work.push(task, "next", [f"after {task.identifier}"], Insertion.REPLACE)
-    company = company_of("orders", work, {young: made, old: made}, Condition.NONE).pickled()
+        batch.push(task, "next", [f"after {task.identifier}"], Insertion.REPLACE)
+    company = company_of("orders", batch, {young: made, old: made}, Condition.NONE).pickled()
     [(stage,)] = conn.execute(
         "SELECT taskq.open_stage(%s, %s, 'NONE', true)::text", (owner.name, owner.fence)
     ).fetchall()

@@ -3,7 +3,7 @@
 import pytest
 
 from airflow_provider_taskq.queue import Result, Task
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.duplicates import Judge, outdated, repeated, step_of, without
 from airflow_provider_taskq.worker.handlers import BatchHandler, batch
@@ -11,9 +11,9 @@ from airflow_provider_taskq.worker.handlers import BatchHandler, batch
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
 
-def work() -> Work:
+def small_batch() -> Batch:
     """Two tasks of a, the later one first, one of b, three of c."""
-    return Work(
+    return Batch(
         Task(sequence, "work", identifier, None, None, 1, False)
         for sequence, identifier in ((2, "a"), (1, "a"), (3, "b"), (4, "c"), (5, "c"), (6, "c"))
     )
@@ -28,7 +28,7 @@ def handlers(judge: Judge) -> list[BatchHandler]:
 
 @pytest.mark.parametrize("place", [0, 1], ids=["handler", "composite"])
 def test_outdated_filters_all_but_the_highest_sequence_of_an_identifier(place: int) -> None:
-    handler, given = handlers(outdated)[place], work()
+    handler, given = handlers(outdated)[place], small_batch()
     decided = handler.handle(given)
     assert [decided[task].result for task in given.tasks] == [
         SUSPENSION,
@@ -44,7 +44,7 @@ def test_outdated_filters_all_but_the_highest_sequence_of_an_identifier(place: i
 
 @pytest.mark.parametrize("place", [0, 1], ids=["handler", "composite"])
 def test_repeated_fails_every_duplicate(place: int) -> None:
-    handler, given = handlers(repeated)[place], work()
+    handler, given = handlers(repeated)[place], small_batch()
     decided = handler.handle(given)
     assert [decided[task].result for task in given.tasks] == [FAILURE, FAILURE, SUSPENSION, FAILURE, FAILURE, FAILURE]
     assert decided[given.tasks[0]].error == "one of 2 tasks of its identifier in one batch"
@@ -52,7 +52,7 @@ def test_repeated_fails_every_duplicate(place: int) -> None:
 
 
 def test_a_batch_of_duplicates_only_is_not_handed_on() -> None:
-    given, seen = Work(work().tasks[:2]), list[Work]()
+    given, seen = Batch(small_batch().tasks[:2]), list[Batch]()
     decided = without(repeated, batch(seen.append)).handle(given)
     assert [made.result for made in decided.values()] == [FAILURE] * 2
     assert seen == []

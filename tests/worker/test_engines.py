@@ -21,8 +21,8 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
 )
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.worker.batch import Work, tagged
-from airflow_provider_taskq.worker.composite import Composite, Mode
+from airflow_provider_taskq.worker.batch import Batch, tagged
+from airflow_provider_taskq.worker.composite import Composite, StepMode
 from airflow_provider_taskq.worker.duplicates import outdated, step_of
 from airflow_provider_taskq.worker.handlers import TaskResultException
 from airflow_provider_taskq.worker.listener import WorkerListener
@@ -96,31 +96,31 @@ def test_steps_side_by_side_and_after_one_another_come_to_the_same_results(queue
     composite = Composite("all kinds")
 
     @composite.step
-    def load(task: Task, work: Work) -> None:
-        work.register(int, number_of(task), task)
+    def load(task: Task, batch: Batch) -> None:
+        batch.register(int, number_of(task), task)
 
     @composite.step(after=load)
-    def left(task: Task, work: Work) -> Decision | None:
-        number = work.require(int, task)
+    def left(task: Task, batch: Batch) -> Decision | None:
+        number = batch.require(int, task)
         if number == 1:
             raise ValueError("no luck with 1")
         if number == 2:
             raise TaskResultException(SUSPENSION)
         return Decision(SUCCESS, f"left {number}") if number != 3 else Decision(FILTER, "filtered")
 
-    @composite.step(after=load, mode=Mode.SEQUENTIAL)
-    async def right(task: Task, work: Work) -> Result:
-        return FAILURE if work.require(int, task) in (2, 4) else SUCCESS
+    @composite.step(after=load, mode=StepMode.SEQUENTIAL)
+    async def right(task: Task, batch: Batch) -> Result:
+        return FAILURE if batch.require(int, task) in (2, 4) else SUCCESS
 
     @composite.batch(after=load)
-    def some(tasks: Sequence[Task], work: Work) -> Mapping[Task, Decision]:
+    def some(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Decision]:
         known = Decision(SUCCESS, continued=True)
-        return {task: known for task in tasks if work.require(int, task) != 5}
+        return {task: known for task in tasks if batch.require(int, task) != 5}
 
     @composite.batch(after=(left, right, some))
-    async def end(tasks: Sequence[Task], work: Work) -> Mapping[Task, Decision | Result]:
-        assert {work.require(int, task) for task in tasks} <= {0, 6, 7}
-        return {task: FILTER if work.require(int, task) == 7 else Decision(SUCCESS, "end") for task in tasks}
+    async def end(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Decision | Result]:
+        assert {batch.require(int, task) for task in tasks} <= {0, 6, 7}
+        return {task: FILTER if batch.require(int, task) == 7 else Decision(SUCCESS, "end") for task in tasks}
 
     push(queue, 8)
     engine(composite)
@@ -163,12 +163,12 @@ def woven(whole: bool) -> Composite:
     composite = Composite("web", threads=3)
 
     def add(step: str) -> None:
-        def each(task: Task, work: Work) -> Decision:
-            work.push(task, "next", [f"{step}/{number_of(task)}"])
+        def each(task: Task, batch: Batch) -> Decision:
+            batch.push(task, "next", [f"{step}/{number_of(task)}"])
             return said(step, number_of(task))
 
-        def every(tasks: Sequence[Task], work: Work) -> Mapping[Task, Decision]:
-            return {task: each(task, work) for task in tasks}
+        def every(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Decision]:
+            return {task: each(task, batch) for task in tasks}
 
         if whole == (int(step[1:]) % 2 == 0):
             composite.batch(name=step, after=WEB[step])(every)
@@ -210,11 +210,11 @@ def test_what_follows_comes_for_continued_tasks_only_pushes_before_junctions(que
     composite = Composite("follow-ups")
 
     @composite.step
-    def send(task: Task, work: Work) -> Decision:
+    def send(task: Task, batch: Batch) -> Decision:
         number = number_of(task)
-        work.push(task, "next", [NewTask(f"follows-{number}", {"of": number}, priority=number)])
-        work.junction(task, "next", [[f"wait-{number}", f"joins-{number}"]])
-        work.push(task, "next", [NewTask(f"joins-{number}", suspended=True)])
+        batch.push(task, "next", [NewTask(f"follows-{number}", {"of": number}, priority=number)])
+        batch.junction(task, "next", [[f"wait-{number}", f"joins-{number}"]])
+        batch.push(task, "next", [NewTask(f"joins-{number}", suspended=True)])
         return Decision(Result(number), continued=True if number == 1 else None)
 
     composite.rewrite(tagged)
@@ -238,9 +238,11 @@ def test_what_follows_may_displace_what_is_there(queue: TaskQueue, engine: Engin
     composite = Composite("displacing")
 
     @composite.step
-    def send(task: Task, work: Work) -> Result:
-        work.push(task, "next", ["ab"[number_of(task)]], Insertion.REPLACE)
-        work.push(task, "work", [NewTask(task.identifier, suspended=True)], Insertion.REPLACE)  # of itself, as it ended
+    def send(task: Task, batch: Batch) -> Result:
+        batch.push(task, "next", ["ab"[number_of(task)]], Insertion.REPLACE)
+        batch.push(
+            task, "work", [NewTask(task.identifier, suspended=True)], Insertion.REPLACE
+        )  # of itself, as it ended
         return SUCCESS if number_of(task) else FAILURE
 
     push(queue, 2)
@@ -267,18 +269,18 @@ def test_who_takes_part_in_the_commit_writes_with_the_decisions_and_decides_too(
     composite = Composite("auditing")
 
     @composite.step
-    def decide(task: Task, work: Work) -> Result:
+    def decide(task: Task, batch: Batch) -> Result:
         def only_this(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
             queue.conn.execute("INSERT INTO notes VALUES (%s, 'alone')", (100 + len(decisions),))
             return dict.fromkeys(decisions, Decision(FILTER, "by the one who takes part"))
 
         if number_of(task) == 2:
-            work.in_commit(only_this, task)
-            work.push(task, "next", ["never"])
+            batch.in_commit(only_this, task)
+            batch.push(task, "next", ["never"])
         return FAILURE if number_of(task) == 1 else SUCCESS
 
     @composite.context
-    def audit(work: Work, decisions: Mapping[Task, Decision]) -> None:
+    def audit(batch: Batch, decisions: Mapping[Task, Decision]) -> None:
         folder = str(tmp_path)
         rows = {task: (number_of(task),) for task in decisions}
 
@@ -290,8 +292,8 @@ def test_who_takes_part_in_the_commit_writes_with_the_decisions_and_decides_too(
             for (number,) in rows.values():
                 Path(folder, str(number)).touch()
 
-        work.in_commit(write)
-        work.after_commit(tell)
+        batch.in_commit(write)
+        batch.after_commit(tell)
 
     push(queue, 4)
     engine(composite)
@@ -309,7 +311,7 @@ def test_who_takes_part_and_fails_fails_its_tasks_and_its_writes_are_undone(
     composite = Composite("failing")
 
     @composite.step
-    def decide(task: Task, work: Work) -> None:
+    def decide(task: Task, batch: Batch) -> None:
         number = number_of(task)
 
         def write(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
@@ -318,8 +320,8 @@ def test_who_takes_part_and_fails_fails_its_tasks_and_its_writes_are_undone(
                 queue.conn.execute("SELECT 1 / 0")
             return {} if number == 2 else decisions
 
-        work.in_commit(write, task)
-        work.push(task, "next", [task.identifier])
+        batch.in_commit(write, task)
+        batch.push(task, "next", [task.identifier])
 
     push(queue, 4)
     engine(composite)
@@ -335,8 +337,8 @@ def test_a_decision_on_a_foreign_task_fails_the_batch_and_nothing_follows(queue:
     composite = Composite("foreign")
 
     @composite.batch
-    def foreign(tasks: Sequence[Task], work: Work) -> Mapping[Task, Result]:
-        work.push(tasks[0], "next", ["never"])
+    def foreign(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Result]:
+        batch.push(tasks[0], "next", ["never"])
         return dict.fromkeys([*tasks, Task(0, "work", "other", None, None, 1, False)], SUCCESS)
 
     push(queue, 3)
@@ -352,8 +354,8 @@ def test_tasks_of_one_identifier_are_in_one_batch_in_their_order(queue: TaskQueu
     composite = Composite("outdated").with_batch(step_of(outdated))
 
     @composite.batch(after="outdated")
-    def place(tasks: Sequence[Task], work: Work) -> Mapping[Task, Decision]:
-        of = [task for task in work.tasks if task.identifier == "a"]
+    def place(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Decision]:
+        of = [task for task in batch.tasks if task.identifier == "a"]
         return {task: Decision(SUCCESS, [each.payload for each in of]) for task in tasks}
 
     queue.push(

@@ -13,7 +13,7 @@ def test_every_exported_name_can_be_imported(name: str) -> None:
     assert getattr(worker, name) is not None
 
 
-@pytest.mark.parametrize("name", ["Batches", "Health", "Signal", "Ticker", "Worker"])
+@pytest.mark.parametrize("name", ["GroupedWorker", "HealthMonitor", "HealthSignal", "Scheduler", "Worker"])
 def test_what_runs_for_long_is_exported(name: str) -> None:
     assert name in worker.__all__
 

@@ -23,7 +23,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
 )
 from airflow_provider_taskq.worker import TaskResultException
-from airflow_provider_taskq.worker.grouped import Batches, Tally
+from airflow_provider_taskq.worker.grouped import GroupedRun, GroupedWorker
 from tests.consumer.consumers import table
 from tests.queue.conftest import known, pass_time, until
 
@@ -52,16 +52,16 @@ def push(queue: TaskQueue, *payloads: int, identifier: str = "key", ttl: timedel
     return queue.push("work", [NewTask(identifier, payload, ttl=ttl) for payload in payloads])
 
 
-def batches(dsn: str, handler: Callable[..., Any], **options: object) -> Batches:
+def batches(dsn: str, handler: Callable[..., Any], **options: object) -> GroupedWorker:
     """Batches of the topic, run by the test."""
-    return Batches(dsn, "work", handler, **options)  # type: ignore[arg-type]
+    return GroupedWorker(dsn, "work", handler, **options)  # type: ignore[arg-type]
 
 
 def test_in_mode_all_the_rest_of_a_group_is_handled_after_an_error(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     tasks = push(queue, 1, 2, 3)
     told = Told(2)
-    assert batches(dsn, told).run_once() == Tally(groups=1, succeeded=2, failed=1, left=0)
+    assert batches(dsn, told).run_once() == GroupedRun(groups=1, succeeded=2, failed=1, left=0)
     assert told.handled == [1, 2, 3]
     assert [known(queue, task).status for task in tasks] == ["succeeded", "retrying", "succeeded"]
     assert "ValueError: bad" in str(known(queue, tasks[1]).error)
@@ -72,9 +72,9 @@ def test_in_mode_fail_first_the_rest_waits_untouched_and_keeps_its_order(dsn: st
     tasks = push(queue, 1, 2, 3)
     told = Told(2)
     run = batches(dsn, told, mode="fail_first")
-    assert run.run_once() == Tally(groups=1, succeeded=1, failed=1, left=1)
+    assert run.run_once() == GroupedRun(groups=1, succeeded=1, failed=1, left=1)
     assert (known(queue, tasks[2]).status, known(queue, tasks[2]).attempt) == ("ready", 0)
-    assert run.run_once() == Tally(), "kept back while the error is not due"
+    assert run.run_once() == GroupedRun(), "kept back while the error is not due"
     push(queue, 4)
     pass_time(queue, 2 * MINUTE)
     told.bad.clear()
@@ -86,7 +86,7 @@ def test_groups_are_independent_of_each_other(dsn: str, queue: TaskQueue) -> Non
     push(queue, 1, 2, identifier="a")
     push(queue, 3, 4, identifier="b")
     told = Told(1)
-    assert batches(dsn, told, mode="fail_first").run_once() == Tally(groups=2, succeeded=2, failed=1, left=1)
+    assert batches(dsn, told, mode="fail_first").run_once() == GroupedRun(groups=2, succeeded=2, failed=1, left=1)
     assert told.handled == [1, 3, 4]
 
 
@@ -146,7 +146,7 @@ def test_a_handler_decides_as_a_workers_does(dsn: str, queue: TaskQueue) -> None
         assert isinstance(task.payload, int)
         return decided[task.payload]
 
-    assert Batches(dsn, "work", handle).run_once().succeeded == 3
+    assert GroupedWorker(dsn, "work", handle).run_once().succeeded == 3
     assert [known(queue, task).state for task in tasks] == [State.FILTERED, State.SUSPENDED, State.SUCCEEDED]
 
 
@@ -232,7 +232,7 @@ def test_an_error_that_a_rule_calls_a_success_counts_as_one_and_the_group_goes_o
     tasks = push(queue, 1, 2, 3)
     told = Told(2, error=UniqueViolation("written before"))
     run = batches(dsn, told, mode="fail_first", rules={UniqueViolation: Result.SUCCESS})
-    assert run.run_once() == Tally(groups=1, succeeded=3, failed=0, left=0)
+    assert run.run_once() == GroupedRun(groups=1, succeeded=3, failed=0, left=0)
     assert told.handled == [1, 2, 3]
     assert [known(queue, task).status for task in tasks] == ["succeeded"] * 3
     assert known(queue, tasks[1]).error is None
@@ -241,7 +241,7 @@ def test_an_error_that_a_rule_calls_a_success_counts_as_one_and_the_group_goes_o
 def test_an_error_that_a_rule_filters_counts_as_one_and_stops_its_group(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2)
     run = batches(dsn, Told(1), mode="fail_first", rules={ValueError: Result.FILTER})
-    assert run.run_once() == Tally(groups=1, succeeded=0, failed=1, left=1)
+    assert run.run_once() == GroupedRun(groups=1, succeeded=0, failed=1, left=1)
     assert [known(queue, task).status for task in tasks] == ["filtered", "ready"]
 
 
@@ -255,7 +255,7 @@ def test_an_error_of_success_on_undoes_its_write_and_is_a_success(dsn: str, queu
         queue.conn.execute("INSERT INTO paid_once VALUES (%s)", (task.payload,))
 
     run = batches(dsn, pay, mode="fail_first", success_on=UniqueViolation)
-    assert run.run_once() == Tally(groups=1, succeeded=3, failed=0, left=0)
+    assert run.run_once() == GroupedRun(groups=1, succeeded=3, failed=0, left=0)
     assert [known(queue, task).status for task in tasks] == ["succeeded"] * 3
     assert [row[0] for row in queue.conn.execute("SELECT number FROM paid_once ORDER BY number")] == [1, 2, 3, 10, 30]
 
@@ -279,7 +279,7 @@ def test_any_thread_may_complete_the_future_of_a_task_in_a_group(dsn: str, queue
         begun.put(task.payload)
         return futures[task.payload]
 
-    with Batches(dsn, "work", start):
+    with GroupedWorker(dsn, "work", start):
         assert begun.get(timeout=60) == 1
         assert begun.empty(), "the next task of the group waits for the Future of the one before it"
         assert known(queue, tasks[0]).status == "running"
@@ -302,6 +302,6 @@ def test_the_future_of_a_handler_that_takes_the_queue_is_awaited_in_its_transact
         threading.Thread(target=future.set_exception, args=(LookupError("no mailbox"),)).start()
         return future
 
-    assert batches(dsn, pay).run_once() == Tally(groups=1, failed=1)
+    assert batches(dsn, pay).run_once() == GroupedRun(groups=1, failed=1)
     assert known(queue, task).error_summary == "LookupError: no mailbox"
     assert queue.conn.execute("SELECT count(*) FROM paid_once").fetchall() == [(0,)]

@@ -18,7 +18,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
 )
-from airflow_provider_taskq.worker.grouped import Tally
+from airflow_provider_taskq.worker.grouped import GroupedRun
 from tests.queue.conftest import identifiers, known, pass_time, until
 from tests.worker.test_grouped import HOUR, Told, batches, push, retrying
 
@@ -48,7 +48,7 @@ def test_a_paused_retry_keeps_its_group_back_and_is_due_at_once_when_resumed(
     push(queue, 2)
     pass_time(queue, HOUR)
     told = Told()
-    assert batches(dsn, told).run_once() == Tally()
+    assert batches(dsn, told).run_once() == GroupedRun()
     queue.set_due("work", task.sequence, datetime.now(UTC) + HOUR)
     assert known(queue, task).status == "retrying"
     queue.pause_task("work", task.sequence)

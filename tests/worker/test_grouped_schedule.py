@@ -4,7 +4,7 @@ import time
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Decision, Result, State, Task, TaskQueue
-from airflow_provider_taskq.worker.grouped import Tally
+from airflow_provider_taskq.worker.grouped import GroupedRun
 from tests.queue.conftest import known, pass_time, until
 from tests.worker.test_grouped import HOUR, Told, batches, push
 
@@ -89,26 +89,26 @@ def test_a_program_without_the_cluster_lock_skips_its_run(dsn: str, queue: TaskQ
     told = Told()
     run = batches(dsn, told, cluster_lock=HOUR)
     assert queue.lock("batches work", "another program", HOUR) is True
-    assert run.run_once() == Tally()
+    assert run.run_once() == GroupedRun()
     assert told.handled == []
     queue.unlock("batches work", "another program")
-    assert run.run_once() == Tally(groups=1, succeeded=1)
+    assert run.run_once() == GroupedRun(groups=1, succeeded=1)
 
 
 def test_the_cluster_lock_is_held_during_a_run_and_given_back_after_it(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1)
     other = batches(dsn, Told(), cluster_lock=HOUR)
-    tallies: list[Tally] = []
+    tallies: list[GroupedRun] = []
     assert batches(dsn, lambda _task: tallies.append(other.run_once()), cluster_lock=HOUR).run_once().succeeded == 1
     push(queue, 2, identifier="other")
     tallies.append(other.run_once())
-    assert tallies == [Tally(), Tally(groups=1, succeeded=1)]
+    assert tallies == [GroupedRun(), GroupedRun(groups=1, succeeded=1)]
 
 
 def test_without_a_cluster_lock_programs_handle_different_groups_at_once(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1, identifier="a")
     push(queue, 2, identifier="b")
-    tallies: list[Tally] = []
+    tallies: list[GroupedRun] = []
     first = batches(dsn, lambda _task: tallies.append(batches(dsn, Told()).run_once()), groups=1)
     assert first.run_once().succeeded == 1
-    assert tallies == [Tally(groups=1, succeeded=1)]
+    assert tallies == [GroupedRun(groups=1, succeeded=1)]

@@ -12,7 +12,7 @@ import pytest
 from psycopg.errors import UniqueViolation
 
 from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
-from airflow_provider_taskq.worker import BatchHandler, Composite, TaskResultException, Work, Worker, batch, each
+from airflow_provider_taskq.worker import Batch, BatchHandler, Composite, TaskResultException, Worker, batch, each
 from tests.faults.poison import POISON, poison
 from tests.queue.conftest import until
 from tests.worker.test_handlers import results, task
@@ -33,12 +33,12 @@ def filtered_elsewhere(_: Task) -> "Future[Any]":
     return completed_elsewhere(Result.FILTER)
 
 
-def give_up_once(work: Work, count: int) -> None:
+def give_up_once(batch: Batch, count: int) -> None:
     """Gives the batch up from another thread, once so much runs for it."""
 
     def give_up() -> None:
-        until(lambda: len(work.whereabouts()) >= count)
-        work.cancel()
+        until(lambda: len(batch.whereabouts()) >= count)
+        batch.cancel()
 
     threading.Thread(target=give_up).start()
 
@@ -74,10 +74,10 @@ def test_the_futures_of_a_batch_are_in_progress_at_once() -> None:
 
 
 def test_any_thread_may_complete_the_future_of_a_batch() -> None:
-    whole = batch(lambda work: completed_elsewhere(dict.fromkeys(work.tasks, Result.FILTER)))
+    whole = batch(lambda batch: completed_elsewhere(dict.fromkeys(batch.tasks, Result.FILTER)))
     assert results(whole, task(1), task(2)) == [Result.FILTER, Result.FILTER]
     with pytest.raises(ValueError, match="bad"):
-        batch(lambda _: completed_elsewhere(ValueError("bad"))).handle(Work([task(1)]))
+        batch(lambda _: completed_elsewhere(ValueError("bad"))).handle(Batch([task(1)]))
 
 
 def test_a_process_may_return_a_future() -> None:
@@ -89,23 +89,23 @@ def test_a_process_may_return_a_future() -> None:
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_the_wait_for_a_future_ends_when_the_batch_is_given_up(when: str) -> None:
     future: Future[Result] = Future()
-    work = Work([task(1)])
+    given = Batch([task(1)])
     if when == "while":
-        give_up_once(work, 1)
+        give_up_once(given, 1)
     else:
-        work.cancel()
+        given.cancel()
     made = batch(lambda _: future)
     with pytest.raises(CancelledError):
-        made.handle(work)
+        made.handle(given)
     assert future.cancelled()
 
 
 def test_the_wait_for_a_future_that_runs_ends_when_the_batch_is_given_up() -> None:
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # as an executor does: now it cannot be cancelled
-    work = Work([task(1)])
-    give_up_once(work, 1)
-    [made] = each(lambda _: future).handle(work).values()
+    batch = Batch([task(1)])
+    give_up_once(batch, 1)
+    [made] = each(lambda _: future).handle(batch).values()
     assert "given up before the Future" in str(made.error)
 
 
@@ -149,8 +149,8 @@ def test_an_executor_of_the_caller_calls_the_function_and_stays_open() -> None:
     BAGGAGE.set("seen")
     names: list[str] = []
 
-    def decide(task: Task, work: Work) -> Result:
-        assert task in work
+    def decide(task: Task, batch: Batch) -> Result:
+        assert task in batch
         names.append(f"{threading.current_thread().name} {BAGGAGE.get()}")
         return Result.FILTER
 
@@ -161,7 +161,7 @@ def test_an_executor_of_the_caller_calls_the_function_and_stays_open() -> None:
         assert executor.submit(lambda: 5).result() == 5
     assert all(name.startswith("mine") and name.endswith("seen") for name in names)
     with pytest.raises(RuntimeError, match="shutdown"):
-        handler.handle(Work([task(1)]))
+        handler.handle(Batch([task(1)]))
 
 
 def test_futures_of_functions_do_not_take_a_thread_of_the_executor() -> None:
@@ -181,15 +181,15 @@ def test_futures_of_functions_do_not_take_a_thread_of_the_executor() -> None:
 def test_calls_that_wait_for_the_executor_are_cancelled_with_their_batch() -> None:
     go = threading.Event()
     called: list[int] = []
-    work = Work([task(1), task(2)])
+    batch = Batch([task(1), task(2)])
 
     def decide(task: Task) -> None:
         called.append(task.sequence)
-        work.cancel()
+        batch.cancel()
         assert go.wait(60)
 
     with ThreadPoolExecutor(1) as executor:
-        made = each(decide, executor=executor).handle(work)
+        made = each(decide, executor=executor).handle(batch)
         go.set()
     assert [decision.result for decision in made.values()] == [Result.FAILURE, Result.FAILURE]
     assert called == [1]
@@ -237,13 +237,13 @@ def test_an_exception_that_means_success_is_one_and_no_other(make: Callable[[], 
 
 
 def test_of_a_batch_an_exception_that_means_success_is_that_of_all_tasks() -> None:
-    def write(work: Work) -> None:
-        raise UniqueViolation if len(work.tasks) == 2 else LookupError
+    def write(batch: Batch) -> None:
+        raise UniqueViolation if len(batch.tasks) == 2 else LookupError
 
     handler = batch(write, success_on=(UniqueViolation,))
     assert results(handler, task(1), task(2)) == [Result.SUCCESS, Result.SUCCESS]
     with pytest.raises(LookupError):
-        handler.handle(Work([task(1)]))
+        handler.handle(Batch([task(1)]))
 
 
 def test_a_result_that_is_raised_counts_more_than_success_on() -> None:
@@ -261,11 +261,11 @@ def test_a_participant_whose_write_was_done_before_leaves_the_success(
     conn.execute("INSERT INTO paid VALUES ('a')")
     queue.push("work", ["a", "b"])
 
-    def pay(task: Task, work: Work) -> None:
+    def pay(task: Task, batch: Batch) -> None:
         def insert(queue: TaskQueue, _: object) -> None:
             queue.conn.execute("INSERT INTO paid VALUES (%s)", (task.identifier,))
 
-        work.in_commit(insert, task, success_on=(UniqueViolation,) if task.identifier == "a" else ())
+        batch.in_commit(insert, task, success_on=(UniqueViolation,) if task.identifier == "a" else ())
 
     conn.execute("INSERT INTO paid VALUES ('b')")
     Worker(dsn, "work", pay, size=2).drain()
@@ -274,16 +274,16 @@ def test_a_participant_whose_write_was_done_before_leaves_the_success(
 
 def test_a_step_of_a_composite_stops_waiting_for_its_future_when_the_batch_is_given_up() -> None:
     future: Future[Result] = Future()
-    work = Work([task(1)])
+    batch = Batch([task(1)])
     composite = Composite("c")
 
     @composite.step
     def wait(_: Task) -> "Future[Result]":
         return future
 
-    give_up_once(work, 2)
+    give_up_once(batch, 2)
     with pytest.raises(InterruptedError, match="given up"):
-        composite.handle(work)
+        composite.handle(batch)
     until(future.cancelled)
     composite.close()
 
@@ -295,8 +295,8 @@ class ByFuture:
         self.begun = threading.Event()
         self.future: Future[Mapping[Task, Decision]] = Future()
 
-    def handle(self, work: Work) -> "Future[Mapping[Task, Decision]]":
-        self.tasks = work.tasks
+    def handle(self, batch: Batch) -> "Future[Mapping[Task, Decision]]":
+        self.tasks = batch.tasks
         self.begun.set()
         return self.future
 
@@ -338,8 +338,8 @@ def test_a_worker_may_handle_batches_by_submitting_them_to_a_composite(dsn: str,
     composite = Composite("submits", concurrency=1).with_step(lambda _: Result.FILTER, name="only")
 
     class Submits:
-        def handle(self, work: Work) -> "Future[Mapping[Task, Decision]]":
-            return composite.submit(work)
+        def handle(self, batch: Batch) -> "Future[Mapping[Task, Decision]]":
+            return composite.submit(batch)
 
         def close(self) -> None:
             composite.close()

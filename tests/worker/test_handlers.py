@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker import BatchHandler, TaskResultException, Work, batch, each
+from airflow_provider_taskq.worker import Batch, BatchHandler, TaskResultException, batch, each
 from tests.queue.conftest import until
 
 BAGGAGE: ContextVar[str] = ContextVar("baggage")
@@ -24,14 +24,14 @@ def task(sequence: int, identifier: str = "t") -> Task:
 
 
 def results(handler: BatchHandler, *tasks: Task) -> list[Result]:
-    made = handler.handle(Work(tasks))
+    made = handler.handle(Batch(tasks))
     return [made[each].result for each in tasks]
 
 
 def test_a_function_takes_a_task_or_a_task_and_its_batch() -> None:
     class Sized:
-        def __call__(self, task: Task, work: Work) -> Result:
-            assert task in work
+        def __call__(self, task: Task, batch: Batch) -> Result:
+            assert task in batch
             return Result.FILTER
 
     def of_one(_: Task, retries: int = 3) -> None:
@@ -42,7 +42,7 @@ def test_a_function_takes_a_task_or_a_task_and_its_batch() -> None:
 
 
 def test_what_is_no_decision_is_a_failure_that_says_so() -> None:
-    [made] = each(lambda _: 5).handle(Work([task(1)])).values()  # type: ignore[arg-type]
+    [made] = each(lambda _: 5).handle(Batch([task(1)])).values()  # type: ignore[arg-type]
     assert made.result is Result.FAILURE
     assert "not a int" in str(made.error)
 
@@ -51,7 +51,7 @@ def test_a_result_that_is_raised_keeps_its_message_and_whether_the_task_is_conti
     def stop(_: Task) -> None:
         raise TaskResultException(Result.FILTER, continued=True, message={"n": 1})
 
-    [made] = each(stop).handle(Work([task(1)])).values()
+    [made] = each(stop).handle(Batch([task(1)])).values()
     assert (made.result, made.continued, made.message) == (Result.FILTER, True, {"n": 1})
 
 
@@ -66,7 +66,7 @@ def test_an_exit_within_a_handler_is_a_failure_of_its_task_only() -> None:
 def test_a_batch_function_gives_one_outcome_for_all_or_one_for_each() -> None:
     assert results(batch(lambda _: None), task(1), task(2)) == [Result.SUCCESS] * 2
     assert results(batch(lambda _: Result.FILTER), task(1)) == [Result.FILTER]
-    assert results(batch(lambda work: {work.tasks[0]: None}), task(1)) == [Result.SUCCESS]
+    assert results(batch(lambda batch: {batch.tasks[0]: None}), task(1)) == [Result.SUCCESS]
 
 
 def test_threads_see_the_context_variables_of_the_worker() -> None:
@@ -78,7 +78,7 @@ def test_threads_see_the_context_variables_of_the_worker() -> None:
     handler.close()
 
 
-def by_name(task: Task, work: Work) -> Decision | None:
+def by_name(task: Task, batch: Batch) -> Decision | None:
     """What a process does, by the name of the task; found there by its own name."""
     if task.identifier == "pid":
         return Decision(Result.SUCCESS, os.getpid())
@@ -87,12 +87,12 @@ def by_name(task: Task, work: Work) -> Decision | None:
     if task.identifier == "failed":
         raise ZeroDivisionError("in a process")
     if task.identifier == "unspeakable":
-        work.in_commit(lambda *_: None)
+        batch.in_commit(lambda *_: None)
     if task.identifier == "slow":
         time.sleep(60)
     if task.identifier.startswith("meet"):
         _meet(Path(task.identifier.removeprefix("meet ")), task.sequence)
-    work.push(task, "mail", ["a"])
+    batch.push(task, "mail", ["a"])
     return None
 
 
@@ -107,39 +107,39 @@ def test_processes_handle_tasks_and_one_that_dies_fails_its_task_only(tmp_path: 
     handler = each(by_name, processes=2)
     meeting = [task(8, f"meet {tmp_path}"), task(9, f"meet {tmp_path}")]
     given = [task(1, "pid"), task(2, "killed"), task(3, "failed"), task(4, "unspeakable"), task(5, "plain"), *meeting]
-    work = Work(given)
-    made = handler.handle(work)
+    batch = Batch(given)
+    made = handler.handle(batch)
     assert [made[each].result.name for each in given] == ["SUCCESS", *["FAILURE"] * 3, "SUCCESS", "SUCCESS", "SUCCESS"]
     assert made[given[0]].message != os.getpid()
     assert made[given[1]].error == "the process that handled this task was killed by signal 9"
     assert "ZeroDivisionError: in a process" in str(made[given[2]].error)
     assert "pickle" in str(made[given[3]].error)
-    assert {follow_up.task for follow_up in work.follow_ups} == {given[4], *meeting}
+    assert {follow_up.task for follow_up in batch.follow_ups} == {given[4], *meeting}
     _tells_where_a_process_stands(handler)
     handler.close()
 
 
 def _tells_where_a_process_stands(handler: BatchHandler) -> None:
     """While its processes are there: a slow task is seen by its stack, and killed."""
-    work = Work([task(6, "slow")])
+    batch = Batch([task(6, "slow")])
     made: list[Decision] = []
-    thread = threading.Thread(target=lambda: made.extend(handler.handle(work).values()))
+    thread = threading.Thread(target=lambda: made.extend(handler.handle(batch).values()))
     thread.start()
     deadline = time.monotonic() + 20
-    while not (places := work.whereabouts()) or "time.sleep(60)" not in places[0].stack():
+    while not (places := batch.whereabouts()) or "time.sleep(60)" not in places[0].stack():
         assert time.monotonic() < deadline
-    work.cancel()
+    batch.cancel()
     thread.join(10)
     assert made[0].error == "the process that handled this task was killed by signal 9"
 
 
 def test_a_kill_that_comes_when_its_task_is_done_does_not_hit_the_next(tmp_path: Path) -> None:
     handler = each(by_name, processes=1)
-    work = Work([task(1, f"meet {tmp_path}")])
-    thread = threading.Thread(target=handler.handle, args=(work,))
+    batch = Batch([task(1, f"meet {tmp_path}")])
+    thread = threading.Thread(target=handler.handle, args=(batch,))
     thread.start()
-    until(work.whereabouts)
-    [place] = work.whereabouts()
+    until(batch.whereabouts)
+    [place] = batch.whereabouts()
     (tmp_path / "other").touch()
     thread.join(60)
     assert place.cancel is not None
@@ -175,13 +175,13 @@ def test_coroutines_of_a_batch_that_was_given_up_before_they_began_are_cancelled
     async def waits_for_ever(_: Task) -> None:
         await asyncio.Event().wait()
 
-    handler, work = each(waits_for_ever), Work([task(1)])
+    handler, batch = each(waits_for_ever), Batch([task(1)])
     ended: list[BaseException] = []
-    work.cancel()
+    batch.cancel()
 
     def handle() -> None:
         try:
-            handler.handle(work)
+            handler.handle(batch)
         except CancelledError as error:
             ended.append(error)
 

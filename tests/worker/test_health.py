@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.consumer import NonTransient, Reader
+from airflow_provider_taskq.consumer import Consumer, NonTransient
 from airflow_provider_taskq.queue import Decision, Owner, Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy
-from airflow_provider_taskq.worker.health import Health, Signal, look
+from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal, look
 from tests.consumer.consumers import Heard, quick
 from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
 
@@ -30,7 +30,7 @@ class Told:
     def __init__(self) -> None:
         self.clock = Clock()
         self.told: list[object] = []
-        self.signal = Signal(self.told.append, lambda: self.told.append("recovered"), clock=self.clock)
+        self.signal = HealthSignal(self.told.append, lambda: self.told.append("recovered"), clock=self.clock)
 
     def observe(self, *polls: int, every: float = 60) -> list[object]:
         for errors in polls:
@@ -117,18 +117,18 @@ def test_a_partition_whose_reader_gave_up_is_told(dsn: str, queue: TaskQueue) ->
         raise NonTransient("never")
 
     queue.push("work", ["a"])
-    reader = Reader(dsn, heard.group, "work", quick())
-    reader.start()
+    consumer = Consumer(dsn, heard.group, "work", quick())
+    consumer.start()
     with pytest.raises(NonTransient):
-        reader.wait(20)
+        consumer.wait(20)
     assert look(queue).wrong == ["group readers, topic work: partition 0 gave up"]
 
 
 def test_health_is_looked_at_every_so_often_and_told_to_a_signal(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     told, recovered = threading.Event(), threading.Event()
-    signal = Signal(lambda _errors: told.set(), recovered.set)
+    signal = HealthSignal(lambda _errors: told.set(), recovered.set)
     task_in(queue, owner, State.FAILED)
-    health = Health(dsn, signal=signal, every=timedelta(milliseconds=20), error_age=SECOND * 0, grace=SECOND * 0)
+    health = HealthMonitor(dsn, signal=signal, every=timedelta(milliseconds=20), error_age=SECOND * 0, grace=SECOND * 0)
     assert health.is_healthy, "nobody has looked yet"
     health.start()
     assert told.wait(20)
@@ -142,14 +142,16 @@ def test_health_is_looked_at_every_so_often_and_told_to_a_signal(dsn: str, queue
 
 def test_a_young_program_is_healthy_whatever_it_finds(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED)
-    young, old = Health(dsn, error_age=SECOND * 0), Health(dsn, error_age=SECOND * 0, grace=SECOND * 0)
+    young, old = HealthMonitor(dsn, error_age=SECOND * 0), HealthMonitor(dsn, error_age=SECOND * 0, grace=SECOND * 0)
     assert len(young.look().wrong) == len(old.look().wrong) == 1
     assert (young.is_healthy, old.is_healthy) == (True, False)
 
 
 def test_health_that_cannot_be_looked_at_is_tried_again(dsn: str, queue: TaskQueue) -> None:
     found = threading.Event()
-    health = Health(dsn, signal=Signal(lambda _: None, found.set, polls=1), every=timedelta(milliseconds=20))
+    health = HealthMonitor(
+        dsn, signal=HealthSignal(lambda _: None, found.set, polls=1), every=timedelta(milliseconds=20)
+    )
     health.start()
     until(lambda: health.report is not None)
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"

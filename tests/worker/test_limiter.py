@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import State, TaskQueue
-from airflow_provider_taskq.worker import Bounded, Limiter, NoLimit, Prioritised, Worker, WorkerListener
+from airflow_provider_taskq.worker import BoundedLimiter, Limiter, NoLimit, PriorityLimiter, Worker, WorkerListener
 from tests.queue.conftest import states, until
 from tests.worker.conftest import MakeWorker
 
@@ -22,7 +22,7 @@ def test_no_limit_gives_as_many_tokens_as_are_asked_for() -> None:
 
 
 def test_a_bound_makes_the_next_wait_until_a_token_is_given_back() -> None:
-    limiter = Bounded(2)
+    limiter = BoundedLimiter(2)
     first, _ = limiter.request(never), limiter.request(never)
     assert first is not None
     with ThreadPoolExecutor() as pool:
@@ -34,7 +34,7 @@ def test_a_bound_makes_the_next_wait_until_a_token_is_given_back() -> None:
 
 
 def test_a_token_that_is_given_back_twice_counts_once() -> None:
-    limiter = Bounded(1)
+    limiter = BoundedLimiter(1)
     token = limiter.request(never)
     assert token is not None
     token.release()
@@ -44,7 +44,7 @@ def test_a_token_that_is_given_back_twice_counts_once() -> None:
 
 
 def test_higher_priorities_go_first_and_equals_in_the_order_in_which_they_came() -> None:
-    limiter = Prioritised(1)
+    limiter = PriorityLimiter(1)
     held = limiter.request(never)
     assert held is not None
     order: list[str] = []
@@ -60,7 +60,7 @@ def test_higher_priorities_go_first_and_equals_in_the_order_in_which_they_came()
 
 
 def _queue_up(
-    pool: ThreadPoolExecutor, shared: Prioritised, limiter: Limiter, name: str, order: list[str]
+    pool: ThreadPoolExecutor, shared: PriorityLimiter, limiter: Limiter, name: str, order: list[str]
 ) -> "Future[None]":
     """Asks for a token in a thread, notes when it gets it, and gives it back; returns once it waits."""
     before = len(shared._waiting)
@@ -77,13 +77,13 @@ def _queue_up(
 
 
 def test_whoever_gives_up_leaves_the_line() -> None:
-    limiter = Bounded(1)
+    limiter = BoundedLimiter(1)
     held = limiter.request(never)
     assert held is not None
     assert limiter.request(lambda: True) is None
     assert limiter._waiting == []
     with pytest.raises(ValueError, match="one through at least"):
-        Bounded(0)
+        BoundedLimiter(0)
 
 
 def test_workers_that_share_a_limiter_share_what_may_be_in_flight(queue: TaskQueue, make_worker: MakeWorker) -> None:
@@ -103,7 +103,7 @@ def test_workers_that_share_a_limiter_share_what_may_be_in_flight(queue: TaskQue
         with lock:
             inside[0] -= 1
 
-    shared = Prioritised(2)
+    shared = PriorityLimiter(2)
     workers = [make_worker(handle, topic=topic, workers=3, limiter=shared.at(1)) for topic in ("work", "more")]
     for worker in workers:
         worker.start()

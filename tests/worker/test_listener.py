@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_taskq.queue import Decision, State, Task, TaskQueue
-from airflow_provider_taskq.worker import FatalListener, Work, WorkerListener, batch
+from airflow_provider_taskq.worker import Batch, FatalListener, WorkerListener, batch
 from tests.queue.conftest import states, until
 from tests.worker.conftest import MakeWorker
 
@@ -54,7 +54,7 @@ def test_a_batch_that_goes_well_is_told_from_start_to_complete(queue: TaskQueue,
 
 
 def test_a_batch_that_fails_is_told_as_an_error_with_its_trace(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    def fail(_: Work) -> None:
+    def fail(_: Batch) -> None:
         raise ZeroDivisionError
 
     diary = Diary()
@@ -65,12 +65,12 @@ def test_a_batch_that_fails_is_told_as_an_error_with_its_trace(queue: TaskQueue,
 
 
 def test_a_completion_that_fails_fails_its_batch(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    def follow(work: Work) -> None:
-        work.push(work.tasks[0], "a topic that is none", ["x"])
+    def push_follow_ups(batch: Batch) -> None:
+        batch.push(batch.tasks[0], "a topic that is none", ["x"])
 
     diary = Diary()
     queue.push("work", ["a"])
-    make_worker(batch(follow), listener=diary, listen=False).start()
+    make_worker(batch(push_follow_ups), listener=diary, listen=False).start()
     until(lambda: ("empty",) in diary.heard)
     assert diary.heard[-2] == ("error", "trace of a", "UnknownTopic")
     assert states(queue) == [("a", State.FAILED)]

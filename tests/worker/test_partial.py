@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueue
-from airflow_provider_taskq.worker.batch import Work, tagged
-from airflow_provider_taskq.worker.commit import settle
+from airflow_provider_taskq.worker.batch import Batch, tagged
+from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.handlers import ForeignDecision, batch, each
 from airflow_provider_taskq.worker.partial import matching, partial
@@ -19,8 +19,8 @@ def odd(task: Task) -> bool:
     return task.sequence % 2 == 1
 
 
-def work() -> Work:
-    return Work((Task(number, "work", f"item-{number}", None, None, 1, False) for number in range(4)), tagged)
+def small_batch() -> Batch:
+    return Batch((Task(number, "work", f"item-{number}", None, None, 1, False) for number in range(4)), tagged)
 
 
 def test_the_handler_sees_only_the_tasks_that_match_and_the_others_get_the_fallback() -> None:
@@ -30,36 +30,36 @@ def test_the_handler_sees_only_the_tasks_that_match_and_the_others_get_the_fallb
         seen.append(task.sequence)
         return FILTER
 
-    decided = partial(each(look), odd).handle(work())
-    assert [decided[task].result for task in work().tasks] == [SUCCESS, FILTER, SUCCESS, FILTER]
+    decided = partial(each(look), odd).handle(small_batch())
+    assert [decided[task].result for task in small_batch().tasks] == [SUCCESS, FILTER, SUCCESS, FILTER]
     assert seen == [1, 3]
 
 
 def test_the_fallback_may_be_a_decision_or_a_function_of_the_task() -> None:
     handler = partial(batch(lambda _: None), odd, Decision(SUSPENSION, "not now"))
-    assert [made.message for made in handler.handle(work()).values()][:2] == ["not now", "not now"]
+    assert [made.message for made in handler.handle(small_batch()).values()][:2] == ["not now", "not now"]
     handler = partial(batch(lambda _: None), odd, lambda task: FILTER if task.sequence else FAILURE)
-    decided = handler.handle(work())
-    assert [decided[task].result for task in work().tasks] == [FAILURE, SUCCESS, FILTER, SUCCESS]
+    decided = handler.handle(small_batch())
+    assert [decided[task].result for task in small_batch().tasks] == [FAILURE, SUCCESS, FILTER, SUCCESS]
 
 
 def test_the_handler_is_not_called_where_no_task_matches() -> None:
-    seen: list[Work] = []
-    decided = partial(batch(seen.append), lambda _: False).handle(work())
+    seen: list[Batch] = []
+    decided = partial(batch(seen.append), lambda _: False).handle(small_batch())
     assert [made.result for made in decided.values()] == [SUCCESS] * 4
     assert seen == []
 
 
 def test_a_task_of_the_batch_that_is_none_of_the_part_is_foreign_to_the_handler() -> None:
-    given = work()
+    given = small_batch()
     with pytest.raises(ForeignDecision):
         partial(batch(lambda _: dict.fromkeys(given.tasks)), odd).handle(given)
 
 
 def test_a_task_without_a_decision_is_failed_and_what_is_registered_is_the_batchs() -> None:
-    given = work()
+    given = small_batch()
 
-    def some(part: Work) -> Mapping[Task, Result]:
+    def some(part: Batch) -> Mapping[Task, Result]:
         part.register(str, "kept")
         part.push(part.tasks[0], "next", ["a"])
         return {part.tasks[0]: FILTER}
@@ -74,7 +74,7 @@ def test_who_takes_part_in_the_commit_sees_and_decides_on_the_part_only(
     conn: psycopg.Connection, queue: TaskQueue, owner: Owner
 ) -> None:
     queue.push("work", [f"item-{number}" for number in range(4)])
-    given = Work(queue.poll("work", owner, 4))
+    given = Batch(queue.poll("work", owner, 4))
     asked: list[Task] = []
 
     def suspend(_: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
@@ -82,7 +82,7 @@ def test_who_takes_part_in_the_commit_sees_and_decides_on_the_part_only(
         return dict.fromkeys(decisions, Decision(SUSPENSION))
 
     partly = partial(batch(lambda part: part.in_commit(suspend)), lambda task: task.identifier == "item-2", FILTER)
-    stands = settle(TaskQueue(conn), owner, given, partly.handle(given))
+    stands = commit_batch(TaskQueue(conn), owner, given, partly.handle(given))
     assert [stands[task].result for task in given.tasks] == [FILTER, FILTER, SUSPENSION, FILTER]
     assert [task.identifier for task in asked] == ["item-2"]
 
@@ -90,12 +90,12 @@ def test_who_takes_part_in_the_commit_sees_and_decides_on_the_part_only(
 def test_a_step_of_a_composite_may_be_for_some_tasks_only() -> None:
     seen: list[Task] = []
 
-    def look(tasks: Sequence[Task], _: Work) -> Result:
+    def look(tasks: Sequence[Task], _: Batch) -> Result:
         seen.extend(tasks)
         return FILTER
 
     composite = Composite("partly").with_batch(matching(odd, look, lambda task: SUSPENSION if task.sequence else None))
-    given = work()
+    given = small_batch()
     decided = composite.handle(given)
     Composite("none").with_batch(matching(lambda _: False, look)).handle(given)
     assert [decided[task].result for task in given.tasks] == [SUCCESS, FILTER, SUSPENSION, FILTER]

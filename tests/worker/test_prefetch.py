@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import Condition, State, Task, TaskQueue
-from airflow_provider_taskq.worker import Pending, Work, Worker, batch
+from airflow_provider_taskq.worker import Batch, Pending, Worker, batch
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -28,7 +28,7 @@ def test_tasks_are_kept_ready_and_polling_waits_while_there_are_enough(
 ) -> None:
     gate = Gate()
     queue.push("work", [f"t{number}" for number in range(20)])
-    worker = make_worker(gate, workers=2, ready=5)
+    worker = make_worker(gate, workers=2, prefetch=5)
     worker.start()
     until(lambda: len(gate.begun) == 2 and worker.statistics().in_flight == 7)
     assert len(queue.held(queue.owners()[0])) == 7
@@ -43,7 +43,7 @@ def test_idle_workers_get_what_comes_and_all_at_once(queue: TaskQueue, make_work
     def meet(_: Task) -> None:
         together.wait()
 
-    worker = make_worker(meet, workers=3, ready=10, size=1)
+    worker = make_worker(meet, workers=3, prefetch=10, size=1)
     worker.start()
     queue.push("work", ["a", "b", "c"])
     worker.resume()
@@ -51,12 +51,12 @@ def test_idle_workers_get_what_comes_and_all_at_once(queue: TaskQueue, make_work
 
 
 def test_a_handler_that_fails_fails_its_batch_only(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    def handle(work: Work) -> None:
-        if work.tasks[0].identifier == "a":
+    def handle(batch: Batch) -> None:
+        if batch.tasks[0].identifier == "a":
             raise ZeroDivisionError
 
     queue.push("work", ["a", "b", "c", "d"])
-    make_worker(batch(handle), size=2, ready=10).start()
+    make_worker(batch(handle), size=2, prefetch=10).start()
     expected = [State.FAILED, State.FAILED, State.SUCCEEDED, State.SUCCEEDED]
     until(lambda: [state for _, state in states(queue)] == expected)
 
@@ -66,7 +66,7 @@ def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRe
     """A worker that was stopped with one task in hand and two ready, and let its handler go then."""
     gate = Gate()
     queue.push("work", ["in hand", "ready 1", "ready 2", "not polled"])
-    worker = make_worker(gate, ready=2, pending=request.param)
+    worker = make_worker(gate, prefetch=2, pending=request.param)
     worker.start()
     until(lambda: worker.statistics().in_flight == 3 and gate.begun)
     assert worker._shift is not None
@@ -101,7 +101,7 @@ def test_a_batch_that_does_not_end_in_time_is_given_back_with_what_is_ready(
 ) -> None:
     gate = Gate()
     queue.push("work", ["a", "b"])
-    worker = make_worker(gate, ready=1)
+    worker = make_worker(gate, prefetch=1)
     worker.start()
     until(lambda: worker.statistics().in_flight == 2 and gate.begun)
     worker.stop(timedelta(milliseconds=50))
@@ -114,7 +114,7 @@ def test_a_lost_lease_takes_what_is_ready_along_and_all_is_polled_again(
 ) -> None:
     gate = Gate()
     queue.push("work", ["a", "b", "c"])
-    worker = make_worker(gate, ready=2, lease=timedelta(seconds=3), pause=timedelta(milliseconds=50))
+    worker = make_worker(gate, prefetch=2, lease=timedelta(seconds=3), pause=timedelta(milliseconds=50))
     worker.start()
     until(lambda: worker.statistics().in_flight == 3)
     queue.conn.execute("UPDATE taskq.owner SET fence = NULL WHERE fence IS NOT NULL")
@@ -131,7 +131,7 @@ def test_identifiers_keep_their_turn_in_a_buffer(queue: TaskQueue, make_worker: 
     worker = make_worker(
         lambda task: done.append((task.identifier, task.sequence)),
         workers=3,
-        ready=10,
+        prefetch=10,
         size=5,
         condition=condition,
         pause=timedelta(milliseconds=5),

@@ -10,8 +10,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import Junction, NewTask, Result, State, Task, TaskQueue, connect
-from airflow_provider_taskq.worker import Composite, Work, Worker
-from airflow_provider_taskq.worker.scheduler import Ticker
+from airflow_provider_taskq.worker import Batch, Composite, Worker
+from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.queue.conftest import until
 from tests.roles import logged_in
 
@@ -38,8 +38,8 @@ def test_a_worker_that_releases_groups_is_a_consumer(
     handler = Composite("releasing")
 
     @handler.step
-    def release(task: Task, work: Work) -> None:
-        work.junction(task, "groups", [["x"]])
+    def release(task: Task, batch: Batch) -> None:
+        batch.junction(task, "groups", [["x"]])
 
     with caplog.at_level(logging.WARNING):
         Worker(as_role("consumer"), "work", handler).drain()
@@ -58,9 +58,9 @@ def test_a_worker_that_pushes_and_releases_groups_is_a_consumer_and_a_producer(
     handler = Composite("following")
 
     @handler.step
-    def follow(task: Task, work: Work) -> Result | None:
-        work.push(task, "next", [task.identifier])
-        work.junction(task, "groups", [["x"]], Junction.ETERNAL)
+    def push_follow_ups(task: Task, batch: Batch) -> Result | None:
+        batch.push(task, "next", [task.identifier])
+        batch.junction(task, "groups", [["x"]], Junction.ETERNAL)
         return Result.FAILURE if task.identifier == "b" else None
 
     with caplog.at_level(logging.WARNING):
@@ -79,7 +79,7 @@ def test_a_worker_without_the_access_of_a_producer_pushes_nothing(as_role: As, q
 
 
 def test_a_ticker_is_a_producer(as_role: As, queue: TaskQueue) -> None:
-    with Ticker(as_role("producer")) as ticker:
+    with Scheduler(as_role("producer")) as ticker:
         ticker.every("work", "hourly", timedelta(hours=1))
         until(lambda: queue.page("work"))
     (tick,) = queue.page("work")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import InvalidArgument, NewTask, Owner, TaskQueue, TaskQueueError, ticks_every
-from airflow_provider_taskq.worker.scheduler import Ticker, Ticks
+from airflow_provider_taskq.worker.scheduler import Scheduler, Ticks
 from tests.queue.conftest import until
 
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
@@ -36,7 +36,7 @@ def test_several_configurations_are_installed_at_once_and_kept(dsn: str, queue: 
             again.set()
         return far(len(runs))
 
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     ticker.add("work", "fixed", "h", HOUR, lambda _now: far(1, 2))
     ticker.add("work", "moving", "h", timedelta(milliseconds=20), moving)
     with ticker:
@@ -49,7 +49,7 @@ def test_several_configurations_are_installed_at_once_and_kept(dsn: str, queue: 
 
 
 def test_several_programs_with_the_same_ticks_are_harmless(dsn: str, queue: TaskQueue) -> None:
-    tickers = [Ticker(dsn) for _ in range(4)]
+    tickers = [Scheduler(dsn) for _ in range(4)]
     runs = [0] * 4
     for number, ticker in enumerate(tickers):
 
@@ -65,7 +65,7 @@ def test_several_programs_with_the_same_ticks_are_harmless(dsn: str, queue: Task
 
 
 def test_a_configuration_that_changed_replaces_the_ticks_that_wait(dsn: str, queue: TaskQueue) -> None:
-    old, new = Ticker(dsn), Ticker(dsn)
+    old, new = Scheduler(dsn), Scheduler(dsn)
     old.add("work", "p", "old", HOUR, lambda _now: far(1, 2))
     new.add("work", "p", "new", HOUR, lambda _now: far(3))
     assert (old.install(), new.install(), new.install()) == (2, 1, 0)
@@ -77,9 +77,9 @@ def payloads(queue: TaskQueue) -> list[object]:
     return [info.payload for info in sorted(queue.page("work", state="READY"), key=lambda info: info.available_at)]
 
 
-def three_kinds(dsn: str, payload: Any, version: Any = None) -> list[Ticker]:
+def three_kinds(dsn: str, payload: Any, version: Any = None) -> list[Scheduler]:
     """A ticker for each kind of schedule."""
-    tickers = [Ticker(dsn), Ticker(dsn), Ticker(dsn)]
+    tickers = [Scheduler(dsn), Scheduler(dsn), Scheduler(dsn)]
     tickers[0].every("work", "p", HOUR, payload, 2, version=version)
     tickers[1].daily("work", "p", [time(12), time(18)], "Europe/Oslo", payload, version=version)
     tickers[2].cron("work", "p", "0 12,18 * * *", "UTC", payload, version=version)
@@ -126,7 +126,7 @@ def test_a_change_of_the_payload_leaves_a_tick_that_is_held(dsn: str, queue: Tas
 
 
 def test_ticks_ahead_are_looked_after_every_quarter_of_that_time_and_at_least_every_hour(dsn: str) -> None:
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     for ahead in (DAY, HOUR, SECOND):
         ticker.cron("work", "p", "* * * * *", "UTC", ahead=ahead)
     ticker.daily("work", "p", [time(12)], "UTC", ahead=HOUR, interval=SECOND)
@@ -153,7 +153,7 @@ def test_an_error_is_logged_without_a_payload_and_the_next_run_and_the_others_go
             raise OSError("no calendar")
         return far(9)
 
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     ticker.add("work", "broken", "h", timedelta(milliseconds=10), failing)
     ticker.add("work", "fine", "h", HOUR, lambda _now: [(FAR, {"secret": "payload"})])
     with caplog.at_level(logging.WARNING), ticker:
@@ -163,7 +163,7 @@ def test_an_error_is_logged_without_a_payload_and_the_next_run_and_the_others_go
 
 
 def test_a_run_takes_no_longer_than_its_interval(dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture) -> None:
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     ticker.add("work", "p", "h", SECOND, lambda _now: far(1))
     with queue.conn.transaction():
         queue.install_ticks("work", "p", "other", far(2))  # others who install ticks of this prefix wait for us
@@ -179,7 +179,7 @@ def test_a_lost_connection_is_made_again(dsn: str, queue: TaskQueue) -> None:
         runs.append(now)
         return far(len(runs))
 
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     ticker.add("work", "p", "h", timedelta(milliseconds=10), make)
     with ticker:
         until(lambda: bool(installed(queue)))
@@ -190,7 +190,7 @@ def test_a_lost_connection_is_made_again(dsn: str, queue: TaskQueue) -> None:
 
 
 def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue: TaskQueue) -> None:
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     ticker.every("work", "hourly", HOUR, {"report": 1}, ahead=2)
     ticker.daily("work", "daily", [time(12), time(18)], "Europe/Oslo", lambda moment: moment.isoformat())
     ticker.cron("work", "cron", "*/30 * * * *", "UTC", NewTask("any", {"by": "cron"}, priority=7), ahead=HOUR)
@@ -206,14 +206,14 @@ def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue:
 
 
 def test_a_period_is_looked_after_every_quarter_of_it_and_not_more_often_than_each_second(dsn: str) -> None:
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     ticker.every("work", "p", timedelta(minutes=1))
     ticker.every("work", "q", SECOND)
     assert [each.interval for each in ticker.configurations] == [15 * SECOND, SECOND]
 
 
 def test_a_blank_prefix_an_interval_of_nothing_and_no_hours_are_refused(dsn: str) -> None:
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     for prefix, interval in ((" ", HOUR), ("p", timedelta(0)), ("p", -HOUR)):
         with pytest.raises(InvalidArgument):
             ticker.add("work", prefix, "h", interval, lambda _now: far(1))
@@ -226,7 +226,7 @@ def test_a_blank_prefix_an_interval_of_nothing_and_no_hours_are_refused(dsn: str
 
 @pytest.mark.usefixtures("queue")
 def test_a_ticker_that_runs_cannot_be_started_and_can_be_closed_any_number_of_times(dsn: str) -> None:
-    ticker = Ticker(dsn)
+    ticker = Scheduler(dsn)
     with ticker, pytest.raises(TaskQueueError, match="runs already"):
         ticker.start()
     assert ticker.stop()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import State, Task, TaskQueue
-from airflow_provider_taskq.worker import Work, WorkerListener, batch, each
+from airflow_provider_taskq.worker import Batch, WorkerListener, batch, each
 from airflow_provider_taskq.worker.runtime import Employed
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
@@ -75,15 +75,15 @@ def test_a_handler_at_its_limit_is_failed_and_what_it_decides_later_changes_noth
     go_on, ended = threading.Event(), threading.Event()
     after: list[str] = []
 
-    def handle(work: Work) -> None:
-        if work.tasks[0].identifier == "hangs":
+    def handle(batch: Batch) -> None:
+        if batch.tasks[0].identifier == "hangs":
             go_on.wait(60)
-            work.push(work.tasks[0], "work", ["never"])
-            work.after_commit(lambda: after.append("never"))
+            batch.push(batch.tasks[0], "work", ["never"])
+            batch.after_commit(lambda: after.append("never"))
             ended.set()
 
     queue.push("work", ["hangs", "next"])
-    worker = make_worker(batch(handle), limit=timedelta(seconds=2), ready=ready)
+    worker = make_worker(batch(handle), limit=timedelta(seconds=2), prefetch=ready)
     worker.start()
     until(lambda: states(queue) == [("hangs", State.FAILED), ("next", State.SUCCEEDED)])
     assert "longer than its limit, 0:00:02" in (everything(queue)[0].error or "")
@@ -150,7 +150,7 @@ def test_a_stop_while_a_stuck_thread_is_replaced_does_not_keep_its_batch_from_be
     def hangs(_: Task) -> None:
         go_on.wait(60)
 
-    worker = make_worker(hangs, limit=timedelta(seconds=0.3), ready=ready)
+    worker = make_worker(hangs, limit=timedelta(seconds=0.3), prefetch=ready)
     worker.start()
     shift = worker._shift
     assert shift is not None

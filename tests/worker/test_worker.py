@@ -25,7 +25,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
-from airflow_provider_taskq.worker import TaskResultException, Work, Worker, WorkerListener, batch, each, rounds
+from airflow_provider_taskq.worker import Batch, TaskResultException, Worker, WorkerListener, batch, each, rounds
 from tests.queue.conftest import everything, known, states, until
 from tests.worker.conftest import HOUR, MakeWorker
 
@@ -155,7 +155,7 @@ def _listens(queue: TaskQueue) -> bool:
 def test_a_batch_has_at_most_its_size_in_polled_order(queue: TaskQueue, make_worker: MakeWorker) -> None:
     seen: list[list[str]] = []
     queue.push("work", ["a", "b", NewTask("c", priority=5), "d", "e"])
-    make_worker(batch(lambda work: seen.append([task.identifier for task in work.tasks])), size=2).start()
+    make_worker(batch(lambda batch: seen.append([task.identifier for task in batch.tasks])), size=2).start()
     until(lambda: len(seen) == 3)
     assert seen == [["c", "a"], ["b", "d"], ["e"]]
 
@@ -163,7 +163,7 @@ def test_a_batch_has_at_most_its_size_in_polled_order(queue: TaskQueue, make_wor
 def test_the_order_and_the_condition_are_those_of_the_polls(queue: TaskQueue, make_worker: MakeWorker) -> None:
     seen: list[list[str]] = []
     queue.push("work", ["a", "a", "b"])
-    handler = batch(lambda work: seen.append([task.identifier for task in work.tasks]))
+    handler = batch(lambda batch: seen.append([task.identifier for task in batch.tasks]))
     condition = Condition.SINGULAR_BY_IDENTIFIER
     make_worker(handler, size=3, order=Order.LAST_IN_FIRST_OUT, condition=condition).start()
     until(lambda: len(seen) == 2)
@@ -207,8 +207,8 @@ def _active(queue: TaskQueue) -> bool:
 
 
 def test_a_task_without_a_decision_is_failed_naming_the_handler(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    def forgetful(work: Work) -> Mapping[Task, Result]:
-        return {work.tasks[0]: Result.SUCCESS}
+    def forgetful(batch: Batch) -> Mapping[Task, Result]:
+        return {batch.tasks[0]: Result.SUCCESS}
 
     queue.push("work", ["a", "b"])
     make_worker(batch(forgetful), size=2).start()
@@ -219,7 +219,7 @@ def test_a_task_without_a_decision_is_failed_naming_the_handler(queue: TaskQueue
 def test_a_decision_on_a_foreign_task_fails_the_whole_batch(queue: TaskQueue, make_worker: MakeWorker) -> None:
     [other] = queue.push("work", [NewTask("other", delay=HOUR)])
     queue.push("work", ["a", "b"])
-    make_worker(batch(lambda work: dict.fromkeys([*work.tasks, other], Result.SUCCESS)), size=2).start()
+    make_worker(batch(lambda batch: dict.fromkeys([*batch.tasks, other], Result.SUCCESS)), size=2).start()
     until(lambda: states(queue)[1:] == [("a", State.FAILED), ("b", State.FAILED)])
     assert f"sequence {other.sequence}" in (everything(queue)[1].error or "")
     assert known(queue, other).state is State.READY
@@ -228,8 +228,8 @@ def test_a_decision_on_a_foreign_task_fails_the_whole_batch(queue: TaskQueue, ma
 def test_what_a_batch_handler_raises_fails_the_batch_or_is_its_result(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
-    def handle(work: Work) -> None:
-        if work.tasks[0].identifier == "a":
+    def handle(batch: Batch) -> None:
+        if batch.tasks[0].identifier == "a":
             raise ZeroDivisionError
         raise TaskResultException(Result.FILTER)
 
@@ -267,7 +267,7 @@ def test_tasks_that_were_purged_meanwhile_do_not_keep_the_others_from_their_end(
 ) -> None:
     tasks = queue.push("work", ["a", "b"])
 
-    def purge(_: Work) -> None:
+    def purge(_: Batch) -> None:
         queue.purge("work", from_=tasks[0].sequence, to=tasks[0].sequence, state=State.ACTIVE)
 
     make_worker(batch(purge), size=2).start()
@@ -320,13 +320,13 @@ def test_tasks_of_a_batch_are_handled_by_several_threads(queue: TaskQueue, make_
 def test_a_drain_ends_when_nothing_is_left_not_even_what_was_pushed_meanwhile(
     queue: TaskQueue, make_worker: MakeWorker, ready: int
 ) -> None:
-    def handle(task: Task, work: Work) -> None:
+    def handle(task: Task, batch: Batch) -> None:
         if task.identifier.startswith("first"):
-            work.push(task, "work", [f"then {task.identifier}"])
+            batch.push(task, "work", [f"then {task.identifier}"])
 
     queue.push("work", [*(f"first {number}" for number in range(30)), NewTask("later", delay=HOUR)])
     pause = timedelta(milliseconds=50)
-    done = make_worker(handle, workers=2, size=4, ready=ready, pause=pause).drain()
+    done = make_worker(handle, workers=2, size=4, prefetch=ready, pause=pause).drain()
     assert (done.succeeded, done.in_flight) == (60, 0)
     assert queue.owners() == []
 
@@ -341,7 +341,7 @@ def test_a_drain_raises_after_the_commit_if_more_tasks_fail_than_max_failed_allo
 
     names = [*(f"good-{number}" for number in range(20)), *(f"bad-{number}" for number in range(10))]
     tasks = queue.push("work", names)
-    worker = make_worker(deliver, workers=2, size=4, ready=ready, pause=timedelta(milliseconds=50))
+    worker = make_worker(deliver, workers=2, size=4, prefetch=ready, pause=timedelta(milliseconds=50))
     with pytest.raises(TooManyFailures) as raised:
         worker.drain(max_failed=0.3)
     text = str(raised.value)
@@ -357,9 +357,9 @@ def test_a_drain_raises_after_the_commit_if_more_tasks_fail_than_max_failed_allo
 def test_a_drain_of_several_workers_ends_no_sooner_than_what_is_in_anybodys_hand(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
-    def count_down(task: Task, work: Work) -> None:
+    def count_down(task: Task, batch: Batch) -> None:
         if left := int(task.identifier):
-            work.push(task, "work", [str(left - 1)])
+            batch.push(task, "work", [str(left - 1)])
 
     for _ in range(5):
         queue.push("work", ["20"])

@@ -14,7 +14,7 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
 )
-from airflow_provider_taskq.worker import Work, WorkerListener, batch
+from airflow_provider_taskq.worker import Batch, WorkerListener, batch
 from airflow_provider_taskq.worker.lease_keeper import LeaseKeeper
 from tests.queue.conftest import known, lapse, states, until
 from tests.worker.conftest import MakeWorker
@@ -60,15 +60,15 @@ def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_forgotten(
 ) -> None:
     done: list[str] = []
 
-    def handle(task: Task, work: Work) -> None:
+    def handle(task: Task, batch: Batch) -> None:
         def write(own: TaskQueue, _: Mapping[Task, Decision]) -> None:
             own.conn.execute("INSERT INTO effect (identifier) VALUES (%s)", (task.identifier,))
             if task.identifier == "cut" and len(done) == 0:
                 done.append("cut once")
                 queue.conn.execute("SELECT pg_terminate_backend(%s)", (own.conn.info.backend_pid,))
 
-        work.in_commit(write, task)
-        work.after_commit(lambda: done.append(task.identifier))
+        batch.in_commit(write, task)
+        batch.after_commit(lambda: done.append(task.identifier))
 
     queue.push("work", ["cut", "whole"])
     make_worker(handle).start()
@@ -101,10 +101,10 @@ def test_a_stop_gives_back_what_does_not_end_in_time_and_its_handler_changes_not
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     [task] = queue.push("work", ["a"])
 
-    def handle(work: Work) -> None:
+    def handle(batch: Batch) -> None:
         begun.set()
         go_on.wait(10)
-        assert work.cancelled.is_set()
+        assert batch.cancelled.is_set()
         ended.set()
 
     worker = make_worker(batch(handle))
@@ -147,10 +147,10 @@ def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
     def write(own: TaskQueue, _: Mapping[Task, Decision]) -> None:
         own.conn.execute("INSERT INTO effect (identifier) VALUES ('a')")
 
-    def handle(_: Task, work: Work) -> None:
-        work.in_commit(write)
+    def handle(_: Task, batch: Batch) -> None:
+        batch.in_commit(write)
         begun.set()
-        if work.cancelled.wait(10):
+        if batch.cancelled.wait(10):
             cancelled.set()
 
     worker = make_worker(handle, lease=timedelta(seconds=3))

@@ -2,6 +2,6 @@
 
 from airflow_provider_taskq.worker.composite.composite import Composite
 from airflow_provider_taskq.worker.composite.engine import CompositeClosed
-from airflow_provider_taskq.worker.composite.steps import Mode, Step
+from airflow_provider_taskq.worker.composite.steps import Step, StepMode
 
-__all__ = ["Composite", "CompositeClosed", "Mode", "Step"]
+__all__ = ["Composite", "CompositeClosed", "Step", "StepMode"]

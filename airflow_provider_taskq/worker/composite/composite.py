@@ -7,9 +7,9 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any, Self, TypeVar, overload
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Task
-from airflow_provider_taskq.worker.batch import Rewrite, Work
+from airflow_provider_taskq.worker.batch import Batch, Rewrite
 from airflow_provider_taskq.worker.composite.engine import Engine, Landing
-from airflow_provider_taskq.worker.composite.steps import After, Around, Context, Definition, Mode, Step
+from airflow_provider_taskq.worker.composite.steps import After, Around, Context, Definition, Step, StepMode
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,11 +80,17 @@ class Composite:
 
     @overload
     def step(
-        self, /, *, name: str | None = None, after: After = (), mode: Mode = Mode.PARALLEL
+        self, /, *, name: str | None = None, after: After = (), mode: StepMode = StepMode.PARALLEL
     ) -> Callable[[F], F]: ...
 
     def step(
-        self, function: F | None = None, /, *, name: str | None = None, after: After = (), mode: Mode = Mode.PARALLEL
+        self,
+        function: F | None = None,
+        /,
+        *,
+        name: str | None = None,
+        after: After = (),
+        mode: StepMode = StepMode.PARALLEL,
     ) -> F | Callable[[F], F]:
         """Adds a function of one task, as a decorator: `task -> outcome`, or `(task, work) -> outcome`.
 
@@ -107,7 +113,7 @@ class Composite:
         It returns a mapping with a decision for each of them, or one outcome for all; a coroutine or a
         `concurrent.futures.Future` is waited for. What it raises is the end of all of them.
         """
-        return self._adding(function, name, after, Mode.SEQUENTIAL, whole=True)
+        return self._adding(function, name, after, StepMode.SEQUENTIAL, whole=True)
 
     def context(self, function: Context) -> Context:
         """Adds a function `(work, decisions) -> decisions or None` that is called after the last step, as a decorator.
@@ -137,14 +143,14 @@ class Composite:
         *,
         name: str | None = None,
         after: After = (),
-        mode: Mode = Mode.PARALLEL,
+        mode: StepMode = StepMode.PARALLEL,
     ) -> Self:
         """This composite with a step more; itself it stays as it is."""
         return self._with(self._definition.with_step(function, name, after, mode, whole=False))
 
     def with_batch(self, function: Callable[..., Any], *, name: str | None = None, after: After = ()) -> Self:
         """This composite with a step of the whole batch more."""
-        return self._with(self._definition.with_step(function, name, after, Mode.SEQUENTIAL, whole=True))
+        return self._with(self._definition.with_step(function, name, after, StepMode.SEQUENTIAL, whole=True))
 
     def with_context(self, function: Context) -> Self:
         """This composite with a context more."""
@@ -158,13 +164,13 @@ class Composite:
         """This composite with a function more that sees what is pushed."""
         return self._with(self._definition.with_rewrite(function))
 
-    def handle(self, work: Work) -> Mapping[Task, Decision]:
+    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """Runs a batch through the steps, and returns the decision on each of its tasks."""
-        return self.submit(work).result()
+        return self.submit(batch).result()
 
-    def submit(self, work: Work) -> Landing:
+    def submit(self, batch: Batch) -> Landing:
         """Sends a batch on its way, and returns its decisions to come; waits while `concurrency` are in flight."""
-        return self._started().submit(work)
+        return self._started().submit(batch)
 
     def close(self) -> None:
         """Waits for the batches in flight, or fails them with CompositeClosed; the next batch begins anew."""
@@ -174,7 +180,7 @@ class Composite:
             engine.close()
 
     def _adding(
-        self, function: F | None, name: str | None, after: After, mode: Mode, *, whole: bool
+        self, function: F | None, name: str | None, after: After, mode: StepMode, *, whole: bool
     ) -> F | Callable[[F], F]:
         """The decorator, or what it makes of a function: the function itself."""
 

@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 from contextvars import copy_context
 
 from airflow_provider_taskq.queue import Decision, Task, TaskQueueError
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.composite.running import Run
 from airflow_provider_taskq.worker.composite.steps import Definition
 from airflow_provider_taskq.worker.composite.threads import Threads
@@ -38,7 +38,7 @@ class Engine:
         self._changed = threading.Condition()
         self._closed = False
 
-    def submit(self, work: Work) -> Landing:
+    def submit(self, batch: Batch) -> Landing:
         """Sends a batch on its way, and returns what it will have decided; waits while there is no room for it."""
         landing: Landing = Future()
         with self._changed:
@@ -48,10 +48,10 @@ class Engine:
                 raise self._refusal()
             self._flying.add(landing)
         if not self._concurrency and not self._fail_pending:
-            self._fly(work, landing)
+            self._fly(batch, landing)
             return landing
         name = f"taskq {self._definition.name} batch"
-        thread = threading.Thread(target=copy_context().run, args=(self._fly, work, landing), name=name, daemon=True)
+        thread = threading.Thread(target=copy_context().run, args=(self._fly, batch, landing), name=name, daemon=True)
         thread.start()
         if not self._concurrency:
             landing.exception()  # waits for its end
@@ -73,16 +73,16 @@ class Engine:
             self._changed.wait_for(self._all_told)
         self._threads.close()
 
-    def _fly(self, work: Work, landing: Landing) -> None:
+    def _fly(self, batch: Batch, landing: Landing) -> None:
         """Runs a batch to its end, and tells it, unless it was failed meanwhile."""
 
         def stopped() -> bool:
-            return landing.done() or work.cancelled.is_set()
+            return landing.done() or batch.cancelled.is_set()
 
         outcome: Mapping[Task, Decision] | BaseException
         try:
-            with work.running(f"composite {self._definition.name}", cancel=lambda: self._give_up(landing)):
-                outcome = Run(self._definition, work, self._threads, stopped).decisions()
+            with batch.running(f"composite {self._definition.name}", cancel=lambda: self._give_up(landing)):
+                outcome = Run(self._definition, batch, self._threads, stopped).decisions()
         except BaseException as error:  # noqa: BLE001 -- it is raised where the batch is waited for
             outcome = error
         self._land(landing, outcome)

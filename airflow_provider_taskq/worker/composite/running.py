@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.composite.invoking import invoked, of_context, rewritten
 from airflow_provider_taskq.worker.composite.steps import Definition, Step
 from airflow_provider_taskq.worker.composite.threads import Threads
@@ -21,7 +21,7 @@ class Run:
     """What the steps that are done have decided, each on the tasks that it saw."""
 
     definition: Definition
-    work: Work
+    batch: Batch
     threads: Threads
     stopped: Callable[[], bool]
     done: dict[str, OwnDecisions] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class Run:
     def decisions(self) -> Mapping[Task, Decision]:
         """The decisions on all tasks of the batch: those of all steps that saw a task, and of the contexts, merged."""
         self._run_steps()
-        merged = {task: self._merged(task) for task in self.work.tasks}
-        found = [of_context(context, self.work, merged) for context in self.definition.contexts]
-        found.append(rewritten(self.work, self.definition.rewrites))
+        merged = {task: self._merged(task) for task in self.batch.tasks}
+        found = [of_context(context, self.batch, merged) for context in self.definition.contexts]
+        found.append(rewritten(self.batch, self.definition.rewrites))
         for added in found:
             merged |= {task: merged[task].merge(decision) for task, decision in added.items()}
         return merged
@@ -69,12 +69,12 @@ class Run:
     def _entering(self, step: Step) -> list[Task]:
         """The tasks that every step before this one has seen and continued: a merged decision continues if all do."""
         before = [self.done[name] for name in step.after]
-        return [task for task in self.work.tasks if all(_continues(each.get(task)) for each in before)]
+        return [task for task in self.batch.tasks if all(_continues(each.get(task)) for each in before)]
 
     def _invoked(self, step: Step, tasks: list[Task]) -> OwnDecisions:
         if self.stopped():
             raise InterruptedError(f"composite {self.definition.name!r} was closed before its step {step.name!r}")
-        return invoked(step, tasks, self.work, self.threads, self.definition.around)
+        return invoked(step, tasks, self.batch, self.threads, self.definition.around)
 
     def _merged(self, task: Task) -> Decision:
         """What the steps decided on one task; of two with one result the later step's message stands."""

@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
-from airflow_provider_taskq.worker.batch import Rewrite, Work
-from airflow_provider_taskq.worker.handlers import takes_work
+from airflow_provider_taskq.worker.batch import Batch, Rewrite
+from airflow_provider_taskq.worker.handlers import takes_batch
 
 StepFunction: TypeAlias = Callable[..., Any]
 After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
@@ -15,10 +15,10 @@ Decisions: TypeAlias = Mapping[Task, Decision]
 # Called in the place of a step: (step, tasks, proceed). It calls `proceed`, and returns its decisions or others.
 Around: TypeAlias = Callable[[str, Sequence[Task], Callable[[], Decisions]], Decisions]
 # Called after the last step.
-Context: TypeAlias = Callable[[Work, Decisions], Mapping[Task, Decision | Result] | None]
+Context: TypeAlias = Callable[[Batch, Decisions], Mapping[Task, Decision | Result] | None]
 
 
-class Mode(StrEnum):
+class StepMode(StrEnum):
     """How a step goes through the tasks of a batch: several at once, or one after another in the batch's order."""
 
     PARALLEL = "PARALLEL"
@@ -29,19 +29,19 @@ class Mode(StrEnum):
 class Step:
     """A named function of one task, or of all tasks at once (`whole`), and the steps that it comes after.
 
-    `wants_work` tells that its second argument is the batch.
+    `wants_batch` tells that its second argument is the batch.
     """
 
     name: str
     function: StepFunction
     after: tuple[str, ...] = ()
-    mode: Mode = Mode.PARALLEL
+    mode: StepMode = StepMode.PARALLEL
     whole: bool = False
-    wants_work: bool = False
+    wants_batch: bool = False
 
-    def call(self, given: object, work: Work) -> Any:
+    def call(self, given: object, batch: Batch) -> Any:
         """Calls the function."""
-        return self.function(given, work) if self.wants_work else self.function(given)
+        return self.function(given, batch) if self.wants_batch else self.function(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,14 @@ class Definition:
     rewrites: tuple[Rewrite, ...] = ()
 
     def with_step(
-        self, function: StepFunction, name: str | None, after: After, mode: Mode, whole: bool
+        self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool
     ) -> "Definition":
         """This with one step more; InvalidArgument where its name is taken, or a step that it comes after unknown."""
         if not callable(function):
             raise InvalidArgument(f"composite {self.name!r}: a step is a function, not a {type(function).__name__}")
-        step = Step(name or _name_of(function), function, self._names(after), Mode(mode), whole, takes_work(function))
+        step = Step(
+            name or _name_of(function), function, self._names(after), StepMode(mode), whole, takes_batch(function)
+        )
         if any(each.name == step.name for each in self.steps):
             raise InvalidArgument(f"composite {self.name!r} has a step {step.name!r} already")
         return replace(self, steps=(*self.steps, step))

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
-from airflow_provider_taskq.worker.batch import Work
+from airflow_provider_taskq.worker.batch import Batch
 from airflow_provider_taskq.worker.futures import copy_outcome
 from airflow_provider_taskq.worker.threads import Pool
 
@@ -63,14 +63,14 @@ class Threads:
 
         def help_with() -> None:
             with within():
-                crew.work()
+                crew.batch()
 
         waiting = len(crew.left)
         for _ in range(min(self._size or waiting, waiting) - 1):
             self._tasks.submit(help_with)
         crew.finish()
 
-    def awaited(self, awaitable: Awaitable[T], work: Work) -> T:
+    def awaited(self, awaitable: Awaitable[T], batch: Batch) -> T:
         """What something awaitable gives; the event loop is the same for all steps and batches.
 
         It is cancelled where its batch is given up.
@@ -80,8 +80,8 @@ class Threads:
         def cancel() -> None:
             future.cancel()
 
-        with work.running("what is awaited", cancel=cancel):
-            if work.cancelled.is_set():  # before anybody could know how to cancel it
+        with batch.running("what is awaited", cancel=cancel):
+            if batch.cancelled.is_set():  # before anybody could know how to cancel it
                 future.cancel()
             return future.result()
 
@@ -120,7 +120,7 @@ class _Crew(Generic[T]):
         self._changed = threading.Condition()
         self._errors: list[BaseException] = []
 
-    def work(self) -> None:
+    def batch(self) -> None:
         """Takes items as long as there are any."""
         while (item := self._taken()) is not None:
             try:
@@ -135,7 +135,7 @@ class _Crew(Generic[T]):
 
     def finish(self) -> None:
         """Works along, waits until all items are done, and raises the first error."""
-        self.work()
+        self.batch()
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
         if self._errors:
