@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import picklable_error, translated
-from airflow_provider_taskq.worker.batch import Batch, CommitHook, FollowUp, Release
+from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, Release
 from airflow_provider_taskq.worker.commit import NO_ABANDONED_HOOKS, AbandonedHooks, push_follow_ups, run_commit_hook
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from airflow_provider_taskq.spark.batches import ARROW, DECISIONS
 from airflow_provider_taskq.spark.commit import Company, company_of
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.transforms import OF_A_TASK, stops, task_of, values_of
-from airflow_provider_taskq.worker.batch import Batch, FollowUp, Release
+from airflow_provider_taskq.worker.batches import Batch, FollowUp, Release
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
 from airflow_provider_taskq.worker.partial import readable

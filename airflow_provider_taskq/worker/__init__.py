@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.batch import Batch, FollowUp, Release, tagged
+    from airflow_provider_taskq.worker.batches import Batch, FollowUp, Release, tagged
     from airflow_provider_taskq.worker.commit import commit_batch
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
     from airflow_provider_taskq.worker.config import Pending
@@ -78,7 +78,7 @@ _HOMES = {
     "Composite": "composite",
     "CompositeClosed": "composite",
     "FatalListener": "listener",
-    "FollowUp": "batch",
+    "FollowUp": "batches",
     "ForeignDecision": "handlers",
     "HandlerStuck": "watchdog",
     "HealthMonitor": "health",
@@ -89,12 +89,12 @@ _HOMES = {
     "Pending": "config",
     "PersistentWorker": "persistent",
     "PriorityLimiter": "limiter",
-    "Release": "batch",
+    "Release": "batches",
     "HealthSignal": "health",
     "SupplementError": "supplement",
     "TaskResultException": "handlers",
     "Scheduler": "scheduler",
-    "Batch": "batch",
+    "Batch": "batches",
     "Worker": "worker",
     "WorkerListener": "listener",
     "WorkerStatistics": "statistics",
@@ -102,7 +102,7 @@ _HOMES = {
     "batch": "handlers",
     "each": "handlers",
     "commit_batch": "commit",
-    "tagged": "batch",
+    "tagged": "batches",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from airflow_provider_taskq.queue import Decision, Task
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.handlers import Exceptions, Outcome, decision_of, decision_on, name_of
 
 
@@ -79,7 +79,7 @@ class _LoopInThread:
 
     def stacks(self) -> str:
         """Where the loop's tasks stand, and the loop itself, as one of them may hold it up."""
-        from airflow_provider_taskq.worker.batch import stack_of
+        from airflow_provider_taskq.worker.batches import stack_of
 
         told = [stack_of(self._thread.ident or 0)()]
         for task in asyncio.all_tasks(self.loop):

@@ -8,7 +8,7 @@ from typing import cast
 
 from airflow_provider_taskq.queue import Decision, Insertion, Junction, NewTask, Owner, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.errors import is_cut_off, is_transient
-from airflow_provider_taskq.worker.batch import Batch, CommitHook, FollowUp
+from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp
 from airflow_provider_taskq.worker.handlers import name_of
 
 log = logging.getLogger(__name__)

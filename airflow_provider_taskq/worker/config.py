@@ -7,7 +7,7 @@ from enum import StrEnum
 from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import LONGEST_STORED
-from airflow_provider_taskq.worker.batch import Rewrite
+from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.connection import call_limit
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextvars import copy_context
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.futures import result_of
 from airflow_provider_taskq.worker.handlers import Exceptions, Outcome, decision_of, decision_on, name_of
 from airflow_provider_taskq.worker.threads import Pool

@@ -8,7 +8,7 @@ import psycopg
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.errors import is_transient
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.commit import (
     CommitHookInterrupted,
     HookInterruptions,

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 
 T = TypeVar("T")
 

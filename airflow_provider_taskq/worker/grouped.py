@@ -27,7 +27,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import is_cut_off, is_transient
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
     Connect,

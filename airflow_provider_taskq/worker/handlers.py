@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.futures import result_of
 
 Outcome: TypeAlias = Decision | Result | None

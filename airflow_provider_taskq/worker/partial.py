@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, TaskQueue, UnreadablePayload
-from airflow_provider_taskq.worker.batch import Batch, CommitFunction
+from airflow_provider_taskq.worker.batches import Batch, CommitFunction
 from airflow_provider_taskq.worker.handlers import (
     BatchHandler,
     Outcome,

@@ -18,7 +18,7 @@ from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.errors import picklable_error
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.futures import result_of
 from airflow_provider_taskq.worker.handlers import Exceptions, decision_of, decision_on, name_of
 from airflow_provider_taskq.worker.threads import Pool

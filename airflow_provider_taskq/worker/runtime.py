@@ -12,7 +12,7 @@ import psycopg
 
 from airflow_provider_taskq.queue import Task, TaskQueueError
 from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.config import Settings
 from airflow_provider_taskq.worker.connection import Connect, Disconnected, Session
 from airflow_provider_taskq.worker.finishing import WorkerStopped

@@ -7,7 +7,7 @@ from datetime import timedelta
 from airflow_provider_taskq.queue import Condition, DrainCounts, FailureLimit, MaxFailed, Order, TaskQueue
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
-from airflow_provider_taskq.worker.batch import Rewrite
+from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.config import Pending, Settings
 from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, connects_to
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler, handler_of

@@ -12,7 +12,7 @@ import pytest
 from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
-from airflow_provider_taskq.worker.batch import Batch, tagged
+from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.composite import Composite, StepMode
 from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, TaskResultException
 

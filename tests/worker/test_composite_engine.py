@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import Result, Task
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, engine
 from airflow_provider_taskq.worker.composite.engine import Landing
 from airflow_provider_taskq.worker.composite.threads import Threads

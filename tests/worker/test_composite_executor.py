@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_taskq.queue import Result, Task, TaskQueue
 from airflow_provider_taskq.worker import Composite, Worker
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from tests.worker.test_handlers import task
 
 SECONDS = 60

@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow_provider_taskq.worker.batch import Batch
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import (
@@ -38,6 +37,7 @@ from airflow_provider_taskq.spark.landing import land
 from airflow_provider_taskq.spark.options import SourceOptions
 from airflow_provider_taskq.spark.staging import Staged
 from airflow_provider_taskq.spark.writers import CompleteWriter, open_stage
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
 from tests.queue.conftest import until

@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
 )
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.worker.batch import Batch, tagged
+from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.composite import Composite, StepMode
 from airflow_provider_taskq.worker.duplicates import outdated, step_of
 from airflow_provider_taskq.worker.handlers import TaskResultException

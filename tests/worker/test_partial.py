@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueue
-from airflow_provider_taskq.worker.batch import Batch, tagged
+from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.handlers import ForeignDecision, batch, each

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any, Self, TypeVar, overload
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Task
-from airflow_provider_taskq.worker.batch import Batch, Rewrite
+from airflow_provider_taskq.worker.batches import Batch, Rewrite
 from airflow_provider_taskq.worker.composite.engine import Engine, Landing
 from airflow_provider_taskq.worker.composite.steps import After, Around, Context, Definition, Step, StepMode
 

@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 from contextvars import copy_context
 
 from airflow_provider_taskq.queue import Decision, Task, TaskQueueError
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite.running import Run
 from airflow_provider_taskq.worker.composite.steps import Definition
 from airflow_provider_taskq.worker.composite.threads import Threads

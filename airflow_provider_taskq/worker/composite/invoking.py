@@ -10,7 +10,7 @@ from typing import Any
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.queue.task_input import chunks
-from airflow_provider_taskq.worker.batch import Batch, Rewrite
+from airflow_provider_taskq.worker.batches import Batch, Rewrite
 from airflow_provider_taskq.worker.composite.steps import Around, Context, Decisions, Step, StepMode
 from airflow_provider_taskq.worker.composite.threads import Threads
 from airflow_provider_taskq.worker.futures import result_of

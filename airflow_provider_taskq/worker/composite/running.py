@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite.invoking import invoked, of_context, rewritten
 from airflow_provider_taskq.worker.composite.steps import Definition, Step
 from airflow_provider_taskq.worker.composite.threads import Threads

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
-from airflow_provider_taskq.worker.batch import Batch, Rewrite
+from airflow_provider_taskq.worker.batches import Batch, Rewrite
 from airflow_provider_taskq.worker.handlers import takes_batch
 
 StepFunction: TypeAlias = Callable[..., Any]

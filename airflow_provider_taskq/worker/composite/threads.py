@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
-from airflow_provider_taskq.worker.batch import Batch
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.futures import copy_outcome
 from airflow_provider_taskq.worker.threads import Pool
 
