@@ -20,7 +20,7 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": _modules("triggers.topic", "triggers.state", "triggers.juncture", "triggers.event"),
         "task-decorators": [{"name": "taskq", "class-name": f"{_PACKAGE}.decorators.taskq.taskq_task"}],
         "plugins": [{"name": "taskq", "plugin-class": f"{_PACKAGE}.plugins.taskq.TaskQPlugin"}],
-        "cli": [f"{_PACKAGE}.cli.provider.get_cli_commands"],
+        "cli": [f"{_PACKAGE}.cli.airflow.get_cli_commands"],
         "queues": [f"{_PACKAGE}.queues.taskq.TaskQMessageQueueProvider"],
         "notifications": [f"{_PACKAGE}.notifications.taskq.TaskQNotifier"],
         "extra-links": [f"{_PACKAGE}.links.topic.TaskQTopicLink"],

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 
 import click
 
+from airflow_provider_taskq.cli._output import plain
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.text import plain
 
 # The kind of access that a verb needs; the others only look.
 _KINDS = {

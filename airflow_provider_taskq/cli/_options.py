@@ -1,15 +1,22 @@
-"""What the verbs' arguments and options are made of."""
+"""Argument and option types of the commands."""
 
 from __future__ import annotations
 
 import copy
+import json
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from airflow_provider_taskq.cli._session import Session
+from airflow_provider_taskq.queue import Json, UnreadablePayload
+from airflow_provider_taskq.queue.encoding import decode_json
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -62,7 +69,7 @@ class Moment(ParamType):
         """The text as a datetime, or as the timedelta that it was ago."""
         if not isinstance(value, str):
             return value
-        from airflow_provider_taskq.cli.words import moment_of
+        from airflow_provider_taskq.cli._durations import moment_of
 
         try:
             return moment_of(value)
@@ -177,3 +184,75 @@ def dry_run_option(function: Function) -> Function:
 def yes_option(function: Function) -> Function:
     """`--yes`."""
     return click.option("--yes", "-y", is_flag=True, allow_from_autoenv=False, help="Do not ask.")(function)
+
+
+def payload_option(function: Function) -> Function:
+    """`--payload`."""
+    return click.option(
+        "--payload",
+        callback=_payload_of,
+        metavar="JSON|@FILE",
+        help="The payload; @FILE, or @- for stdin, keeps it private.",
+    )(function)
+
+
+def _payload_of(_: click.Context, __: click.Parameter, value: str | None) -> Json:
+    """The JSON itself, or that of the file named after an @; what it is not is told without quoting it."""
+    if value is None:
+        return None
+    try:
+        return json_value(_read_text(value[1:]) if value.startswith("@") else value)
+    except OSError as error:
+        raise click.BadParameter(f"the file cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise click.BadParameter(f"it is not JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise click.BadParameter("it is not JSON: the file is not UTF-8 text") from None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def json_value(text: str) -> Json:
+    """The value of a JSON text; JSONDecodeError for what is not JSON, ValueError for what Python cannot read."""
+    found = decode_json(text)
+    if not isinstance(found, UnreadablePayload):
+        return found
+    with suppress(RecursionError):
+        _raise_place(text)
+    raise ValueError(found.reason)
+
+
+def _raise_place(text: str) -> None:
+    """Raises JSONDecodeError, which tells the place, if the text is not JSON."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer of more digits than Python converts
+        return
+
+
+def _read_text(name: str) -> str:
+    """The file's text, or that of stdin."""
+    return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+
+
+error_group_option = click.option(
+    "--error-group", metavar="ERROR", help="Whose error is of this group: see taskq errors."
+)
+
+
+class CommandGroup(click.Group):
+    """Commands under one name, such as `taskq topics`; the program itself is one, too."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The named command; the error for a misspelled name suggests the nearest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not near or "Did you mean" in error.message:  # later versions of click suggest by themselves
+                raise
+            raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from error

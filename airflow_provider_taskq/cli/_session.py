@@ -1,4 +1,4 @@
-"""One run of the command line: which database, who acts, and how answers are given."""
+"""One run of the command line: the database, the person who acts, and the form of the answer."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # at run time only once something is to be done: `--help` needs none of it
+if TYPE_CHECKING:  # at run time only when a command needs them: `--help` does not
     import psycopg
     from rich.console import RenderableType
 
     from airflow_provider_taskq.queue import TaskQueue
 
+SECRETS = ("password", "sslpassword", "oauth_client_secret")
+
 
 class Session:
-    """Reaches the queue by a DSN or the environment, and gives answers to a person or a program."""
+    """Connects by a DSN or libpq's environment, and prints answers for a person or a program."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.json = False
         self.role: str | None = None
 
-    def name_database(self, name: str) -> None:
-        """Takes what `--dsn` or `--conn-id` says."""
-        self.name = name
-
     def connection(self) -> psycopg.Connection:
-        """Opens a connection; a DSN of the command line that holds a password is refused."""
-        from airflow_provider_taskq.cli.dsn import without_password
+        """Opens a connection. A `--dsn` that holds a password is a usage error."""
         from airflow_provider_taskq.queue import connect
 
         dsn = None if self.name is None else without_password(self.name)
@@ -36,7 +33,7 @@ class Session:
 
     @contextmanager
     def looking(self) -> Iterator[TaskQueue]:
-        """The queue in a transaction that can change nothing."""
+        """A queue in a read-only transaction."""
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
@@ -46,7 +43,7 @@ class Session:
 
     @contextmanager
     def acting(self, *, dry_run: bool = False) -> Iterator[TaskQueue]:
-        """The queue in a transaction of the person who runs this, committed at the end; a dry run takes all back."""
+        """A queue in a transaction under the person's name; it commits at the end, a dry run rolls back."""
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
@@ -59,7 +56,7 @@ class Session:
 
     @contextmanager
     def alone(self, *, read_only: bool = False) -> Iterator[TaskQueue]:
-        """The queue with every call a transaction of its own, which ends with it."""
+        """A queue in autocommit: each call is a transaction of its own."""
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
@@ -68,7 +65,7 @@ class Session:
             yield TaskQueue(conn)
 
     def answer(self, document: Mapping[str, Any], *parts: RenderableType) -> None:
-        """Gives the answer: the document with `--json`, else tables and sentences."""
+        """Prints the document with `--json`, else the tables and sentences."""
         from airflow_provider_taskq.cli._output import console, json_text, show
 
         if self.json:
@@ -80,10 +77,42 @@ class Session:
 
 
 def actor() -> str:
-    """The name of the person who runs this, also behind sudo."""
+    """The name of the person who runs the command, also behind sudo."""
     import getpass
 
     try:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return f"uid {os.getuid()}"
+
+
+def note(queue: TaskQueue, action: str, topic: str | None, what: str, count: int) -> None:
+    """Writes an audit line if the role may. A producer has no right to it, and its pushes succeed without one."""
+    import psycopg
+
+    try:
+        with queue.conn.transaction():
+            queue.note_action(action, topic, what, count)
+    except psycopg.errors.InsufficientPrivilege:
+        return
+
+
+def without_password(dsn: str) -> str:
+    """The DSN. Every process of the machine can read an argument, so a password in it is a usage error.
+
+    The error message quotes no part of the DSN.
+    """
+    import click
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        found = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise click.UsageError("invalid --dsn: expected for example postgresql://user@host/database") from None
+    if any(found.get(name) for name in SECRETS) or "@" in str(found.get("host")):
+        raise click.UsageError(
+            "--dsn holds a password, which every user of this machine can read in the list of processes:"
+            " put it into TASKQ_DSN, a file that TASKQ_DSN_FILE names, ~/.pgpass or a service file"
+        )
+    return dsn

@@ -1,4 +1,4 @@
-"""owners, release: who holds tasks."""
+"""taskq owners, release, expire: the holders of tasks, and their leases."""
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -7,19 +7,15 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from airflow_provider_taskq.cli._options import AGE, SEQUENCE, dry_run_option, yes_option
-from airflow_provider_taskq.cli._output import facts, table
-from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.asking import ask, plural
-from airflow_provider_taskq.cli.command_group import CommandGroup
-from airflow_provider_taskq.cli.tasks import COLUMNS, task_document, task_row
-from airflow_provider_taskq.cli.text import plain
-from airflow_provider_taskq.cli.trail import note
-from airflow_provider_taskq.cli.words import ago, exactly, in_words
+from airflow_provider_taskq.cli._durations import ago, exactly, in_words
+from airflow_provider_taskq.cli._options import AGE, SEQUENCE, CommandGroup, dry_run_option, yes_option
+from airflow_provider_taskq.cli._output import ask, facts, plain, plural, table
+from airflow_provider_taskq.cli._session import Session, note
+from airflow_provider_taskq.cli.tasks import TASK_COLUMNS, task_document, task_row
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.queue.reports import OwnerLine
 
-MOST = 1_000  # tasks that the count of what an owner holds goes to
+HELD_CAP = 1_000  # tasks that the count of what an owner holds goes to
 
 
 @click.group(
@@ -34,10 +30,10 @@ MOST = 1_000  # tasks that the count of what an owner holds goes to
 def owners(ctx: click.Context, search: str | None, after: int | None, size: int) -> None:
     """Shows the owners, unless something is to be done."""
     if ctx.invoked_subcommand is None:
-        _list(ctx.ensure_object(Session), search, after, size)
+        _list_owners(ctx.ensure_object(Session), search, after, size)
 
 
-def _list(session: Session, search: str | None, after: int | None, size: int) -> None:
+def _list_owners(session: Session, search: str | None, after: int | None, size: int) -> None:
     """Shows a line an owner."""
     with session.looking() as queue:
         now = queue.now()
@@ -50,7 +46,7 @@ def _list(session: Session, search: str | None, after: int | None, size: int) ->
     ]
     columns = ["~owner", "?#fence", "#held", "lease", "?last sign of life", "~topics"]
     said = [f"There is more beyond: --after {beyond} goes on."] if beyond else [] if rows else ["Nobody is at work."]
-    document = {"owners": [_document(one) for one in shown], "next": beyond}
+    document = {"owners": [_owner_document(one) for one in shown], "next": beyond}
     session.answer(document, *([table(columns, rows)] if rows else []), *said)
 
 
@@ -75,9 +71,9 @@ def show(session: Session, owner: str, after: int | None, size: int) -> None:
         ("holds", _held(one)),
     ]
     rows = [(task.topic, *task_row(task, now)) for task in shown]
-    parts: list[RenderableType] = ["", table(["~topic", *COLUMNS], rows)] if rows else []
+    parts: list[RenderableType] = ["", table(["~topic", *TASK_COLUMNS], rows)] if rows else []
     said = [f"There is more beyond: --after {beyond} goes on."] if beyond else []
-    document = {"owner": _document(one), "tasks": [task_document(task) for task in shown], "next": beyond}
+    document = {"owner": _owner_document(one), "tasks": [task_document(task) for task in shown], "next": beyond}
     session.answer(document, facts(lines), *parts, *said)
 
 
@@ -127,7 +123,7 @@ def _known(queue: TaskQueue, owner: str) -> OwnerLine:
 
 
 def _held(one: OwnerLine) -> str:
-    return f"{MOST:,}+" if one.held >= MOST else f"{one.held:,}"
+    return f"{HELD_CAP:,}+" if one.held >= HELD_CAP else f"{one.held:,}"
 
 
 def _lease(one: OwnerLine, now: datetime) -> str:
@@ -137,8 +133,23 @@ def _lease(one: OwnerLine, now: datetime) -> str:
     return f"lapsed {ago(one.lease_until, now)}" if one.lapsed else f"for another {in_words(one.lease_until - now)}"
 
 
-def _document(one: OwnerLine) -> dict[str, Any]:
+def _owner_document(one: OwnerLine) -> dict[str, Any]:
     """An owner by stable keys; the lease in seconds."""
     named = asdict(one)
     lease: timedelta = named.pop("lease")
-    return {"owner": named.pop("name"), "lease_seconds": lease.total_seconds(), **named, "held_capped_at": MOST}
+    return {"owner": named.pop("name"), "lease_seconds": lease.total_seconds(), **named, "held_capped_at": HELD_CAP}
+
+
+@click.command(help="Take back what is held under leases that have lapsed, by each topic's policy. Safe at any time.")
+@click.option("--grace", type=AGE, default="0s", help="Spare leases that lapsed no longer ago than this.")
+@dry_run_option
+@click.pass_obj
+def expire(session: Session, grace: timedelta, dry_run: bool) -> None:
+    """Expires, and says how many tasks that were."""
+    with session.acting(dry_run=dry_run) as queue:
+        count = queue.expire(grace)
+        if count:
+            note(queue, "expire", None, f"leases that lapsed more than {exactly(grace)} ago", count)
+    tasks = plural(count, "task")
+    said = f"{tasks} {'would be' if dry_run else 'were' if count != 1 else 'was'} taken back from lapsed leases."
+    session.answer({"tasks": count, "dry_run": dry_run}, said)

@@ -1,7 +1,4 @@
-"""The program: its verbs by name, each in a module that is imported when it is asked for.
-
-So `taskq --help` and the completion of a verb's name import click and nothing else.
-"""
+"""The program: its commands by name, each in a module that is imported when the command is used."""
 
 import copy
 from collections.abc import Callable
@@ -9,41 +6,62 @@ from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from airflow_provider_taskq import __version__
 from airflow_provider_taskq.cli._errors import refusals_as_sentences
-from airflow_provider_taskq.cli._options import checked
+from airflow_provider_taskq.cli._options import CommandGroup, checked
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.command_group import CommandGroup
+
+_HOW = {
+    "bash": 'eval "$(taskq completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(taskq completion zsh)" in ~/.zshrc',
+    "fish": "taskq completion fish > ~/.config/fish/completions/taskq.fish",
+}
+
+
+@click.command(
+    help="Print the completion of a shell for `taskq`.\n\n\b\n"
+    + "\n".join(f"{shell}: {how}" for shell, how in _HOW.items())
+)
+@click.argument("shell", type=click.Choice(list(_HOW)))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Prints it."""
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.ClickException(f"click {click.__version__} has no completion for {shell}")
+    click.echo(found(ctx.find_root().command, {}, "taskq", "_TASKQ_COMPLETE").source())
+
 
 # Verb: module, and what it does in a line.
 SECTIONS = {
     "Look": {
         "topics": ("topics", "List the topics; create, alter, show or drop one."),
-        "ls": ("ls", "List tasks of a topic."),
-        "show": ("show", "Show one task and what happened to it."),
-        "why": ("show", "Say why a task is not running."),
+        "ls": ("tasks", "List tasks of a topic."),
+        "show": ("tasks", "Show one task and what happened to it."),
+        "why": ("tasks", "Say why a task is not running."),
         "owners": ("owners", "List who holds tasks; purge names that nobody uses."),
         "ticks": ("ticks", "List recurring tasks; install or uninstall them."),
         "stats": ("stats", "Count tasks by state, and what ended lately."),
-        "errors": ("errors", "Group the failures of a topic by error."),
+        "errors": ("stats", "Group the failures of a topic by error."),
         "health": ("health", "Say what slows or threatens the queue."),
         "watch": ("watch", "Watch the topics live."),
     },
     "Act": {
         "push": ("push", "Push tasks: from arguments, a file or stdin."),
-        "offer": ("offer", "Offer tasks: at most one waiting task per identifier."),
-        "drop": ("offer", "Remove what waits under an identifier."),
-        "retry": ("revive", "Start ended tasks anew."),
-        "reassign": ("revive", "Give ended tasks another result."),
-        "run-now": ("change", "Make tasks that wait due now."),
-        "priority": ("change", "Set the priority of tasks that wait."),
-        "cancel": ("change", "End tasks that wait without running them."),
+        "offer": ("push", "Offer tasks: at most one waiting task per identifier."),
+        "drop": ("push", "Remove what waits under an identifier."),
+        "retry": ("actions", "Start ended tasks anew."),
+        "reassign": ("actions", "Give ended tasks another result."),
+        "run-now": ("actions", "Make tasks that wait due now."),
+        "priority": ("actions", "Set the priority of tasks that wait."),
+        "cancel": ("actions", "End tasks that wait without running them."),
         "release": ("owners", "Take the tasks of an owner away, and hand them out again."),
-        "pause": ("pause", "Let topics hand out nothing."),
-        "resume": ("pause", "Let paused topics hand out tasks again."),
-        "expire": ("expire", "Take back what is held under lapsed leases."),
-        "purge": ("purge", "Remove tasks for good."),
+        "pause": ("topics", "Let topics hand out nothing."),
+        "resume": ("topics", "Let paused topics hand out tasks again."),
+        "expire": ("owners", "Take back what is held under lapsed leases."),
+        "purge": ("actions", "Remove tasks for good."),
         "worker": ("worker", "Handle tasks with a Python function."),
     },
     "The schema taskq": {
@@ -53,7 +71,7 @@ SECTIONS = {
         "uninstall": ("schema", "Drop the schema with everything in it."),
         "sql": ("schema", "Print the DDL, for a DBA to run."),
     },
-    "Shell": {"completion": ("completion", "Print the completion of a shell.")},
+    "Shell": {"completion": ("program", "Print the completion of a shell.")},
 }
 VERBS = {verb: place for section in SECTIONS.values() for verb, place in section.items()}
 
@@ -113,7 +131,7 @@ def standalone() -> Program:
     return Program(naming, "A durable work queue in PostgreSQL: look at it, act on it, keep its schema.")
 
 
-def on_airflow() -> Program:
+def airflow_program() -> Program:
     """`airflow taskq`: on Airflow's connections."""
     naming = common_option(
         ["--conn-id"], _set_name, metavar="ID", help="The Airflow connection (taskq_default unless given)."
@@ -144,7 +162,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 def _set_name(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:
-        ctx.ensure_object(Session).name_database(value)
+        ctx.ensure_object(Session).name = value
 
 
 def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -1,4 +1,4 @@
-"""install, upgrade, verify, uninstall, sql: the schema `taskq` itself."""
+"""taskq install, upgrade, verify, uninstall, sql: the schema itself."""
 
 from typing import Any
 
@@ -6,15 +6,75 @@ import click
 import psycopg
 from psycopg.rows import tuple_row
 
-from airflow_provider_taskq.cli import ddl
+from airflow_provider_taskq import __version__
 from airflow_provider_taskq.cli._options import dry_run_option, yes_option
+from airflow_provider_taskq.cli._output import ask, plural
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.asking import ask, plural
-from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue
+from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue, schema
 from airflow_provider_taskq.queue import install as install_schema
 from airflow_provider_taskq.queue import uninstall as uninstall_schema
 from airflow_provider_taskq.queue import verify as verify_schema
-from airflow_provider_taskq.queue.schema import has_views, migrations
+from airflow_provider_taskq.queue.schema import NO_VIEWS, Step, functions, has_views, migrations, views
+
+_HEAD = """\
+-- airflow-provider-taskq {version}: the schema taskq, {what}.
+-- Run it as the role that is to own the schema: psql -v ON_ERROR_STOP=1 -f this-file
+-- It is one transaction, and refuses a database that is not at the step it begins from.
+"""
+_LEDGER = """\
+CREATE SCHEMA IF NOT EXISTS taskq;
+CREATE TABLE IF NOT EXISTS taskq.migration (
+    number int PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,
+    applied timestamptz NOT NULL DEFAULT clock_timestamp());
+"""
+_GUARD = """\
+{lock};
+DO $guard$ DECLARE
+    steps int[] := ARRAY(SELECT number FROM taskq.migration WHERE number > 0 ORDER BY number);
+BEGIN
+    IF steps <> ARRAY[{steps}]::int[] THEN
+        RAISE EXCEPTION 'this ddl_script is for a schema taskq with steps {{{steps}}}, and here are %', steps
+            USING HINT = 'taskq verify tells the last step, taskq sql --from N prints the ddl_script for it';
+    END IF;
+END $guard$;
+"""
+_ENTRY = """\
+INSERT INTO taskq.migration (number, name, checksum) VALUES ({number}, '{name}', '{checksum}')
+ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.checksum, applied = excluded.applied;
+"""
+
+
+def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -> str:
+    """What brings a schema at step `begin` (0: none yet) to this release; `bare`: without BEGIN and COMMIT."""
+    before = ", ".join(str(step.number) for step in migrations() if step.number <= begin)
+    missing = [step for step in migrations() if step.number > begin]
+    what = f"from step {begin} to {migrations()[-1].number}" if begin else "whole"
+    parts = [
+        _HEAD.format(version=__version__, what=what),
+        "" if bare else "BEGIN;\n",
+        "" if begin else _ledger(),
+        _GUARD.format(lock=schema.LOCK, steps=before),
+        *map(_recorded_step, missing),
+        schema._DROP_FUNCTIONS + ";\n" if begin else "",  # noqa: SLF001  what install runs, told nowhere else
+        "SET LOCAL check_function_bodies = off;\n",
+        _recorded_step(functions()),
+        _recorded_step(views() if with_views else NO_VIEWS),
+        "SELECT taskq.suit_planner(), taskq.close_schema();\n",
+        "SET LOCAL check_function_bodies = on;\n",
+        "" if bare else "COMMIT;\n",
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def _ledger() -> str:
+    """The schema, and its _ledger."""
+    return _LEDGER
+
+
+def _recorded_step(step: Step) -> str:
+    """A step, and its entry in the _ledger."""
+    heading = f"-- {step.name}\n"
+    return f"{heading}{step.script}\n" + _ENTRY.format(number=step.number, name=step.name, checksum=step.checksum)
 
 
 @click.command(help="Create the schema taskq, or upgrade it. Safe anywhere, at any time; nothing to do: nothing done.")
@@ -88,7 +148,7 @@ def sql(session: Session, from_: int | None, bare: bool, no_views: bool) -> None
     newest = migrations()[-1].number
     if from_ is not None and not 1 <= from_ <= newest:
         raise click.UsageError(f"--from is the step of an installed schema, 1 to {newest}; without it, all is printed")
-    script = ddl.script(from_ or 0, bare=bare, with_views=not no_views)
+    script = ddl_script(from_ or 0, bare=bare, with_views=not no_views)
     if session.json:
         session.answer({"from": from_ or 0, "to": newest, "sql": script})
     else:

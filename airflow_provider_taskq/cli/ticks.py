@@ -1,23 +1,62 @@
-"""ticks: recurring tasks that wait, and how they are installed."""
+"""taskq ticks: recurring tasks."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, time, timedelta
 
 import click
 
-from airflow_provider_taskq.cli._options import DURATION, TOPIC, dry_run_option, topic_argument
-from airflow_provider_taskq.cli._output import table
-from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.asking import plural
-from airflow_provider_taskq.cli.command_group import CommandGroup
-from airflow_provider_taskq.cli.glance import glances
-from airflow_provider_taskq.cli.payload import payload_option
-from airflow_provider_taskq.cli.schedules import moments_and_hash
-from airflow_provider_taskq.cli.trail import note
-from airflow_provider_taskq.cli.words import ago
-from airflow_provider_taskq.queue import Json, NewTask
+from airflow_provider_taskq.cli._durations import ago
+from airflow_provider_taskq.cli._options import (
+    DURATION,
+    TOPIC,
+    CommandGroup,
+    dry_run_option,
+    payload_option,
+    topic_argument,
+)
+from airflow_provider_taskq.cli._output import plural, table
+from airflow_provider_taskq.cli._session import Session, note
+from airflow_provider_taskq.cli.topics import glances
+from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every
 
-MOST = 1_000  # ticks that a count goes to
+MAX_TICKS = 1_000_000  # ticks that one call makes
+
+
+def moments_and_hash(
+    every: timedelta | None,
+    daily: Sequence[str],
+    cron: str | None,
+    zone: str,
+    *,
+    begin: datetime,
+    ahead: timedelta,
+    payload: Json,
+) -> tuple[list[datetime], str]:
+    """The moments to come, and the hash of what they were worked out from."""
+    if (every is not None) + bool(daily) + (cron is not None) != 1:
+        raise click.UsageError("say when by exactly one of --every, --daily and --cron")
+    if every is not None:
+        count = max(1, ahead // every) if every else 1
+        if count > MAX_TICKS:
+            raise click.UsageError(f"--every and --ahead make {count:,} ticks, more than {MAX_TICKS:,}")
+        return ticks_every(every, begin, count), config_hash("every", every.total_seconds(), payload)
+    if cron is not None:
+        return ticks_cron(cron, zone, begin, ahead), config_hash("cron", cron, zone, payload)
+    hours = sorted(map(_hour, daily))
+    times: list[Json] = [hour.isoformat() for hour in hours]
+    return ticks_daily(hours, zone, begin, ahead), config_hash("daily", times, zone, payload)
+
+
+def _hour(text: str) -> time:
+    """A time of day: 09:00."""
+    try:
+        return time.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"{text!r} is no time of day: write 09:00") from None
+
+
+TICKS_CAP = 1_000  # ticks that a count goes to
 
 
 @click.group(
@@ -30,10 +69,10 @@ MOST = 1_000  # ticks that a count goes to
 def ticks(ctx: click.Context, topic: str | None) -> None:
     """Shows the ticks, unless something is to be done."""
     if ctx.invoked_subcommand is None:
-        _list(ctx.ensure_object(Session), topic)
+        _list_ticks(ctx.ensure_object(Session), topic)
 
 
-def _list(session: Session, topic: str | None) -> None:
+def _list_ticks(session: Session, topic: str | None) -> None:
     """Shows a line for each prefix and hash."""
     with session.looking() as queue:
         now = queue.now()
@@ -47,7 +86,7 @@ def _list(session: Session, topic: str | None) -> None:
             line.prefix,
             line.schedule,
             line.config_hash,
-            _count(line.waiting),
+            _capped(line.waiting),
             ago(line.next, now),
             ago(line.last, now),
         )
@@ -115,5 +154,5 @@ def uninstall(session: Session, topic: str, prefix: str, config_hash: str, dry_r
     session.answer(document, said)
 
 
-def _count(count: int) -> str:
-    return f"{MOST:,}+" if count >= MOST else f"{count:,}"
+def _capped(count: int) -> str:
+    return f"{TICKS_CAP:,}+" if count >= TICKS_CAP else f"{count:,}"

@@ -15,11 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from airflow_provider_taskq.cli._options import COUNT, DURATION
-from airflow_provider_taskq.cli._output import STYLES, console, json_text, show, table
+from airflow_provider_taskq.cli._output import STYLES, console, json_text, plain, show, table
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.glance import COLUMNS, glance_document, glance_rows
-from airflow_provider_taskq.cli.text import plain
-from airflow_provider_taskq.cli.throughput import Lately, lately
+from airflow_provider_taskq.cli.stats import Lately, lately
+from airflow_provider_taskq.cli.topics import TOPIC_COLUMNS, glance_document, glance_rows
 from airflow_provider_taskq.queue import Finding, Severity, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.reports import TopicGlance
 
@@ -59,7 +58,7 @@ class Look:
         minutes = (self.minute.get(one.topic, Lately()).cells() for one in shown)
         rows = [(*row, *minute) for row, minute in zip(glance_rows(shown), minutes, strict=True)]
         yield Text(f"{self.as_of:%Y-%m-%d %H:%M:%S %Z}", "dim")
-        yield table([*COLUMNS, "?#last minute", "?#% failed"], rows) if rows else Text("There are no topics.")
+        yield table([*TOPIC_COLUMNS, "?#last minute", "?#% failed"], rows) if rows else Text("There are no topics.")
         if self.more or len(shown) < len(self.topics):
             yield Text("There are more topics: --search chooses among them.", "dim")
         for found in self.findings:

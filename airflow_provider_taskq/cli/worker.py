@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 from airflow_provider_taskq.cli._options import COUNT, DURATION, MAX_FAILED, TOPIC, Choice
-from airflow_provider_taskq.cli._output import facts
+from airflow_provider_taskq.cli._output import facts, plain
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.text import plain
 from airflow_provider_taskq.queue import Condition, FailureLimit, Order
 from airflow_provider_taskq.worker import Worker, WorkerListener
 

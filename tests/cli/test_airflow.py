@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from airflow.cli.cli_config import ActionCommand
 
-from airflow_provider_taskq.cli.provider import get_cli_commands
+from airflow_provider_taskq.cli.airflow import get_cli_commands
 from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import TaskQueue
 from tests.cli.conftest import connection_json
 
-ENTRY = "airflow_provider_taskq.cli.provider.get_cli_commands"
+ENTRY = "airflow_provider_taskq.cli.airflow.get_cli_commands"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_provider_info_names_the_command() -> None:
 def test_finding_the_command_imports_neither_the_queue_nor_click() -> None:
     program = (
         "import sys; import airflow.cli.cli_config; before = set(sys.modules)\n"
-        "from airflow_provider_taskq.cli.provider import get_cli_commands; get_cli_commands()\n"
+        "from airflow_provider_taskq.cli.airflow import get_cli_commands; get_cli_commands()\n"
         "print(sorted(name for name in set(sys.modules) - before if not name.startswith('airflow_provider_taskq')))"
     )
     assert (

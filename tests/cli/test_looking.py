@@ -69,7 +69,7 @@ def test_topics_are_shown_in_a_line_each(run: Run, ask: Ask, busy: TaskQueue) ->
 def test_more_topics_than_a_call_brings_are_all_shown(
     ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_taskq.cli.glance.PAGE", 2)
+    monkeypatch.setattr("airflow_provider_taskq.cli.topics.TOPICS_PER_CALL", 2)
     for number in range(5):
         queue.create_topic(f"topic-{number}")
     names = [one["topic"] for one in ask("topics")["topics"]]

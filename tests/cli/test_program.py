@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.cli import _options, push, revive, selection
-from airflow_provider_taskq.cli.program import SECTIONS, VERBS, on_airflow, standalone
-from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, bounds, connect
+from airflow_provider_taskq.cli import _options, actions, push
+from airflow_provider_taskq.cli.program import SECTIONS, VERBS, airflow_program, standalone
+from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, connect, encoding
 from airflow_provider_taskq.queue.durations import LONGEST_DURATION
 from tests.cli.conftest import Ask, Run
 
@@ -39,7 +39,7 @@ def test_every_verb_is_there_with_a_help_of_its_own(run: Run) -> None:
 
 
 def test_both_programs_have_the_same_verbs_with_a_database_each() -> None:
-    for program, option in ((standalone(), "--dsn"), (on_airflow(), "--conn-id")):
+    for program, option in ((standalone(), "--dsn"), (airflow_program(), "--conn-id")):
         command = program.get_command(program.make_context("taskq", ["verify"]), "purge")
         assert command is not None
         assert option in {name for parameter in command.params for name in parameter.opts}
@@ -79,11 +79,11 @@ def test_a_verb_imports_neither_airflow_nor_spark() -> None:
 
 def test_words_of_the_options_are_those_of_the_queue() -> None:
     assert tuple(state.name for state in State) == _options.STATES
-    assert tuple(State[name] for name in selection.ENDED) == tuple(State)[2:7]
+    assert tuple(State[name] for name in actions.ENDED) == tuple(State)[2:7]
     assert tuple(Insertion) == push.INSERTIONS
-    assert tuple(Revival) == revive.BY
-    assert tuple(result.name for result in Result) == revive.RESULTS
-    assert (_options.LONGEST_STORED, _options.LONGEST_DURATION) == (bounds.LONGEST_STORED, LONGEST_DURATION)
+    assert tuple(Revival) == actions.BY
+    assert tuple(result.name for result in Result) == actions.RESULTS
+    assert (_options.LONGEST_STORED, _options.LONGEST_DURATION) == (encoding.LONGEST_STORED, LONGEST_DURATION)
 
 
 def test_exit_codes_tell_usage_from_refusal(run: Run) -> None:

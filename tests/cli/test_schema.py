@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.cli import ddl
+from airflow_provider_taskq.cli import schema as schema_commands
 from airflow_provider_taskq.queue import TaskQueue, connect, install, verify
 from airflow_provider_taskq.queue.schema import migrations
 from tests.cli.conftest import Ask, Run
@@ -89,9 +89,9 @@ def test_a_dba_upgrades_with_psql_from_an_older_step(
 ) -> None:
     older = [step for step in migrations() if step.number <= 8]
     with connect(empty_dsn) as conn:
-        conn.execute(ddl.ledger().encode())
+        conn.execute(schema_commands._ledger().encode())
         for step in older:
-            conn.execute(ddl.entered(step).encode())
+            conn.execute(schema_commands._recorded_step(step).encode())
         conn.execute("CREATE FUNCTION taskq.of_old() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     result = run_script(run("sql", "--from", "8", "--bare").stdout, "-1", "-v", "ON_ERROR_STOP=1")
     assert (result.returncode, result.stderr) == (0, "")

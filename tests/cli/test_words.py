@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from airflow_provider_taskq.cli.text import plain
-from airflow_provider_taskq.cli.words import ago, attempt_times, elapsed, exactly, in_words, moment_at, moment_of
+from airflow_provider_taskq.cli._durations import ago, attempt_times, elapsed, exactly, in_words, moment_at, moment_of
+from airflow_provider_taskq.cli._output import plain
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
@@ -35,7 +35,9 @@ def test_text_that_is_no_moment_is_refused_with_an_example(text: str) -> None:
 
 
 def test_a_moment_without_an_offset_is_of_the_machines_time_zone() -> None:
-    program = "from airflow_provider_taskq.cli.words import moment_of; print(moment_of('2026-07-01T12:00').isoformat())"
+    program = (
+        "from airflow_provider_taskq.cli._durations import moment_of; print(moment_of('2026-07-01T12:00').isoformat())"
+    )
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "TZ": "America/New_York"}
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

@@ -134,7 +134,7 @@ def test_ticks_ahead_are_looked_after_every_quarter_of_that_time_and_at_least_ev
 
 
 def test_the_command_line_makes_the_same_ticks(dsn: str, queue: TaskQueue) -> None:
-    from airflow_provider_taskq.cli.schedules import moments_and_hash
+    from airflow_provider_taskq.cli.ticks import moments_and_hash
 
     three_kinds(dsn, {"n": 1})[2].install()
     now = datetime.now(UTC)
