@@ -45,7 +45,7 @@ class Terminal:
 
     def read_until(self, text: str, times: int = 1) -> None:
         """Reads until the text was shown so many times."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 200
         while self.shown.count(text) < times:
             assert time.monotonic() < deadline, f"not shown: {text}\n{self.shown}"
             self._read()
@@ -58,7 +58,7 @@ class Terminal:
         """Sends a signal, if one is given; reads the rest; the exit code."""
         if number is not None:
             self.process.send_signal(number)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 200
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.shown
             self._read()

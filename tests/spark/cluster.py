@@ -91,7 +91,7 @@ def _start(servers: Servers, folder: Path, role: str, *arguments: str, number: i
 
 def _until_alive(page: int, workers: int, log: Path) -> None:
     """Waits until the master's page tells of so many workers."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while _alive(page) != workers:
         assert time.monotonic() < deadline, tail(log)
         time.sleep(0.1)  # between two looks

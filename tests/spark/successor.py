@@ -15,13 +15,13 @@ def taken_over(dsn: str, gate: Path) -> Iterator[None]:
 
     def take_over() -> None:
         with connect(dsn, autocommit=True) as conn:
-            until(lambda: conn.execute("SELECT FROM taskq.staged LIMIT 1").fetchone() is not None, 120)
+            until(lambda: conn.execute("SELECT FROM taskq.staged LIMIT 1").fetchone() is not None, 600)
             TaskQueue(conn).register("me")
 
     with ThreadPoolExecutor(1) as pool:
         successor = pool.submit(take_over)
         try:
             yield
-            successor.result(120)
+            successor.result(600)
         finally:
             gate.touch()

@@ -95,7 +95,7 @@ def killed_at_the_end(command: list[str], environment: Mapping[str, str]) -> Ite
 
 def wait_until(conn: Connection, question: str, process: psutil.Popen | None = None) -> None:
     """Looks until the database says yes."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while conn.execute(question.encode()).fetchall() != [(True,)]:
         assert time.monotonic() < deadline, question
         assert process is None or process.poll() is None
