@@ -80,7 +80,7 @@ def _notifications(dsn: str, clients: int) -> None:
                     for task in tasks(share):
                         queue.push(topic, [task])
                         if wake:
-                            queue.wake(topic)
+                            queue.notify(topic)
 
             def together() -> None:
                 with ThreadPoolExecutor(clients) as pool:

@@ -188,7 +188,7 @@ def _push_slowly(dsn: str, topics: Sequence[str], task: NewTask, *, notified: bo
             pushed[topic] = time.monotonic()
             queue.push(topic, [task])
             if notified:
-                queue.wake(topic)
+                queue.notify(topic)
             time.sleep(10 / len(topics))  # spreads the pushes over ten looks
     return pushed
 

@@ -23,7 +23,7 @@ class WorkerPeer(TaskQ):
         """One push, and where the worker is to be woken, that, after it."""
         self._queue.push(TOPIC, [NewTask(job.identifier, job.payload)])
         if self.mode.get("notify"):
-            self._queue.wake(TOPIC)
+            self._queue.notify(TOPIC)
 
     async def drain(self, meter: Meter) -> None:
         """A worker that is stopped once a poll finds nothing."""

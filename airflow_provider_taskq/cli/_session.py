@@ -49,7 +49,7 @@ class Session:
         with self.connection() as conn:
             self.role = conn.info.user
             queue = TaskQueue(conn)
-            queue.acting(actor())
+            queue.set_actor(actor())
             yield queue
             if dry_run:
                 conn.rollback()
@@ -92,7 +92,7 @@ def note(queue: TaskQueue, action: str, topic: str | None, what: str, count: int
 
     try:
         with queue.conn.transaction():
-            queue.note_action(action, topic, what, count)
+            queue.record_action(action, topic, what, count)
     except psycopg.errors.InsufficientPrivilege:
         return
 

@@ -67,7 +67,7 @@ class Chosen:
         """The arguments, of tasks that a filter found without those that have gone on since."""
         if self.found is None:
             return self.arguments
-        return {"sequences": queue.hold_found(topic, self.arguments["sequences"], [self.found])}
+        return {"sequences": queue.lock_tasks(topic, self.arguments["sequences"], [self.found])}
 
     def remark(self) -> Iterator[str]:
         """What is to be said of what was left."""
@@ -144,7 +144,7 @@ def retry(session: Session, /, topic: str, by: str, dry_run: bool, yes: bool, **
         note(queue, "retry", topic, f"{found.what}, by {by}", len(revived))
     if not dry_run and revived:
         with session.acting() as queue:
-            queue.wake(topic)
+            queue.notify(topic)
     said = f"{'Would start' if dry_run else 'Started'} {plural(len(revived), 'task')} of {topic} anew."
     # The numbers that a dry run has drawn for copies will not be theirs.
     pairs = [] if dry_run else [{"sequence": old, "goes_on_as": new} for old, new in revived.items()]
@@ -216,7 +216,7 @@ def run_now(session: Session, /, topic: str, dry_run: bool, yes: bool, **chosen:
     )
     if count and not dry_run:
         with session.acting() as queue:
-            queue.wake(topic)
+            queue.notify(topic)
 
 
 @click.command(help=f"Set the PRIORITY, -100 to 100, of tasks of TOPIC: {_WAITING_ONES} Higher runs first.")
@@ -276,7 +276,7 @@ def _change(
     elif any(value is not None for value in chosen.values()):
         raise click.UsageError("tasks are named by sequence, or chosen by --status and the like: not both")
     with session.acting(dry_run=dry_run) as queue:
-        held = found if named else queue.hold_found(topic, found, [State.READY])
+        held = found if named else queue.lock_tasks(topic, found, [State.READY])
         count = change(queue, held)
         note(queue, action, topic, f"{what}: {becoming}", count)
     verb = "Would make" if dry_run else "Made"
@@ -394,7 +394,7 @@ def _there(queue: TaskQueue, topic: str, named: tuple[int, ...]) -> list[int]:
 def _remove_named(session: Session, topic: str, named: tuple[int, ...]) -> int:
     """Removes these tasks, held ones aside."""
     with session.acting() as queue:
-        removed = queue.purge_named(topic, named, NOT_HELD)
+        removed = queue.purge_sequences(topic, named, NOT_HELD)
         note(queue, "purge", topic, f"sequences {', '.join(map(str, named))}", removed)
     return removed
 
@@ -407,7 +407,7 @@ def _remove_range(session: Session, topic: str, state: State | None, from_: int,
     with session.connection() as conn:
         queue = TaskQueue(conn)
         while removed == BITE:
-            queue.acting(actor())
+            queue.set_actor(actor())
             removed = queue.purge(topic, from_, to, state, size=BITE)
             note(queue, "purge", topic, what, removed)
             conn.commit()

@@ -13,7 +13,7 @@ from airflow_provider_taskq.cli._output import ask, facts, plain, plural, table
 from airflow_provider_taskq.cli._session import Session, note
 from airflow_provider_taskq.cli.tasks import TASK_COLUMNS, task_document, task_row
 from airflow_provider_taskq.queue import TaskQueue
-from airflow_provider_taskq.queue.reports import OwnerLine
+from airflow_provider_taskq.queue.reports import OwnerSummary
 
 HELD_CAP = 1_000  # tasks that the count of what an owner holds goes to
 
@@ -114,7 +114,7 @@ def release(session: Session, owner: str, dry_run: bool, yes: bool) -> None:
     session.answer({"owner": owner, "released": count, "dry_run": dry_run}, said)
 
 
-def _known(queue: TaskQueue, owner: str) -> OwnerLine:
+def _known(queue: TaskQueue, owner: str) -> OwnerSummary:
     """The owner of that name; exit code 1 where nobody is known by it."""
     found = queue.browse_owner(owner)
     if found is None:
@@ -122,18 +122,18 @@ def _known(queue: TaskQueue, owner: str) -> OwnerLine:
     return found
 
 
-def _held(one: OwnerLine) -> str:
+def _held(one: OwnerSummary) -> str:
     return f"{HELD_CAP:,}+" if one.held >= HELD_CAP else f"{one.held:,}"
 
 
-def _lease(one: OwnerLine, now: datetime) -> str:
+def _lease(one: OwnerSummary, now: datetime) -> str:
     """Until when its tasks are kept from others."""
     if one.fence is None:
         return "gone"
     return f"lapsed {ago(one.lease_until, now)}" if one.lapsed else f"for another {in_words(one.lease_until - now)}"
 
 
-def _owner_document(one: OwnerLine) -> dict[str, Any]:
+def _owner_document(one: OwnerSummary) -> dict[str, Any]:
     """An owner by stable keys; the lease in seconds."""
     named = asdict(one)
     lease: timedelta = named.pop("lease")

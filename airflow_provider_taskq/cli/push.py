@@ -19,7 +19,7 @@ from airflow_provider_taskq.cli._options import (
 from airflow_provider_taskq.cli._output import plural, table
 from airflow_provider_taskq.cli._session import Session, note
 from airflow_provider_taskq.queue import Insertion, InvalidTask, NewTask, Task
-from airflow_provider_taskq.queue.task_input import FIELDS, new_task
+from airflow_provider_taskq.queue.task_input import TASK_FIELDS, to_new_task
 
 
 def tasks_of(lines: Iterable[str]) -> Iterator[NewTask]:
@@ -27,7 +27,7 @@ def tasks_of(lines: Iterable[str]) -> Iterator[NewTask]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield new_task(json_value(line))
+                yield to_new_task(json_value(line))
             except (TypeError, ValueError) as error:
                 raise InvalidTask(f"line {number}: {_line_error(error)}") from None
 
@@ -52,7 +52,7 @@ def _dependencies(_: click.Context, __: click.Parameter, values: tuple[str, ...]
 
 @click.command(
     help="Push tasks into TOPIC: one for each IDENTIFIER, all with the same options; or those of a file of JSON lines, "
-    f"each an identifier in quotes or an object with {', '.join(FIELDS)}. All of them are stored, or none."
+    f"each an identifier in quotes or an object with {', '.join(TASK_FIELDS)}. All of them are stored, or none."
 )
 @topic_argument
 @click.argument("identifiers", nargs=-1, metavar="[IDENTIFIER]...")
@@ -95,7 +95,7 @@ def push(
         note(queue, "push", topic, f"by {insertion}", document["pushed"])
     if not dry_run:
         with session.acting() as queue:  # after the commit: who waits for it has to see it
-            queue.wake(topic)
+            queue.notify(topic)
     said = f"{'Would push' if dry_run else 'Pushed'} {plural(document['pushed'], 'task')} into {topic}."
     rows = [] if dry_run else [(str(task.sequence), task.identifier) for task in found]
     parts = [table(["#sequence", "~identifier"], rows)] if rows else []
@@ -156,7 +156,7 @@ def offer(
         note(queue, "offer", topic, f"if exists: {if_exists}", len(offered))
     if not dry_run:
         with session.acting() as queue:  # after the commit, so that the watchers see it
-            queue.wake(topic)
+            queue.notify(topic)
     found = [
         {"sequence": each.sequence, "identifier": task.identifier, "outcome": each.outcome}
         for task, each in zip(tasks, offered, strict=True)

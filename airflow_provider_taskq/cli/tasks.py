@@ -19,9 +19,9 @@ from airflow_provider_taskq.cli._options import (
 )
 from airflow_provider_taskq.cli._output import facts, plain, table
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.queue import Happening, State, TaskQueue, UnreadablePayload
+from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_defect
-from airflow_provider_taskq.queue.reports import STATUSES, Dependency, TaskFilter, TaskLine, Texts
+from airflow_provider_taskq.queue.reports import STATUSES, Dependency, TaskFilter, TaskSummary, TaskTexts
 
 ERROR = 10_000  # characters of an error, as many as a stored one has
 
@@ -33,7 +33,7 @@ class Page:
     `stopped`: the page is not full, as it had looked at as many rows as one may.
     """
 
-    tasks: list[TaskLine]
+    tasks: list[TaskSummary]
     next: int | None
     stopped: bool
 
@@ -64,13 +64,13 @@ def sequences_of(queue: TaskQueue, topic: str, given: TaskFilter, size: int) -> 
 TASK_COLUMNS = ("#sequence", "~identifier", "status", "?#attempt", "?pushed", "due or ended", "?~owner", "~error")
 
 
-def task_document(task: TaskLine) -> dict[str, Any]:
+def task_document(task: TaskSummary) -> dict[str, Any]:
     """Everything about a task but its payload and output, which may be private."""
     descent = None if task.descent is None else task.descent.name
     return {**asdict(task), "state": task.state.name, "descent": descent}
 
 
-def task_row(task: TaskLine, now: datetime) -> tuple[object, ...]:
+def task_row(task: TaskSummary, now: datetime) -> tuple[object, ...]:
     """In the order of TASK_COLUMNS."""
     return (
         *(str(task.sequence), task.identifier, status_word(task.status)),
@@ -89,7 +89,7 @@ def shortened(line: str | None, width: int = 60) -> str:
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
-def _due(task: TaskLine, now: datetime) -> str:
+def _due(task: TaskSummary, now: datetime) -> str:
     """When it is due, while that is to come; how long ago it ended, where it has."""
     if task.completed is not None:
         return ago(task.completed, now)
@@ -176,10 +176,10 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
     with session.looking() as queue:
         now = queue.now()
         task = _found(queue, topic, named, identifier)
-        told = queue.why(topic, task.sequence)
+        told = queue.explain(topic, task.sequence)
         timeline = queue.timeline(topic, task.sequence)
         depends_on = queue.dependencies(topic, task.sequence)
-        texts = queue.texts(topic, task.sequence, WHOLE) if payload else None
+        texts = queue.task_texts(topic, task.sequence, WHOLE) if payload else None
     document = {
         "task": {**task_document(task), **({} if texts is None else _values(texts))},
         "why": told,
@@ -203,12 +203,12 @@ def why(session: Session, topic: str, named: str | None, identifier: str | None)
     """Says why."""
     with session.looking() as queue:
         task = _found(queue, topic, named, identifier)
-        told = queue.why(topic, task.sequence)
+        told = queue.explain(topic, task.sequence)
     document = {"topic": topic, "sequence": task.sequence, "identifier": task.identifier, "state": task.state.name}
     session.answer({**document, "why": told}, f"Task {task.sequence} ({task.identifier}): {told}.")
 
 
-def _found(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> TaskLine:
+def _found(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> TaskSummary:
     """The task that is asked for, a number by its sequence before its identifier; exit code 1 where there is none."""
     if (named is None) == (identifier is None):
         raise click.UsageError("name the task either by its SEQUENCE or IDENTIFIER, or by --identifier")
@@ -216,7 +216,7 @@ def _found(queue: TaskQueue, topic: str, named: str | None, identifier: str | No
     found = [] if sequence is None else queue.browse_tasks(topic, [sequence], ERROR)
     if not found:
         called = identifier or named or ""
-        newest = queue.newest_of(topic, [called])[called]
+        newest = queue.newest_sequences(topic, [called])[called]
         found = [] if newest is None else queue.browse_tasks(topic, [newest], ERROR)
     if not found:
         which = f"of identifier {identifier or named!r}"
@@ -233,7 +233,7 @@ def _sequence_of(named: str | None) -> int | None:
 
 
 def _facts(
-    task: TaskLine, told: str | None, depends_on: list[Dependency], now: datetime
+    task: TaskSummary, told: str | None, depends_on: list[Dependency], now: datetime
 ) -> Iterator[tuple[str, object]]:
     """What is to be said of a task, by name."""
     yield "task", f"{task.sequence} of {task.topic}"
@@ -262,7 +262,7 @@ def _when(moment: datetime, now: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({ago(moment, now)})"
 
 
-def _wholes(task: TaskLine, texts: Texts | None) -> Iterator[str]:
+def _wholes(task: TaskSummary, texts: TaskTexts | None) -> Iterator[str]:
     """Error, payload and output, each whole and below its name."""
     private = [] if texts is None else [("payload", texts.payload), ("output", texts.output)]
     for name, text in [("error", task.error), *private]:
@@ -270,7 +270,7 @@ def _wholes(task: TaskLine, texts: Texts | None) -> Iterator[str]:
             yield f"\n{name}\n{text.rstrip()}"
 
 
-def _values(texts: Texts) -> dict[str, Any]:
+def _values(texts: TaskTexts) -> dict[str, Any]:
     """Payload and output as the JSON that they are."""
     return {**_value("payload", texts.payload), **_value("output", texts.output)}
 
@@ -288,7 +288,7 @@ def _value(name: str, text: str | None) -> dict[str, Any]:
 _RUN_VERBS = {"held": "running for", "lapsed": "held for"}
 
 
-def _happening_row(happening: Happening, now: datetime) -> tuple[object, ...]:
+def _happening_row(happening: HistoryEvent, now: datetime) -> tuple[object, ...]:
     """A line of the timeline."""
     when = "now" if happening.happened is None else _when(happening.happened, now)
     times = attempt_times(happening.waited, happening.ran, _RUN_VERBS.get(happening.what, "ran"))
@@ -296,14 +296,14 @@ def _happening_row(happening: Happening, now: datetime) -> tuple[object, ...]:
     return when, _what(happening), times, attempt, who, shortened(happening.error_summary)
 
 
-def _who(happening: Happening) -> str | None:
+def _who(happening: HistoryEvent) -> str | None:
     """The person with the database role, else the owner that held the task, else the role alone."""
     if happening.actor and happening.role:
         return f"{happening.actor} via role {happening.role}"
     return happening.actor or happening.holder or (happening.role and f"role {happening.role}")
 
 
-_TOLD: dict[str, Callable[[Happening], str]] = {
+_TOLD: dict[str, Callable[[HistoryEvent], str]] = {
     "ended": lambda happening: f"ended {_state(happening)}",
     "recreated": lambda happening: f"recreated as {happening.other}",
     "reassigned": lambda happening: f"reassigned from {_state(happening)}",
@@ -311,16 +311,16 @@ _TOLD: dict[str, Callable[[Happening], str]] = {
 }
 
 
-def _what(happening: Happening) -> str:
+def _what(happening: HistoryEvent) -> str:
     """What happened, in a word or three."""
     told = _TOLD.get(happening.what)
     return told(happening) if told else happening.what
 
 
-def _state(happening: Happening) -> str | None:
+def _state(happening: HistoryEvent) -> str | None:
     return None if happening.state is None else happening.state.name
 
 
-def _happening_document(happening: Happening) -> dict[str, Any]:
+def _happening_document(happening: HistoryEvent) -> dict[str, Any]:
     """A line of the timeline by stable keys."""
     return {**asdict(happening), "state": _state(happening)}

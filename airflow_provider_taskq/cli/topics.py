@@ -25,7 +25,7 @@ from airflow_provider_taskq.cli._output import ask, facts, plural, table
 from airflow_provider_taskq.cli._session import Session, note
 from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, UnknownTopic
 from airflow_provider_taskq.queue.policies import policy_fields
-from airflow_provider_taskq.queue.reports import TopicGlance
+from airflow_provider_taskq.queue.reports import TopicSummary
 
 _POLICY_OPTIONS = (
     click.option("--max-attempts", type=COUNT, help="Attempts of a task until it is FAILED; a new topic has 1."),
@@ -80,7 +80,7 @@ TOPIC_COLUMNS = (
 )
 
 
-def glances(queue: TaskQueue, search: str | None = None) -> Iterator[TopicGlance]:
+def glances(queue: TaskQueue, search: str | None = None) -> Iterator[TopicSummary]:
     """All topics, or those whose name holds this, by name."""
     after: str | None = None
     while True:
@@ -91,12 +91,12 @@ def glances(queue: TaskQueue, search: str | None = None) -> Iterator[TopicGlance
         after = page[-1].topic
 
 
-def glance_document(one: TopicGlance) -> dict[str, Any]:
+def glance_document(one: TopicSummary) -> dict[str, Any]:
     """By stable keys; counts that are `capped_at` stopped there."""
     return {**asdict(one), "capped_at": COUNT_CAP}
 
 
-def glance_rows(found: Sequence[TopicGlance]) -> list[list[object]]:
+def glance_rows(found: Sequence[TopicSummary]) -> list[list[object]]:
     """In the order of TOPIC_COLUMNS; one that may be left out is empty where no topic has anything to say in it."""
     rows = [_topic_row(one) for one in found]
     needless = {
@@ -107,7 +107,7 @@ def glance_rows(found: Sequence[TopicGlance]) -> list[list[object]]:
     return [["" if place in needless else cell for place, cell in enumerate(row)] for row in rows]
 
 
-def _topic_row(one: TopicGlance) -> tuple[object, ...]:
+def _topic_row(one: TopicSummary) -> tuple[object, ...]:
     waiting = (one.ready, one.scheduled, one.retrying, one.blocked, one.paused_tasks)
     counts = (*waiting, one.running, one.failed, one.suspended, one.expired)
     name = f"{one.topic} (paused)" if one.paused else one.topic
@@ -341,7 +341,7 @@ def _set_paused(session: Session, topics: tuple[str, ...], *, paused: bool, dry_
     if not paused and not dry_run:
         with session.acting() as queue:
             for topic in changed:
-                queue.wake(topic)
+                queue.notify(topic)
     word = "paused" if paused else "resumed"
     already = "was paused already" if paused else "was not paused"
     would = "would be " if dry_run else ""

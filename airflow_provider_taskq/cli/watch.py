@@ -19,8 +19,8 @@ from airflow_provider_taskq.cli._output import STYLES, console, json_text, plain
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.stats import Lately, lately
 from airflow_provider_taskq.cli.topics import TOPIC_COLUMNS, glance_document, glance_rows
-from airflow_provider_taskq.queue import Finding, Severity, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.reports import TopicGlance
+from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.reports import TopicSummary
 
 MINUTE = timedelta(minutes=1)
 TOPICS = 100  # that a look tells of
@@ -32,10 +32,10 @@ class Look:
     """What one look saw."""
 
     as_of: datetime
-    topics: list[TopicGlance]
+    topics: list[TopicSummary]
     more: bool
     minute: Mapping[str, Lately]
-    findings: list[Finding]
+    findings: list[HealthFinding]
 
     def document(self) -> dict[str, Any]:
         """By stable keys, to be written on one line."""

@@ -11,7 +11,7 @@ from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, ProgressTra
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
-from airflow_provider_taskq.queue.encoding import LONGEST_STORED
+from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, call_limit
 
 
@@ -176,8 +176,8 @@ class ConsumerConfig:
         durations = (self.lease, self.pause, self.call_timeout or self.lease, self.handler_statement_timeout)
         if min(durations) <= timedelta(0):
             raise InvalidArgument("lease, pause, call_timeout and handler_statement_timeout are longer than nothing")
-        if self.lease > LONGEST_STORED:
-            raise InvalidArgument(f"lease is at most {LONGEST_STORED.days} days, not {self.lease}")
+        if self.lease > MAX_STORED_DURATION:
+            raise InvalidArgument(f"lease is at most {MAX_STORED_DURATION.days} days, not {self.lease}")
         if self.progress != Progress.DATABASE and self.transactional:
             raise InvalidArgument("progress in memory or in a tracker is in no transaction of the queue")
         if self.transaction_size > 1 and not self.transactional:

@@ -29,7 +29,7 @@ from airflow_provider_taskq.consumer.progress import (
 )
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.consumer.signals import on_signals
-from airflow_provider_taskq.queue import InvalidArgument, Led
+from airflow_provider_taskq.queue import InvalidArgument, PartitionLease
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, connects_to, heartbeat_limit, limited
 
@@ -155,12 +155,12 @@ class Consumer:
             kind = LockedPartitionLeases if self.settings.exclusivity == Exclusivity.LEASE else SharedPartitions
         return kind(conn, self.group.name, self.topic, self.leader, self.settings)
 
-    def _loop(self, led: Led) -> PartitionLoop:
+    def _loop(self, led: PartitionLease) -> PartitionLoop:
         """A loop for a partition, not yet started."""
         limit = self.settings.call_limit()
         return PartitionLoop(led, self.group, self.settings, lambda: self._progress(led, limit), self._on_failure)
 
-    def _progress(self, led: Led, limit: CallLimit) -> PartitionProgress:
+    def _progress(self, led: PartitionLease, limit: CallLimit) -> PartitionProgress:
         """Progress of a partition over a connection of its own."""
         conn = limited(self._connects, limit)
         tracker = self._memory if self.settings.progress == Progress.MEMORY else self.settings.progress

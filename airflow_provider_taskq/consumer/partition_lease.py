@@ -8,7 +8,7 @@ from typing import Protocol
 import psycopg
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
-from airflow_provider_taskq.queue import Led, TaskQueue
+from airflow_provider_taskq.queue import PartitionLease, TaskQueue
 
 
 class PartitionLeases(Protocol):
@@ -20,13 +20,13 @@ class PartitionLeases(Protocol):
     def join(self) -> None:
         """Says how the topic is to be shared out."""
 
-    def lead(self, except_: Collection[int]) -> Led | None:
+    def lead(self, except_: Collection[int]) -> PartitionLease | None:
         """One more partition, if there is one to lead."""
 
     def keep(self) -> set[int]:
         """The fences of the partitions that we still lead, for another lease."""
 
-    def give_back(self, led: Led, error: BaseException | None) -> None:
+    def give_back(self, led: PartitionLease, error: BaseException | None) -> None:
         """Leads that partition no more."""
 
 
@@ -40,19 +40,21 @@ class FencedPartitionLeases(PartitionLeases):
 
     def join(self) -> None:
         """Asks for as many partitions as the settings say."""
-        self.queue.join_readers(self.group, self.topic, self.settings.partitions, self.settings.shared_level)
+        self.queue.join_group(self.group, self.topic, self.settings.partitions, self.settings.shared_level)
 
-    def lead(self, except_: Collection[int]) -> Led | None:
+    def lead(self, except_: Collection[int]) -> PartitionLease | None:
         """A partition that nobody leads, or whose leader gave no sign of life."""
-        return self.queue.lead(self.group, self.topic, self.leader, stored(self.settings.lease), list(except_))
+        return self.queue.acquire_partition(
+            self.group, self.topic, self.leader, stored(self.settings.lease), list(except_)
+        )
 
     def keep(self) -> set[int]:
         """Extends the leases of all that we lead."""
-        return self.queue.keep_leading(self.group, self.topic, self.leader)
+        return self.queue.renew_partitions(self.group, self.topic, self.leader)
 
-    def give_back(self, led: Led, error: BaseException | None) -> None:
+    def give_back(self, led: PartitionLease, error: BaseException | None) -> None:
         """Lets a spare take it at once."""
-        self.queue.stop_leading(led, error)
+        self.queue.release_partition(led, error)
 
 
 class LockedPartitionLeases(PartitionLeases):
@@ -62,20 +64,20 @@ class LockedPartitionLeases(PartitionLeases):
         self.queue = TaskQueue(conn)
         self.group, self.topic, self.leader = group, topic, leader
         self.settings = settings
-        self.led: dict[int, Led] = {}
+        self.led: dict[int, PartitionLease] = {}
         self._numbers = count(1)
 
     def join(self) -> None:
         """Each way of sharing out has locks of its own: there is nothing to agree on."""
 
-    def lead(self, except_: Collection[int]) -> Led | None:
+    def lead(self, except_: Collection[int]) -> PartitionLease | None:
         """A partition whose lock we get."""
         for partition in range(self.settings.partitions):
             mine = any(led.partition == partition for led in self.led.values())
             if not mine and partition not in except_ and self._lock(partition):
                 number = next(self._numbers)
                 shared = (self.settings.partitions, self.settings.shared_level, partition)
-                self.led[number] = Led(self.group, self.topic, 1, *shared, number, taken_over=False)
+                self.led[number] = PartitionLease(self.group, self.topic, 1, *shared, number, taken_over=False)
                 return self.led[number]
         return None
 
@@ -86,7 +88,7 @@ class LockedPartitionLeases(PartitionLeases):
                 del self.led[number]
         return set(self.led)
 
-    def give_back(self, led: Led, error: BaseException | None) -> None:  # noqa: ARG002 - there is no place for it
+    def give_back(self, led: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002 - there is no place for it
         """Unlocks it."""
         if self.led.pop(led.fence, None) is not None:
             self.queue.unlock(self._name(led.partition), self.leader)
@@ -105,7 +107,7 @@ class SharedPartitions(LockedPartitionLeases):
     def _lock(self, partition: int) -> bool:  # noqa: ARG002
         return True
 
-    def give_back(self, led: Led, error: BaseException | None) -> None:  # noqa: ARG002
+    def give_back(self, led: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002
         """Nobody is told."""
         self.led.pop(led.fence, None)
 

@@ -18,10 +18,10 @@ from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, PartitionProgress, ProgressMoved
 from airflow_provider_taskq.queue import (
     Cursor,
-    Handed,
     InvalidTask,
     LeaseLost,
-    Led,
+    PartitionBatch,
+    PartitionLease,
     RetryPolicy,
     Task,
     TaskQueue,
@@ -29,7 +29,7 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
     partition_of,
 )
-from airflow_provider_taskq.queue.errors import CallTimeout, is_cut_off, is_read_only, means_lost_connection
+from airflow_provider_taskq.queue.errors import CallTimeout, is_connection_lost, is_read_only, is_session_timeout
 from airflow_provider_taskq.queue.errors import is_transient as may_pass
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class PartitionLoop:
 
     def __init__(
         self,
-        led: Led,
+        led: PartitionLease,
         group: ConsumerGroup,
         settings: ConsumerConfig,
         connected: Callable[[], PartitionProgress],
@@ -131,7 +131,9 @@ class PartitionLoop:
 
     def _is_cut_off_for_good(self, error: Exception) -> bool:
         """Whether the server has ended one transaction after the other, with nothing done between."""
-        self._cut_offs += isinstance(error, HandlerCutOff) or (is_cut_off(error) and not isinstance(error, CallTimeout))
+        self._cut_offs += isinstance(error, HandlerCutOff) or (
+            is_session_timeout(error) and not isinstance(error, CallTimeout)
+        )
         return self._cut_offs >= CUT_OFFS
 
     def _reconnect(self, error: Exception) -> None:
@@ -158,7 +160,7 @@ class PartitionLoop:
         finally:
             progress.conn.close()
 
-    def _handle_all(self, progress: PartitionProgress, handed: Handed) -> None:
+    def _handle_all(self, progress: PartitionProgress, handed: PartitionBatch) -> None:
         """Handles what was read, one after the other; progress passes by what is for nobody, with what comes next."""
         after = handed.after
         for begin in range(0, len(handed), self.settings.transaction_size):
@@ -292,7 +294,7 @@ def _is_rejection(error: BaseException) -> bool:
 
 def _lost_in_handler(cause: BaseException) -> psycopg.OperationalError:
     """The error of a connection that was closed while a handler used it."""
-    if is_cut_off(cause):
+    if is_session_timeout(cause):
         return HandlerCutOff(f"{type(cause).__name__} in a handler: {cause}")
     return psycopg.OperationalError("the connection was lost in a handler")
 
@@ -305,6 +307,6 @@ def is_transient(error: BaseException) -> bool:
     return (
         isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         or (type(error) is TaskQueueError and "cannot connect" in str(error))
-        or means_lost_connection(error)
+        or is_connection_lost(error)
         or may_pass(error)
     )

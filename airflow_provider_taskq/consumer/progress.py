@@ -7,7 +7,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.consumer.errors import HandlerFailed
-from airflow_provider_taskq.queue import Cursor, Handed, Led, TaskQueue
+from airflow_provider_taskq.queue import Cursor, PartitionBatch, PartitionLease, TaskQueue
 from airflow_provider_taskq.queue.connection import CallLimit
 
 ProgressCall = Callable[[TaskQueue | None], None]
@@ -25,7 +25,7 @@ class PartitionProgress(Protocol):
 
     conn: psycopg.Connection
 
-    def read(self, size: int) -> Handed:
+    def read(self, size: int) -> PartitionBatch:
         """The next events after progress."""
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
@@ -38,16 +38,16 @@ class PartitionProgress(Protocol):
 class DatabaseProgress:
     """Progress in the database, stored only as long as we lead; with the handler's own rows if `transactional`."""
 
-    def __init__(self, conn: psycopg.Connection, led: Led, limit: CallLimit, *, transactional: bool) -> None:
+    def __init__(self, conn: psycopg.Connection, led: PartitionLease, limit: CallLimit, *, transactional: bool) -> None:
         self.conn = conn
         self.queue = TaskQueue(conn)
         self.led = led
         self.limit = limit
         self.transactional = transactional
 
-    def read(self, size: int) -> Handed:
+    def read(self, size: int) -> PartitionBatch:
         """The next events after the progress that is stored."""
-        return self.queue.read_led(self.led, size)
+        return self.queue.read_partition(self.led, size)
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
         """ProgressCall and progress in one transaction, or one after the other."""
@@ -67,7 +67,7 @@ class DatabaseProgress:
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:
         """Stores progress; Moved where it is not at `after` any more."""
-        if not self.queue.advance_led(self.led, after, cursor):
+        if not self.queue.advance_partition(self.led, after, cursor):
             raise ProgressMoved
 
 
@@ -101,13 +101,13 @@ class MemoryTracker:
 class TrackedProgress:
     """Progress in a tracker; the log is read from the tracker's place."""
 
-    def __init__(self, conn: psycopg.Connection, led: Led, tracker: ProgressTracker) -> None:
+    def __init__(self, conn: psycopg.Connection, led: PartitionLease, tracker: ProgressTracker) -> None:
         self.conn = conn
         self.queue = TaskQueue(conn)
         self.led = led
         self.tracker = tracker
 
-    def read(self, size: int) -> Handed:
+    def read(self, size: int) -> PartitionBatch:
         """The next events of the partition after the tracker's place."""
         led, after = self.led, self.tracker.current(*self._key) or Cursor(0)
         if led.level == CALLABLE_LEVEL:  # the loop chooses
@@ -116,7 +116,7 @@ class TrackedProgress:
             found = self.queue.events(
                 led.topic, after, size, partition=led.partition, partitions=led.partitions, level=led.level
             )
-        return Handed(found, found.cursor if len(found) < size else found[-1][0], after, at_end=False)
+        return PartitionBatch(found, found.cursor if len(found) < size else found[-1][0], after, at_end=False)
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
         """The call, and then the place."""

@@ -10,7 +10,7 @@ import psycopg
 from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, interval, stored
 from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, is_transient
-from airflow_provider_taskq.queue import Led, TaskQueue
+from airflow_provider_taskq.queue import PartitionLease, TaskQueue
 from airflow_provider_taskq.queue.errors import is_read_only
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class ConsumerRuntime:
         self,
         leading: PartitionLeases,
         connect: Callable[[], psycopg.Connection],
-        make_loop: Callable[[Led], PartitionLoop],
+        make_loop: Callable[[PartitionLease], PartitionLoop],
         settings: ConsumerConfig,
     ) -> None:
         self.errors: dict[int, BaseException] = {}
@@ -132,7 +132,7 @@ class ConsumerRuntime:
         chosen = self._settings.chosen
         return [] if chosen is None else [each for each in range(self._settings.partitions) if each not in chosen]
 
-    def _begin(self, led: Led) -> None:
+    def _begin(self, led: PartitionLease) -> None:
         """Starts the loop of a partition. Errors are forgotten where it is of another generation."""
         if led.generation != self._generation:
             self._generation, self.errors, self._interrupted = led.generation, {}, set()

@@ -14,8 +14,8 @@ from psycopg.rows import TupleRow, tuple_row
 from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topic_asset
 from airflow_provider_taskq.hooks.instrumented_queue import ObservedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
-from airflow_provider_taskq.queue.connection import defaults_for
-from airflow_provider_taskq.queue.errors import one_line
+from airflow_provider_taskq.queue.connection import connection_defaults
+from airflow_provider_taskq.queue.errors import first_line
 
 # Read by DbApiHook from a connection's extra; to libpq they are unknown words, and it refuses those.
 _OPTIONS_OF_SQL_HOOKS = {
@@ -121,13 +121,13 @@ class TaskQHook(PostgresHook):
         except (AirflowException, TaskQueueError) as error:
             return False, str(error)
         except psycopg.Error as error:
-            return False, one_line(error)
+            return False, first_line(error)
         return True, f"The queue in database {database!r} is ready."
 
     def _create_connection(self, conn_args: dict[str, Any]) -> Any:
         """Connects with what PostgresHook has put together, leaving out what a form left empty."""
         given = {name: value for name, value in conn_args.items() if value is not None and value != ""}
-        return self._connect(**{**_DEFAULTS, **defaults_for("", given), **given})
+        return self._connect(**{**_DEFAULTS, **connection_defaults("", given), **given})
 
     def _get_cursor_config(self, raw_cursor: str) -> tuple[str, Any]:  # noqa: ARG002  PostgresHook's signature
         """Plain tuples, also on a connection that asks for other rows on behalf of other hooks."""
@@ -139,7 +139,7 @@ class TaskQHook(PostgresHook):
         try:
             yield
         except psycopg.Error as error:
-            raise TaskQConnectionError(self.get_conn_id(), one_line(error)) from None
+            raise TaskQConnectionError(self.get_conn_id(), first_line(error)) from None
 
 
 class TaskQAsyncHook(TaskQHook):

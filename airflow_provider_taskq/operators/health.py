@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQOperator
 from airflow_provider_taskq.operators.rendered import Span, choice, name, span
-from airflow_provider_taskq.queue import Finding, Severity, TaskQueue
+from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -83,7 +83,7 @@ class TaskQHealthOperator(TaskQOperator):
         counts = {severity.name.lower(): found[severity] for severity in Severity if severity is not Severity.FINE}
         return {"worst": worst.name, **counts}
 
-    def _gauge_findings(self, findings: Sequence[Finding]) -> None:
+    def _gauge_findings(self, findings: Sequence[HealthFinding]) -> None:
         """Sets a gauge for each subject, to the worst that was found of it."""
         worst: dict[str, int] = {}
         for finding in findings:

@@ -81,7 +81,7 @@ class TaskQPurgeOperator(TaskQOperator):
             if self.owners_older_than is not None:
                 owners = queue.purge_owners(span(self.owners_older_than))
             if self.junctures_older_than is not None:
-                junctures = queue.purge_junctures(span(self.junctures_older_than))
+                junctures = queue.purge_group_releases(span(self.junctures_older_than))
         self.log.info("Purged %d tasks, %d owners and %d junctures.", purged, owners, junctures)
         return {"purged": purged, "owners": owners, "junctures": junctures}
 

@@ -55,7 +55,7 @@ def act(conn_id: str, text: Text, user: Actor) -> Shape:
             return {**stamp, **told}
         if asked.expected is not None and deed.count > asked.expected:
             raise Refusal(409, f"{deed.count} tasks match now, and {asked.expected} did when you looked: look again.")
-        queue.note_action(asked.action, asked.topic, deed.what, deed.count)
+        queue.record_action(asked.action, asked.topic, deed.what, deed.count)
     if asked.topic is not None and asked.action in WAKING and deed.count:
         _wake(conn_id, user.get_name(), asked.topic)
     return {**stamp, "done": deed.count, "more": deed.more, "sentence": f"{deed.sentence}: done."}
@@ -64,7 +64,7 @@ def act(conn_id: str, text: Text, user: Actor) -> Shape:
 def _wake(conn_id: str, user: str, topic: str) -> None:
     """Tells who waits for a topic, after the commit, as they have to see it. What is done is done where that fails."""
     with suppress(Refusal), acting(conn_id, user) as queue:
-        queue.wake(topic)
+        queue.notify(topic)
 
 
 @router.post("/{conn_id}/reveal")
@@ -72,10 +72,10 @@ def reveal(conn_id: str, text: Text, user: Actor) -> Shape:
     """A task's payload and output; who looked stands in the trail."""
     asked = _parsed(Reveal, text)
     with acting(conn_id, user.get_name()) as queue:
-        texts = queue.texts(asked.topic, asked.sequence, SHOWN)
+        texts = queue.task_texts(asked.topic, asked.sequence, SHOWN)
         if texts is None:
             raise Refusal(404, f"Topic {asked.topic} has no task {asked.sequence}: it was never there, or was purged.")
-        queue.note_action("reveal", asked.topic, f"sequence {asked.sequence}", 1)
+        queue.record_action("reveal", asked.topic, f"sequence {asked.sequence}", 1)
         payload, output = _cut(texts.payload), _cut(texts.output)
         return {
             "payload": payload,

@@ -116,7 +116,7 @@ def purge(queue: TaskQueue, asked: Asked, *, dry: bool) -> Deed:
     if dry and tasks.by_filter:
         number = len(tasks.sequences)
     else:
-        number = queue.purge_named(tasks.topic, tasks.sequences, tasks.states)
+        number = queue.purge_sequences(tasks.topic, tasks.sequences, tasks.states)
     sentence = f"{_tasks(number)} of {tasks.topic} to be removed for good; what is held stays"
     return Deed(number, sentence, _which(asked), tasks.more)
 
@@ -229,7 +229,7 @@ def _on(queue: TaskQueue, tasks: Target, dry: bool, change: Callable[[list[int]]
         return change(list(tasks.sequences))
     if dry:
         return len(tasks.sequences)
-    held = queue.hold_found(tasks.topic, tasks.sequences, tasks.states)
+    held = queue.lock_tasks(tasks.topic, tasks.sequences, tasks.states)
     return change(held) if held else 0
 
 

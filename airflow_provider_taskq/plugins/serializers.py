@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow_provider_taskq.queue import Ended, Happening, State, TopicPolicy
+from airflow_provider_taskq.queue import HistoryEvent, State, Throughput, TopicPolicy
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
-from airflow_provider_taskq.queue.reports import Holder, OwnerLine, TaskLine, TopicGlance
+from airflow_provider_taskq.queue.reports import OwnerSummary, TaskSummary, TopicHolder, TopicSummary
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.plugins.dags import Use
@@ -32,7 +32,7 @@ def count(number: int, cap: int) -> Shape:
     return {"count": number, "capped": number >= cap}
 
 
-def topic(glance: TopicGlance, cap: int) -> Shape:
+def topic(glance: TopicSummary, cap: int) -> Shape:
     """A topic with its counts."""
     names = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "failed", "suspended", "expired")
     counts = {name: count(getattr(glance, name), cap) for name in names}
@@ -58,7 +58,7 @@ def policy(given: TopicPolicy) -> Shape:
     return {name: seconds(value) if isinstance(value, timedelta) else value for name, value in fields.items()}
 
 
-def spans(ended: Iterable[Ended], number: int) -> list[Shape]:
+def spans(ended: Iterable[Throughput], number: int) -> list[Shape]:
     """What ended in each span, the oldest first; the others are SUSPENDED and FILTERED."""
     made = [{"succeeded": 0, "failed": 0, "other": 0} for _ in range(number)]
     for each in ended:
@@ -68,7 +68,7 @@ def spans(ended: Iterable[Ended], number: int) -> list[Shape]:
     return made
 
 
-def bars(ended: Iterable[Ended], number: int) -> list[list[int]]:
+def bars(ended: Iterable[Throughput], number: int) -> list[list[int]]:
     """The same as [span, succeeded, failed, other], of spans in which anything ended."""
     return [
         [place, each["succeeded"], each["failed"], each["other"]]
@@ -77,7 +77,7 @@ def bars(ended: Iterable[Ended], number: int) -> list[list[int]]:
     ]
 
 
-def task(line: TaskLine) -> Shape:
+def task(line: TaskSummary) -> Shape:
     """A task without payload and output."""
     return {
         "sequence": line.sequence,
@@ -106,7 +106,7 @@ def task(line: TaskLine) -> Shape:
     }
 
 
-def happening(each: Happening) -> Shape:
+def happening(each: HistoryEvent) -> Shape:
     """An event in a task's life; of a task given another result, `other` names the state."""
     other = State(each.other).name if each.what == "reassigned" and each.other is not None else each.other
     return {
@@ -126,7 +126,7 @@ def happening(each: Happening) -> Shape:
     }
 
 
-def owner(line: OwnerLine) -> Shape:
+def owner(line: OwnerSummary) -> Shape:
     """An owner with what it holds."""
     return {
         "owner": line.name,
@@ -141,7 +141,7 @@ def owner(line: OwnerLine) -> Shape:
     }
 
 
-def holder(line: Holder) -> Shape:
+def holder(line: TopicHolder) -> Shape:
     """An owner by what it holds of one topic."""
     return {
         "owner": line.name,

@@ -74,7 +74,7 @@ def acting(conn_id: str, user: str) -> Iterator[TaskQueue]:
     with _connected(conn_id) as connection:
         _limit(connection, ACTION_SECONDS)
         queue = TaskQueue(connection)
-        queue.acting(user)
+        queue.set_actor(user)
         yield queue
         connection.commit()
 

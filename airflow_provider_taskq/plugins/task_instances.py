@@ -11,7 +11,7 @@ from fastapi import HTTPException
 from airflow_provider_taskq.plugins import serializers
 from airflow_provider_taskq.plugins.serializers import Shape
 from airflow_provider_taskq.queue import Condition, State, TaskQueue
-from airflow_provider_taskq.queue.topic_status import waits_for_groups, waits_for_ready, waits_for_states
+from airflow_provider_taskq.queue.topic_status import describe_group_wait, describe_ready_wait, describe_state_wait
 
 SHOWN = 50
 DRAINED = ("handled", "claimed", "resumed", "decided", "succeeded", "filtered", "suspended", "failed", "undecided")
@@ -32,11 +32,11 @@ def wait_sentence(queue: TaskQueue, topic: str, wait: Wait, identifiers: Sequenc
     """What a gate waits for now: the sentence that it writes into its own log."""
     status = queue.topic_status(topic, wait.condition)
     if wait.what == "ready":
-        return waits_for_ready(status, wait.number, wait.condition)
+        return describe_ready_wait(status, wait.number, wait.condition)
     if wait.what == "groups":
-        return waits_for_groups(status, wait.number, None)
+        return describe_group_wait(status, wait.number, None)
     found = {name: task.state.name for name, task in queue.latest(topic, identifiers).items()}
-    return waits_for_states(status, {name: found.get(name) for name in identifiers}, wait.states)
+    return describe_state_wait(status, {name: found.get(name) for name in identifiers}, wait.states)
 
 
 def drain_sentence(queue: TaskQueue, name: str) -> str | None:
@@ -55,7 +55,7 @@ def claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: datetim
     """What became of the tasks that a gate claimed, in counts and in one sentence, and the first of them."""
     if since is not None and since.utcoffset() is None:
         raise HTTPException(400, f"The time {since.isoformat()} has no zone: write Z or +00:00 after it.")
-    found = queue.claimed_by(topic, owner, since)
+    found = queue.find_claimed(topic, owner, since)
     counts = Counter(state for _, state in found)
     states = [{"state": state.name, "count": counts[state]} for state in sorted(counts, reverse=True)]
     parts = [f"{counts[state]:,} {WORDS.get(state, state.name.lower())}" for state in sorted(counts, reverse=True)]

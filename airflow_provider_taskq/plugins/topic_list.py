@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from airflow_provider_taskq.plugins import serializers
 from airflow_provider_taskq.plugins.serializers import Shape
-from airflow_provider_taskq.queue.reports import TopicGlance
+from airflow_provider_taskq.queue.reports import TopicSummary
 
 LONG_DUE = 300  # seconds: as long as the health check lets a due task wait
 COUNTS = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired")
@@ -14,7 +14,7 @@ _Status = Literal[
 ]
 SortKey = _Status | Literal["topic", "oldest", "consumers"]
 
-_KEYS: dict[str, Callable[[TopicGlance], Any]] = {
+_KEYS: dict[str, Callable[[TopicSummary], Any]] = {
     "topic": lambda glance: glance.topic,
     "oldest": lambda glance: -1 if glance.oldest_seconds is None else glance.oldest_seconds,
     "consumers": lambda glance: glance.consumers,
@@ -22,14 +22,14 @@ _KEYS: dict[str, Callable[[TopicGlance], Any]] = {
 }
 
 
-def in_trouble(glance: TopicGlance) -> bool:
+def in_trouble(glance: TopicSummary) -> bool:
     """Whether a topic is paused, has FAILED or EXPIRED tasks, or a task that has been due for more than 5 minutes."""
     late = glance.oldest_seconds is not None and glance.oldest_seconds >= LONG_DUE
     return glance.paused or glance.failed > 0 or glance.expired > 0 or late
 
 
 def topic_list(
-    found: Sequence[TopicGlance], *, sort: SortKey, descending: bool, trouble: bool, offset: int, size: int, cap: int
+    found: Sequence[TopicSummary], *, sort: SortKey, descending: bool, trouble: bool, offset: int, size: int, cap: int
 ) -> Shape:
     """A page of topics in an order, and the totals of all topics that match, not of this page alone."""
     matching = [each for each in found if in_trouble(each)] if trouble else list(found)
@@ -43,7 +43,7 @@ def topic_list(
     }
 
 
-def _totals(topics: Sequence[TopicGlance], cap: int) -> Shape:
+def _totals(topics: Sequence[TopicSummary], cap: int) -> Shape:
     """The sums of all counts; capped if one of them stopped at its cap."""
     sums: Shape = {
         name: {

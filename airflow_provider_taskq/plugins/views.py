@@ -14,7 +14,7 @@ from airflow_provider_taskq.plugins.serializers import Shape
 from airflow_provider_taskq.plugins.session import looking
 from airflow_provider_taskq.plugins.task_instances import Wait, claim, drain_sentence, wait_sentence
 from airflow_provider_taskq.plugins.topic_list import SortKey, topic_list
-from airflow_provider_taskq.queue import Condition, Ended, TaskQueue
+from airflow_provider_taskq.queue import Condition, TaskQueue, Throughput
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
 BARS, MINUTES, HOURS = (timedelta(minutes=3), 20), (timedelta(minutes=1), 60), (timedelta(hours=1), 24)
@@ -163,7 +163,7 @@ def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, 
             raise HTTPException(404, f"Topic {topic} has no task {sequence}: it was never there, or was purged.")
         return {
             "task": serializers.task(lines[0]),
-            "why": queue.why(topic, sequence),
+            "why": queue.explain(topic, sequence),
             "timeline": [serializers.happening(each) for each in queue.timeline(topic, sequence)],
             "depends_on": [_plain(each) for each in queue.dependencies(topic, sequence)],
             **_stamp(queue),
@@ -254,8 +254,8 @@ def _of_instance(
     queue: TaskQueue, topic: str, first: int | None, last: int | None, identifiers: Sequence[str]
 ) -> Shape:
     """The tasks of one push, and the newest tasks of identifiers."""
-    pushed = [] if first is None or last is None else queue.pushed_between(topic, first, last)
-    newest = queue.newest_of(topic, identifiers[:IDENTIFIERS])
+    pushed = [] if first is None or last is None else queue.find_pushed(topic, first, last)
+    newest = queue.newest_sequences(topic, identifiers[:IDENTIFIERS])
     wanted = [sequence for sequence in newest.values() if sequence is not None]
     lines = {line.sequence: serializers.task(line) for line in queue.browse_tasks(topic, [*pushed, *wanted])}
     return {
@@ -277,7 +277,7 @@ def locks(conn_id: ConnId, after: Text = None, size: Size = 100) -> Shape:
 def readers(conn_id: ConnId) -> Shape:
     """How far readers of logs got, and which open transactions hold these logs back."""
     with looking(conn_id) as queue:
-        found = queue.browse_readers(100, CAP)
+        found = queue.browse_groups(100, CAP)
         names = list(dict.fromkeys(each.topic for each in found))
         shown = [
             {
@@ -290,7 +290,7 @@ def readers(conn_id: ConnId) -> Shape:
             }
             for each in found
         ]
-        holders = [{"topic": name, **_plain(each)} for name in names[:READ_TOPICS] for each in queue.log_holders(name)]
+        holders = [{"topic": name, **_plain(each)} for name in names[:READ_TOPICS] for each in queue.log_blockers(name)]
         return {"readers": shown, "holders": holders, "capped": len(found) == 100, **_stamp(queue)}
 
 
@@ -339,7 +339,7 @@ def _stamp(queue: TaskQueue) -> Shape:
     return {"as_of": serializers.moment(queue.now())}
 
 
-def _charts(topic: str, minutes: Sequence[Ended], hours: Sequence[Ended]) -> Shape:
+def _charts(topic: str, minutes: Sequence[Throughput], hours: Sequence[Throughput]) -> Shape:
     """A topic's last hour and day; `sampled`: the least share of what has ended that was read for them."""
     hour, day = ([each for each in ended if each.topic == topic] for ended in (minutes, hours))
     sampled = min((each.sampled for each in (*hour, *day)), default=1.0)

@@ -5,18 +5,18 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from airflow_provider_taskq.queue.connection import Caller, all_or_nothing
-from airflow_provider_taskq.queue.encoding import int_size, interval_text, state_number
+from airflow_provider_taskq.queue.connection import FunctionCaller, all_or_nothing
+from airflow_provider_taskq.queue.encoding import interval_text, state_number, to_int4
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.models import Json, Junction, NewTask, Owner, Result, Revival, State, Task
-from airflow_provider_taskq.queue.reports import AuditLine
-from airflow_provider_taskq.queue.task_input import Chunk, chunks
+from airflow_provider_taskq.queue.reports import AuditEntry
+from airflow_provider_taskq.queue.task_input import TaskChunk, split_into_chunks
 
 LARGEST = 2**31 - 1
 NOTHING = timedelta(0)
 
 
-class AdminMixin(Caller):
+class AdminMixin(FunctionCaller):
     """Verbs for operators: revive, reassign, junctions, purge, locks, ticks, workers, single tasks, actions."""
 
     def pause_task(self, topic: str, sequence: int) -> bool:
@@ -51,16 +51,16 @@ class AdminMixin(Caller):
         """Ends READY tasks as FILTERED without running them; returns how many. All or none; `revive` takes it back."""
         return int(self._value("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences))))
 
-    def purge_outlived(self, topic: str, size: int = LARGEST) -> int:
+    def purge_past_ttl(self, topic: str, size: int = LARGEST) -> int:
         """Removes tasks with an error that have expired; returns how many.
 
         These are FAILED tasks that have outlived their time to live, and READY tasks that have also outlived the
         `horizon` of the retry policy. Until then, and without a horizon, a READY task has retries left and stays. A
         task without a time to live never expires. `size`: the most tasks of each state.
         """
-        return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, int_size(size))))
+        return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, to_int4(size))))
 
-    def give_back(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
+    def release_tasks(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
         """Gives some of an owner's tasks back: READY in their old place, the attempt not counted; returns how many.
 
         NotHeld, and nothing changed, where the owner does not hold one of them.
@@ -131,7 +131,7 @@ class AdminMixin(Caller):
             )
         )
 
-    def juncture(
+    def release_groups_once(
         self, name: str, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> list[int]:
         """Releases groups as `junction` does, each once under this name; returns the places of those still waited for.
@@ -146,7 +146,7 @@ class AdminMixin(Caller):
             )
         )
 
-    def purge_junctures(self, older_than: timedelta) -> int:
+    def purge_group_releases(self, older_than: timedelta) -> int:
         """Forgets what `juncture` released that long ago, and returns how many groups those were."""
         return int(self._value("SELECT taskq.purge_junctures(%s::text::interval)", (interval_text(older_than),)))
 
@@ -226,7 +226,7 @@ class AdminMixin(Caller):
             if getattr(moment, "tzinfo", None) is None:
                 raise InvalidTask(f"topic {topic!r}, task at position {place}: its nominal time has no time zone")
         moments = [moment for moment, _ in given]
-        cut = list(chunks(topic, (task for _, task in given))) or [Chunk(topic, 0, [], [])]
+        cut = list(split_into_chunks(topic, (task for _, task in given))) or [TaskChunk(topic, 0, [], [])]
         with all_or_nothing(self.conn) if len(cut) > 1 else nullcontext():
             return sum(self._install_chunk(topic, prefix, config_hash, chunk, moments) for chunk in cut)
 
@@ -236,7 +236,9 @@ class AdminMixin(Caller):
             self._value("SELECT taskq.uninstall_ticks(%s::text, %s::text, %s::text)", (topic, prefix, config_hash))
         )
 
-    def _install_chunk(self, topic: str, prefix: str, config_hash: str, chunk: Chunk, moments: list[datetime]) -> int:
+    def _install_chunk(
+        self, topic: str, prefix: str, config_hash: str, chunk: TaskChunk, moments: list[datetime]
+    ) -> int:
         """Installs the ticks of one chunk, of all of which these are the moments."""
         columns = chunk.columns()[1:]  # the identifiers are made by the function
         return int(
@@ -262,7 +264,7 @@ class AdminMixin(Caller):
         """Says that workers of that name are to stop; returns as `activate_worker` does."""
         return self._set_worker(name, active=False)
 
-    def worker_is_active(self, name: str) -> bool | None:
+    def is_worker_active(self, name: str) -> bool | None:
         """Whether workers of that name are to work; None where nobody has said."""
         said: bool | None = self._value("SELECT taskq.worker_is_active(%s::text)", (name,))
         return said
@@ -279,25 +281,25 @@ class AdminMixin(Caller):
         said: bool | None = self._value("SELECT taskq.set_worker(%s::text, %s::boolean)", (name, active))
         return said
 
-    def note_action(self, action: str, topic: str | None, what: str, count: int) -> None:
+    def record_action(self, action: str, topic: str | None, what: str, count: int) -> None:
         """Enters what this transaction does in the trail, under the name given to `acting`; refused without one."""
         self._rows("SELECT taskq.note_action(%s::text, %s::text, %s::text, %s::bigint)", (action, topic, what, count))
 
-    def audit_trail(self, topic: str | None = None, *, after: int | None = None, size: int = 50) -> list[AuditLine]:
+    def audit_trail(self, topic: str | None = None, *, after: int | None = None, size: int = 50) -> list[AuditEntry]:
         """The trail, of a topic or of all, the newest first, before a place in it."""
         rows = self._rows(
-            "SELECT * FROM taskq.audit_trail(%s::text, %s::bigint, %s::int)", (topic, after, int_size(size))
+            "SELECT * FROM taskq.audit_trail(%s::text, %s::bigint, %s::int)", (topic, after, to_int4(size))
         )
-        return [AuditLine(*row) for row in rows]
+        return [AuditEntry(*row) for row in rows]
 
-    def hold_found(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
+    def lock_tasks(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
         """Those of these tasks that are in one of these ended states and nobody else's, locked from now on."""
         held: list[int] = self._value(
             "SELECT taskq.hold_found(%s::text, %b::bigint[], %b::int[])", (topic, list(sequences), _numbers(states))
         )
         return held
 
-    def purge_named(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> int:
+    def purge_sequences(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> int:
         """Removes those of these tasks that are in one of these states, never held ones; how many. Never waits."""
         return int(
             self._value(

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from airflow_provider_taskq.queue.admin import AdminMixin
 from airflow_provider_taskq.queue.connection import all_or_nothing
 from airflow_provider_taskq.queue.drains import DrainMixin
-from airflow_provider_taskq.queue.encoding import int_size, interval_text, json_text, owner_of, task_of
+from airflow_provider_taskq.queue.encoding import interval_text, json_text, owner_of, task_of, to_int4
 from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask, UnknownTopic, error_summary, trace_text
 from airflow_provider_taskq.queue.inspect import InspectMixin
 from airflow_provider_taskq.queue.log import LogMixin
@@ -34,12 +34,12 @@ from airflow_provider_taskq.queue.policies import (
     PolicyChanges,
     RetryPolicy,
     TopicPolicy,
-    changed_fields,
-    changed_policy,
+    apply_changes,
+    parse_changes,
     policy_fields,
 )
-from airflow_provider_taskq.queue.task_input import Chunk, TaskInput, chunks, new_tasks
-from airflow_provider_taskq.queue.topic_status import CAP, LOOK_UP, TopicStatus
+from airflow_provider_taskq.queue.task_input import TaskChunk, TaskInput, split_into_chunks, to_new_tasks
+from airflow_provider_taskq.queue.topic_status import MAX_COUNT, TOPIC_STATUS_QUERY, TopicStatus
 
 FIVE_MINUTES = timedelta(minutes=5)
 NO_GRACE = timedelta(0)
@@ -67,7 +67,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
             self._value(
                 "SELECT taskq.create_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
                 " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval, %s::boolean)",
-                (topic, *map(_stored, policy_fields(changed_policy(policy, changes)).values())),
+                (topic, *map(_stored, policy_fields(apply_changes(policy, changes)).values())),
             )
         )
 
@@ -81,7 +81,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         """
         if (policy is None) == (not changes):
             raise InvalidArgument("alter_topic takes either a policy, or the fields to change such as max_attempts=5")
-        altered = changed_fields(changes) if policy is None else policy_fields(policy)
+        altered = parse_changes(changes) if policy is None else policy_fields(policy)
         document = json.dumps({name: _as_text(value) for name, value in altered.items()})
         self._rows("SELECT taskq.alter_topic(%s::text, %s::jsonb)", (topic, document))
 
@@ -196,8 +196,8 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         Under DELETE a task whose identifier comes again later in the push is not
         stored, and not returned. UnknownTopic; InvalidTask, naming the position of the task, counted from 0.
         """
-        insertion, given = Insertion(insertion), list(new_tasks(topic, tasks))
-        cut = list(chunks(topic, given))
+        insertion, given = Insertion(insertion), list(to_new_tasks(topic, tasks))
+        cut = list(split_into_chunks(topic, given))
         sequences: list[int | None] = []
         if len(cut) == 1:
             sequences = self._push_chunk(topic, cut[0], insertion, None)
@@ -219,7 +219,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
     ) -> Pushed:
         """The same as `push` for an iterator of any length, in bounded memory."""
         count, first, last = 0, None, None
-        insertion, pieces = Insertion(insertion), chunks(topic, new_tasks(topic, tasks))
+        insertion, pieces = Insertion(insertion), split_into_chunks(topic, to_new_tasks(topic, tasks))
         begun = list(islice(pieces, 2))
         with all_or_nothing(self.conn) if len(begun) > 1 else nullcontext():
             for chunk in chain(begun, pieces):
@@ -233,14 +233,14 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
                 first = self._value("SELECT taskq.first_pushed(%s::text, %s::bigint)", (topic, first))
         return Pushed(count, first, last)
 
-    def wake(self, topic: str) -> None:
+    def notify(self, topic: str) -> None:
         """Tells watchers that wait on a topic to look at once, rather than at their next look.
 
         Call it after the commit of what was pushed, outside of any transaction that takes long. Nothing depends on it.
         """
         self._rows("SELECT taskq.wake(%s::text)", (topic,))
 
-    def _push_chunk(self, topic: str, chunk: Chunk, insertion: Insertion, since: int | None) -> list[int | None]:
+    def _push_chunk(self, topic: str, chunk: TaskChunk, insertion: Insertion, since: int | None) -> list[int | None]:
         """The sequences of one chunk's tasks, None for one not stored; `since`: the first of the whole push.
 
         Arrays travel in binary: psycopg's text format for them costs fifty times as much a value.
@@ -297,7 +297,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         task of the earlier one. Two calls never wait for each other in a circle. InvalidTask for a task that is
         suspended or depends on others.
         """
-        cut = list(chunks(topic, new_tasks(topic, tasks)))
+        cut = list(split_into_chunks(topic, to_new_tasks(topic, tasks)))
         for chunk in cut:
             chunk.refuse_beyond_offer()
         offered: list[Offered] = []
@@ -317,7 +317,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         """
         return bool(self._value("SELECT taskq.drop(%s::text, %s::text)", (topic, identifier)))
 
-    def _offer_chunk(self, topic: str, chunk: Chunk, if_exists: str) -> list[Offered]:
+    def _offer_chunk(self, topic: str, chunk: TaskChunk, if_exists: str) -> list[Offered]:
         identifiers, payloads, references, _, *rest = chunk.columns()
         [(outcomes, sequences)] = self._rows(
             "SELECT outcomes, sequences FROM taskq.offer_many(%s::text, %s::text, %b::text[], %b::text[], %b::text[],"
@@ -340,7 +340,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         """
         rows = self._rows(
             "SELECT * FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-            (topic, owner.name, owner.fence, int_size(size), Order(order), Condition(condition)),
+            (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
         )
         return [task_of(topic, row) for row in rows]
 
@@ -353,7 +353,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         groups: dict[str, list[Task]] = {}
         for row in self._rows(
             "SELECT * FROM taskq.poll_batch(%s::text, %s::text, %s::bigint, %s::int, %s::int)",
-            (topic, owner.name, owner.fence, int_size(identifiers), int_size(size)),
+            (topic, owner.name, owner.fence, to_int4(identifiers), to_int4(size)),
         ):
             task = task_of(topic, row)
             groups.setdefault(task.identifier, []).append(task)
@@ -371,7 +371,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return int(
             self._value(
                 "SELECT taskq.claim(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-                (topic, owner.name, owner.fence, int_size(size), Order(order), Condition(condition)),
+                (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
             )
         )
 
@@ -383,7 +383,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         """
         return int(
             self._value(
-                "SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, int_size(limit), Condition(condition))
+                "SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, to_int4(limit), Condition(condition))
             )
         )
 
@@ -401,7 +401,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
 
         Changes nothing. UnknownTopic for a topic that does not exist.
         """
-        rows = self._rows(LOOK_UP, ([topic], [Condition.of(condition)], CAP))
+        rows = self._rows(TOPIC_STATUS_QUERY, ([topic], [Condition.of(condition)], MAX_COUNT))
         if not rows:
             raise UnknownTopic(f"topic {topic!r} does not exist; create it with create_topic")
         return TopicStatus(topic, *rows[0][1:])
@@ -438,7 +438,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         rows = self._rows(
             "SELECT * FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
             " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text)",
-            (owner.name, owner.fence, *columns(decisions), topic, int_size(size), Order(order), Condition(condition)),
+            (owner.name, owner.fence, *columns(decisions), topic, to_int4(size), Order(order), Condition(condition)),
         )
         return [task_of(topic, row) for row in rows]
 

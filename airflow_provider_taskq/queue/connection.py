@@ -14,7 +14,7 @@ from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.encoding import decode_tolerantly, load_bounded
-from airflow_provider_taskq.queue.errors import CallTimeout, TaskQueueError, one_line, translated
+from airflow_provider_taskq.queue.errors import CallTimeout, TaskQueueError, first_line, translate_errors
 
 DSN_VARIABLE = "TASKQ_DSN"
 DSN_FILE_VARIABLE = "TASKQ_DSN_FILE"
@@ -38,18 +38,18 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
     the DSN or the environment sets them. TaskQueueError in one sentence, without the password, where no server
     can be reached.
     """
-    found = dsn_from_environment(dsn)
+    found = resolve_dsn(dsn)
     try:
         if "@" in str(conninfo_to_dict(found).get("host")):
             raise TaskQueueError("the DSN of the queue's database is not well formed: write @ in its password as %40")
-        return psycopg.connect(found, **{"prepare_threshold": None, **defaults_for(found, options), **options})
+        return psycopg.connect(found, **{"prepare_threshold": None, **connection_defaults(found, options), **options})
     except psycopg.OperationalError as error:
-        raise TaskQueueError(f"cannot connect to the queue's database: {one_line(error)}") from None
+        raise TaskQueueError(f"cannot connect to the queue's database: {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
         raise TaskQueueError(f"the DSN of the queue's database is not well formed: {_hidden(error)}") from None
 
 
-def defaults_for(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of libpq that TaskQ sets if neither a DSN nor `options` nor libpq's environment sets them.
 
     These are a limit for connecting and TCP's keepalives and user timeout. If several hosts are named, also
@@ -66,7 +66,7 @@ def defaults_for(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if name not in given}
 
 
-def dsn_from_environment(dsn: str | None = None) -> str:
+def resolve_dsn(dsn: str | None = None) -> str:
     """The connection string to use; empty where libpq's own environment says it all."""
     if dsn is not None:
         return dsn
@@ -97,7 +97,7 @@ def _dsn_in_file(file: Path) -> str:
 
 def _hidden(error: psycopg.Error) -> str:
     """A parse error without the text that was parsed, which libpq quotes and which may hold the password."""
-    return one_line(error).split('"')[0].strip(" :")
+    return first_line(error).split('"')[0].strip(" :")
 
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ def require_connection(given: Any) -> "psycopg.Connection[Any]":
     return given if isinstance(given, psycopg.Connection) else reject_connection(given)
 
 
-class Caller:
+class FunctionCaller:
     """Calls the functions of the schema `taskq` through a connection that belongs to the caller."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
@@ -258,7 +258,7 @@ class Caller:
 
     def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """All rows of one call, as tuples whatever the connection's own row factory; JSON is read by decode_json."""
-        with translated(), self.conn.cursor(row_factory=tuple_row) as cursor:
+        with translate_errors(), self.conn.cursor(row_factory=tuple_row) as cursor:
             load_bounded(cursor)
             decode_tolerantly(cursor)
             return cursor.execute(call, arguments).fetchall()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from airflow_provider_taskq.queue.connection import Caller
+from airflow_provider_taskq.queue.connection import FunctionCaller
 from airflow_provider_taskq.queue.errors import InvalidArgument, TaskQueueError
 from airflow_provider_taskq.queue.models import Owner, State
 
@@ -121,7 +121,7 @@ def _number(text: str) -> int | float | None:
     return share if math.isfinite(share) else None
 
 
-class DrainMixin(Caller):
+class DrainMixin(FunctionCaller):
     """The start, the counts and the report of a drain."""
 
     def begin_drain(self, name: str, topic: str, owner: Owner | None = None) -> datetime:

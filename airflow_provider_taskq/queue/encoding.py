@@ -186,8 +186,8 @@ def decode_tolerantly(cursor: AdaptContext) -> None:
 # As in taskq.clamp_moment (sql/functions/bounds.sql).
 FIRST_MOMENT = datetime(1, 1, 1, tzinfo=UTC)
 LAST_MOMENT = datetime(9999, 12, 31, tzinfo=UTC)
-LONGEST = timedelta(days=999_999_999)
-LONGEST_STORED = timedelta(days=3650)  # as in taskq.is_duration
+MAX_TIMEDELTA = timedelta(days=999_999_999)
+MAX_STORED_DURATION = timedelta(days=3650)  # as in taskq.is_duration
 
 _LARGEST = 2**31 - 1
 _TIMESTAMPTZ = psycopg.adapters.types["timestamptz"].oid
@@ -195,7 +195,7 @@ _INTERVAL = psycopg.adapters.types["interval"].oid
 _EDGES = {b"0001-01-01", b"9999-12-31"}
 
 
-def int_size(size: int) -> int:
+def to_int4(size: int) -> int:
     """A number of rows or tasks for an SQL int: one that is too large for it means as many as there are."""
     return max(-_LARGEST, min(size, _LARGEST))
 
@@ -234,7 +234,7 @@ class DurationLoader(IntervalLoader):
                 return super().load(data)
         except psycopg.DataError:
             pass
-        return -LONGEST if _is_low(text) else LONGEST
+        return -MAX_TIMEDELTA if _is_low(text) else MAX_TIMEDELTA
 
 
 def load_bounded(cursor: psycopg.Cursor[Any]) -> None:

@@ -68,20 +68,20 @@ _DIVISION_BY_ZERO = "22012"  # no verb divides by an argument: this comes from a
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turns what PostgreSQL reports inside the block into the queue's own errors, the original as cause."""
     try:
         yield
     except UnicodeEncodeError as error:
         raise InvalidTask("a name holds a lone surrogate, which no text in PostgreSQL can") from error
     except psycopg.Error as error:
-        own = own_error(error)
+        own = to_queue_error(error)
         if own is None:
             raise
         raise own from error
 
 
-def own_error(error: psycopg.Error) -> TaskQueueError | None:
+def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
     """The queue's error for one of PostgreSQL's, or None where it has nothing to add."""
     code = error.sqlstate or ""
     message = error.diag.message_primary or str(error)
@@ -105,7 +105,7 @@ def own_error(error: psycopg.Error) -> TaskQueueError | None:
     return None
 
 
-def one_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error: the reason without hints. libpq names host, port and user, never the password."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
@@ -129,7 +129,7 @@ _CUT_OFF = {"25P03", "25P04"}  # idle_in_transaction_session_timeout, transactio
 _READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
 
 
-def means_lost_connection(error: BaseException) -> bool:
+def is_connection_lost(error: BaseException) -> bool:
     """Whether an error says that its session is over, or can never write: another connection has to be opened."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_LOST)
 
@@ -139,7 +139,7 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
 
 
-def is_cut_off(error: BaseException) -> bool:
+def is_session_timeout(error: BaseException) -> bool:
     """Whether a session was ended because its own transaction or call took too long: another one may end like it."""
     return isinstance(error, CallTimeout) or (isinstance(error, psycopg.Error) and error.sqlstate in _CUT_OFF)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from airflow_provider_taskq.queue.connection import Caller
-from airflow_provider_taskq.queue.encoding import int_size, interval_text
+from airflow_provider_taskq.queue.connection import FunctionCaller
+from airflow_provider_taskq.queue.encoding import interval_text, to_int4
 from airflow_provider_taskq.queue.errors import InvalidArgument, trace_text
 from airflow_provider_taskq.queue.models import Task
 
@@ -49,7 +49,7 @@ class Events(list[tuple[Cursor, Task]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class Partitioning:
     """How a group shares a topic out: `partitions` by `level`, as `sequence_id` has it.
 
     `generation` counts the ways so far. `next_partitions` and `next_level` are set while the partitions read up to the
@@ -64,7 +64,7 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class Led:
+class PartitionLease:
     """A partition that somebody leads, under a fence that only grows.
 
     `taken_over`: somebody else led it, whose lease lapsed.
@@ -80,7 +80,7 @@ class Led:
     taken_over: bool
 
 
-class Handed(Events):
+class PartitionBatch(Events):
     """The tasks that a leader was handed, each with the place after it.
 
     `after` is where progress is, before the first of them; `cursor` how far the log was read. `at_end`: that is the end
@@ -94,7 +94,7 @@ class Handed(Events):
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderState:
+class PartitionState:
     """A partition of a group of readers, for people to look at.
 
     `lapsed`: its leader's lease is, and somebody may take over. `cursor` is its progress, `ends` the place where its
@@ -119,7 +119,7 @@ class ReaderState:
     error: str | None
 
 
-class LogMixin(Caller):
+class LogMixin(FunctionCaller):
     """Verbs that read a topic as a log, alone or in groups, without taking tasks."""
 
     def events(
@@ -142,7 +142,7 @@ class LogMixin(Caller):
         begin = after or Cursor(0)
         rows = self._rows(
             "SELECT * FROM taskq.events(%s::text, %s::bigint, %s::int, %s::int, %s::int, %s::int)",
-            (topic, begin.place, int_size(size), partition, partitions, level),
+            (topic, begin.place, to_int4(size), partition, partitions, level),
         )
         found = [
             (Cursor(row[0]), Task(row[0], topic, row[1], row[2], row[3], 0, False))
@@ -165,16 +165,18 @@ class LogMixin(Caller):
             "SELECT taskq.advance(%s::text, %s::text, %s::int, %s::bigint)", (group, topic, partition, cursor.place)
         )
 
-    def join_readers(self, group: str, topic: str, partitions: int = 1, level: int | None = None) -> Sharing:
+    def join_group(self, group: str, topic: str, partitions: int = 1, level: int | None = None) -> Partitioning:
         """Enters a group, or asks for another number of partitions or level; whoever asks last has the say.
 
         Returns how the topic is shared out now: where that is to change, the partitions first read up to a common
         place, so that each task is in one partition of one generation.
         """
         call = "SELECT * FROM taskq.join_readers(%s::text, %s::text, %s::int, %s::int)"
-        return Sharing(*self._rows(call, (group, topic, partitions, level))[0])
+        return Partitioning(*self._rows(call, (group, topic, partitions, level))[0])
 
-    def lead(self, group: str, topic: str, leader: str, lease: timedelta, except_: Sequence[int] = ()) -> Led | None:
+    def acquire_partition(
+        self, group: str, topic: str, leader: str, lease: timedelta, except_: Sequence[int] = ()
+    ) -> PartitionLease | None:
         """Takes the lead of a partition that nobody leads, or whose leader's lease has lapsed.
 
         None where there is none. `leader` names one program while it runs: no other may use the name. Never waits.
@@ -184,14 +186,14 @@ class LogMixin(Caller):
             "SELECT * FROM taskq.lead(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
             (group, topic, leader, interval_text(lease), list(except_)),
         )
-        return Led(group, topic, *rows[0]) if rows else None
+        return PartitionLease(group, topic, *rows[0]) if rows else None
 
-    def keep_leading(self, group: str, topic: str, leader: str) -> set[int]:
+    def renew_partitions(self, group: str, topic: str, leader: str) -> set[int]:
         """Extends the leases of all partitions that this leader leads, and returns their fences."""
         call = "SELECT * FROM taskq.keep_leading(%s::text, %s::text, %s::text)"
         return {fence for (fence,) in self._rows(call, (group, topic, leader))}
 
-    def read_led(self, led: Led, size: int = 100) -> Handed:
+    def read_partition(self, led: PartitionLease, size: int = 100) -> PartitionBatch:
         """The next tasks of a partition, from where its progress is; LeaseLost where somebody else leads it.
 
         Where there are none, that is stored as progress. Best in a transaction of its own. InvalidArgument for a
@@ -199,7 +201,7 @@ class LogMixin(Caller):
         """
         rows = self._rows(
             "SELECT * FROM taskq.read_led(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
-            (led.group, led.topic, led.partition, led.fence, int_size(size)),
+            (led.group, led.topic, led.partition, led.fence, to_int4(size)),
         )
         place, _, _, _, after, at_end = rows[-1]
         found = [
@@ -207,9 +209,9 @@ class LogMixin(Caller):
             for row in rows
             if row[1] is not None
         ]
-        return Handed(found, Cursor(place), Cursor(after), at_end=at_end)
+        return PartitionBatch(found, Cursor(place), Cursor(after), at_end=at_end)
 
-    def advance_led(self, led: Led, after: Cursor, cursor: Cursor) -> bool:
+    def advance_partition(self, led: PartitionLease, after: Cursor, cursor: Cursor) -> bool:
         """Stores progress from one place to another: last in the transaction that has the effects, best.
 
         False, and nothing stored, where somebody has put progress elsewhere since. LeaseLost where somebody else leads.
@@ -221,7 +223,7 @@ class LogMixin(Caller):
             )
         )
 
-    def stop_leading(self, led: Led, error: BaseException | str | None = None) -> bool:
+    def release_partition(self, led: PartitionLease, error: BaseException | str | None = None) -> bool:
         """Gives the lead of a partition back, with the error if one is why; False where it was led no longer."""
         return bool(
             self._value(
@@ -230,11 +232,11 @@ class LogMixin(Caller):
             )
         )
 
-    def readers(self, topic: str | None = None) -> list[ReaderState]:
+    def partition_states(self, topic: str | None = None) -> list[PartitionState]:
         """Every partition of every group of readers: who leads it, and how far it is."""
         return [_state_of(row) for row in self._rows("SELECT * FROM taskq.readers(%s::text)", (topic,))]
 
-    def forget_readers(self, group: str, topic: str) -> bool:
+    def forget_group(self, group: str, topic: str) -> bool:
         """Forgets a group of readers of a topic, with its progress; False where there is none."""
         return bool(self._value("SELECT taskq.forget_readers(%s::text, %s::text)", (group, topic)))
 
@@ -265,9 +267,9 @@ def partition_of(identifier: str, partitions: int, level: int | None = None, seq
     return zlib.crc32(sequence_id(identifier, level, sequence).encode()) % partitions
 
 
-def _state_of(row: Sequence[Any]) -> ReaderState:
+def _state_of(row: Sequence[Any]) -> PartitionState:
     """The state of a partition from a row of taskq.readers."""
     values = list(row)
     values[10] = Cursor(values[10])
     values[11] = None if values[11] is None else Cursor(values[11])
-    return ReaderState(*values)
+    return PartitionState(*values)

@@ -43,11 +43,11 @@ class TaskInstanceName:
         return cls(found["dag"], found["run"], found["task"], int(found["index"])) if found else None
 
 
-def worker_place() -> str:
+def worker_instance_id() -> str:
     """Where a worker runs: host, process id, and six random digits, so that no two workers have the same."""
     return f"{socket.gethostname().replace('/', '-')}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def worker_owner(name: str, place: str, number: int) -> str:
+def worker_owner_name(name: str, place: str, number: int) -> str:
     """The name of one owner of a worker."""
     return f"{name}/{place}/{number}"

@@ -7,7 +7,7 @@ from typing import LiteralString
 
 import psycopg
 
-from airflow_provider_taskq.queue.connection import Caller
+from airflow_provider_taskq.queue.connection import FunctionCaller
 from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import TaskQueueError
 
@@ -20,7 +20,7 @@ _MOVE_ROWS = "SELECT taskq.move_rows(%s::text, %s::bigint, %s::text::interval)"
 _UNDO = "SELECT taskq.undo_move(%s::text, %s::bigint, %s::text::interval)"
 
 
-class PartitionMixin(Caller):
+class PartitionMixin(FunctionCaller):
     """Where a topic's tasks are kept: with those of all others, or in tables of their own."""
 
     def own_partition(self, topic: str, patience: timedelta = PATIENCE) -> bool:

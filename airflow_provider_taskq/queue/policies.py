@@ -99,7 +99,7 @@ class TopicPolicy:
     `max_payload_bytes` counts compact JSON in UTF-8. `ttl` is for tasks that set none.
 
     `notify`: a push, an offer, a revival or a junction's release sends a notification when its transaction commits, as
-    `TaskQueue.wake` does, so that workers and waits that listen look at once. PostgreSQL commits one transaction with
+    `TaskQueue.notify` does, so that workers and waits that listen look at once. PostgreSQL commits one transaction with
     notifications at a time in the whole server, and cannot prepare such a transaction for a two-phase commit.
     docs/performance.md has the cost.
     """
@@ -158,7 +158,7 @@ def policy_fields(policy: TopicPolicy) -> dict[str, Any]:
     }
 
 
-def changed_fields(changes: Mapping[str, Any]) -> dict[str, Any]:
+def parse_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that changes name, `retry` replaced by its fields; InvalidArgument for an unknown or a wrong field."""
     named = dict(changes)
     retry = named.pop("retry", None)
@@ -171,9 +171,9 @@ def changed_fields(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {**of_retry, **{name: _field(name, value) for name, value in named.items()}}
 
 
-def changed_policy(policy: TopicPolicy, changes: Mapping[str, Any]) -> TopicPolicy:
+def apply_changes(policy: TopicPolicy, changes: Mapping[str, Any]) -> TopicPolicy:
     """The policy with the fields that changes name."""
-    values = {**policy_fields(policy), **changed_fields(changes)}
+    values = {**policy_fields(policy), **parse_changes(changes)}
     return TopicPolicy(
         RetryPolicy(**{name: values[name] for name in _RETRY_FIELDS}), **{name: values[name] for name in _TOPIC_FIELDS}
     )

@@ -15,7 +15,7 @@ STATUSES = (
 
 
 @dataclass(frozen=True, slots=True)
-class TopicGlance:
+class TopicSummary:
     """A topic with counts by status (TaskInfo.status) that stop at a cap.
 
     `paused` is about the topic, `paused_tasks` counts tasks: all that are READY in a paused topic. `failed` includes
@@ -60,7 +60,7 @@ class TaskFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchPage:
     """Sequences that a filter found; `looked_to`: where it stopped looking, None where nothing is beyond."""
 
     sequences: Sequence[int]
@@ -68,7 +68,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskLine:
+class TaskSummary:
     """A task without its payload and output, of which it has the bytes; `error` is cut, or None unless asked for.
 
     `waited` is the queue time of the last attempt, from when the task was due to its poll; `ran` its run time, from the
@@ -100,7 +100,7 @@ class TaskLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class TaskTexts:
     """A task's payload and output as JSON texts that may be cut, with their whole bytes."""
 
     payload: str | None
@@ -120,7 +120,7 @@ class Dependency:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerLine:
+class OwnerSummary:
     """An owner; `held` stops at 1,000, `topics` are those of these tasks, `fence` is None once the lease is gone."""
 
     name: str
@@ -134,7 +134,7 @@ class OwnerLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class TopicHolder:
     """Who holds how many tasks of a topic."""
 
     name: str
@@ -144,7 +144,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class LockLine:
+class LockSummary:
     """A lock by name; nobody's until then where `held_by` is empty."""
 
     name: str
@@ -155,7 +155,7 @@ class LockLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderLine:
+class ConsumerLag:
     """How far a group handled a partition, and how many tasks of the topic, of all partitions, come after."""
 
     group: str
@@ -167,7 +167,7 @@ class ReaderLine:
 
 
 @dataclass(frozen=True, slots=True)
-class LogHolder:
+class LogBlocker:
     """An open transaction before whose first task a topic's log ends."""
 
     pid: int | None
@@ -177,7 +177,7 @@ class LogHolder:
 
 
 @dataclass(frozen=True, slots=True)
-class TickLine:
+class TickSummary:
     """Ticks of one prefix and hash that wait; the count stops at 1,000.
 
     `schedule` is in words, as the last fifty nominal times tell it, in UTC.
@@ -192,7 +192,7 @@ class TickLine:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditLine:
+class AuditEntry:
     """An action of the page or the command line.
 
     `actor` is the person, as the client said. `role` is the database role that was connected, as the database says.
@@ -209,7 +209,7 @@ class AuditLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class DurationStats:
     """How durations are spread, in seconds: shortest, mean, longest, and percentiles."""
 
     shortest: float
@@ -222,7 +222,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class TopicStatistics:
     """What of a topic ended within a span of time.
 
     `retried` is how many tasks took more than one try, `retries` how many further tries those were. `took` is from when
@@ -235,7 +235,7 @@ class Ends:
     failed: int
     retried: int
     retries: int
-    took: Spread
+    took: DurationStats
 
     @property
     def retried_share(self) -> float:
@@ -249,11 +249,11 @@ class HandlingTimes:
 
     topic: str
     count: int
-    took: Spread
+    took: DurationStats
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
+class TopicErrors:
     """Tasks of a topic that failed and have not succeeded since: FAILED, or to be tried again; each counted to 1,000.
 
     `sequence` is the first of them, pushed so long ago as `age` says.
@@ -298,7 +298,7 @@ class StuckOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class HistoryEvent:
     """One event in the life of a task.
 
     `what`: pushed, failed (and is tried again), lapsed (its owner's lease), started anew, recreated, reassigned, held
@@ -326,7 +326,7 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Throughput:
     """How many tasks of a topic ended in a state within a span of time: span 0 is the last one, 1 that before.
 
     Where there is much history only a random share of it is read, `sampled`, and the count is an estimate.
@@ -349,7 +349,7 @@ class Severity(NamedEnum, IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """Something that slows or threatens the queue, or a value that would, told in a sentence.
 
     `value` is what was measured (seconds, rows, bytes or transactions, as the sentence says), `pid` the session of

@@ -154,7 +154,7 @@ _UNITS = ((timedelta(days=7), "week"), (_DAY, "day"), (timedelta(hours=1), "hour
 _MOST_TIMES = 6  # times of day that a sentence names
 
 
-def schedule_in_words(moments: Iterable[datetime]) -> str:
+def describe_schedule(moments: Iterable[datetime]) -> str:
     """A schedule, in UTC: "every 15 minutes", "every day at 06:00", "Monday to Friday at 09:00 and 17:30".
 
     It is as good as the times that are given: from a single one no schedule can be told.

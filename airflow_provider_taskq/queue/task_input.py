@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue.durations import to_timedelta
-from airflow_provider_taskq.queue.encoding import LONGEST_STORED, interval_text, json_text
+from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION, interval_text, json_text
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.models import NewTask
 
@@ -19,7 +19,7 @@ NONE = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TaskChunk:
     """Some tasks of a push with their payloads as JSON texts; `offset` counts the tasks before them."""
 
     topic: str
@@ -85,7 +85,7 @@ class Chunk:
                 self._refuse(place, "its available_at has no time zone")
             if task.priority and abs(task.priority) > 100:
                 self._refuse(place, f"its priority {task.priority} is outside -100..100")
-            if max(task.delay or NONE, task.ttl or NONE) > LONGEST_STORED:
+            if max(task.delay or NONE, task.ttl or NONE) > MAX_STORED_DURATION:
                 self._refuse(place, "its delay or ttl is longer than 3650 days")
             if task.depends_on:
                 self._check_dependencies(place, task.depends_on)
@@ -101,9 +101,9 @@ class Chunk:
         raise InvalidTask(f"topic {self.topic!r}, task at position {self.offset + place}: {reason}")
 
 
-def chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[Chunk]:
+def split_into_chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[TaskChunk]:
     """Cuts an iterable of any length into chunks. InvalidTask where a payload is not JSON."""
-    chunk, characters = Chunk(topic, 0, [], []), 0
+    chunk, characters = TaskChunk(topic, 0, [], []), 0
     for task in tasks:
         try:
             payload = json_text(task.payload)
@@ -115,7 +115,7 @@ def chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[Chunk]:
         characters += len(payload) if payload else 0
         if len(chunk.tasks) >= CHUNK_TASKS or characters >= CHUNK_CHARACTERS:
             yield chunk
-            chunk, characters = Chunk(topic, chunk.offset + len(chunk.tasks), [], []), 0
+            chunk, characters = TaskChunk(topic, chunk.offset + len(chunk.tasks), [], []), 0
     if chunk.tasks:
         yield chunk
 
@@ -142,7 +142,7 @@ def _can_be_sent(texts: list[str]) -> bool:
 
 TaskInput: TypeAlias = NewTask | str | Mapping[str, Any]
 
-FIELDS = tuple(field.name for field in fields(NewTask))
+TASK_FIELDS = tuple(field.name for field in fields(NewTask))
 _TYPES: dict[str, tuple[type[Any], ...]] = {
     "identifier": (str,),
     "reference": (str,),
@@ -163,7 +163,7 @@ _EXPECTED = {
 }
 
 
-def new_tasks(topic: str, tasks: Iterable[TaskInput]) -> Iterator[NewTask]:
+def to_new_tasks(topic: str, tasks: Iterable[TaskInput]) -> Iterator[NewTask]:
     """Yields the tasks of a push; InvalidTask names the position of one that is not a task, counted from 0."""
     if isinstance(tasks, str | bytes | Mapping | NewTask):
         raise InvalidTask(f"topic {topic!r}: tasks is one {type(tasks).__name__}: give a list of tasks")
@@ -172,12 +172,12 @@ def new_tasks(topic: str, tasks: Iterable[TaskInput]) -> Iterator[NewTask]:
             yield given
             continue
         try:
-            yield new_task(given)
+            yield to_new_task(given)
         except (TypeError, ValueError) as error:
             raise InvalidTask(f"topic {topic!r}, task at position {position}: {error}") from None
 
 
-def new_task(given: object) -> NewTask:
+def to_new_task(given: object) -> NewTask:
     """Converts one task. A dict has the fields of NewTask; a field that is None or missing has its default.
 
     `available_at` may be a text in ISO 8601, `delay` and `ttl` a number of seconds or a text such as 90s, 5m, PT5M.
@@ -189,8 +189,8 @@ def new_task(given: object) -> NewTask:
         return NewTask(given)
     if not isinstance(given, Mapping):
         raise TypeError(f"a task is an identifier, a dict or a NewTask, not a {type(given).__name__}")
-    if unknown := [str(name) for name in given if name not in FIELDS]:
-        raise ValueError(f"unknown field {', '.join(map(repr, unknown))}: a task has {', '.join(FIELDS)}")
+    if unknown := [str(name) for name in given if name not in TASK_FIELDS]:
+        raise ValueError(f"unknown field {', '.join(map(repr, unknown))}: a task has {', '.join(TASK_FIELDS)}")
     if given.get("identifier") is None:
         raise ValueError("its identifier is missing")
     return NewTask(**{name: _field(name, value) for name, value in given.items() if value is not None})

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import LiteralString
 
-CAP = 1000
+MAX_COUNT = 1000
 """Where the counts of a status stop."""
 
-LOOK_UP: LiteralString = (
+TOPIC_STATUS_QUERY: LiteralString = (
     "SELECT position, ready, scheduled, retrying, blocked, paused, running, topic_paused, paused_by, paused_since"
     " FROM taskq.topic_status(%b::text[], %b::text[], %s::int)"
 )
@@ -19,7 +19,7 @@ _NAMED = 10  # identifiers that a sentence names at most
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """The unfinished tasks of a topic, each counted once and up to `CAP`, and whether the topic is paused.
+    """The unfinished tasks of a topic, each counted once and up to `MAX_COUNT`, and whether the topic is paused.
 
     `ready`: a poll under the condition could take them now; `scheduled` and `retrying`: due later; `blocked`: due, but
     behind a dependency, the topic's probe, or another task of their identifier; `paused`: due in a paused topic, or
@@ -52,14 +52,16 @@ class TopicStatus:
         return ", ".join([f"{_number(self.ready)} ready", *counts, *([self.pause] if self.pause else [])])
 
 
-def waits_for_ready(status: TopicStatus, min_tasks: int, condition: str = "NONE", max_wait: float | None = None) -> str:
+def describe_ready_wait(
+    status: TopicStatus, min_tasks: int, condition: str = "NONE", max_wait: float | None = None
+) -> str:
     """What a gate on ready tasks waits for; `max_wait` in seconds."""
     under = "" if condition == "NONE" else f" under {condition}"
     aged = "" if max_wait is None or min_tasks == 1 else f", or one after {max_wait:g} s"
     return f"Waits for {_tasks(min_tasks, 'ready ')} of topic {status.topic!r}{under}{aged}; {status}."
 
 
-def waits_for_states(status: TopicStatus, found: Mapping[str, str | None], wanted: Collection[str]) -> str:
+def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wanted: Collection[str]) -> str:
     """What a gate on states waits for; `found` has the state of each identifier, None where it has no task."""
     missing = [
         f"{name!r} is {state}" if state else f"{name!r} has no task"
@@ -72,7 +74,7 @@ def waits_for_states(status: TopicStatus, found: Mapping[str, str | None], wante
     return f"Waits for {_tasks(len(found))} of topic {status.topic!r} to be {states}; {', '.join(filter(None, parts))}."
 
 
-def waits_for_groups(status: TopicStatus, groups: int, incomplete: int | None) -> str:
+def describe_group_wait(status: TopicStatus, groups: int, incomplete: int | None) -> str:
     """What a gate on groups of suspended tasks waits for; `incomplete` is None where that is not known."""
     known = None if incomplete is None else f"{groups - incomplete} released, {incomplete} incomplete"
     parts = ", ".join(filter(None, [known, status.pause]))
@@ -86,7 +88,7 @@ def _tasks(number: int, kind: str = "") -> str:
 
 def _number(count: int) -> str:
     """A count that may have stopped at its cap."""
-    return f"{count:,}" if count < CAP else f"{CAP:,} or more"
+    return f"{count:,}" if count < MAX_COUNT else f"{MAX_COUNT:,} or more"
 
 
 def _moment(moment: datetime) -> str:

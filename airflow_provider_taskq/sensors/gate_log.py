@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from airflow_provider_taskq.queue.errors import is_transient, means_lost_connection, one_line
+from airflow_provider_taskq.queue.errors import first_line, is_connection_lost, is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ class GateLog:
         try:
             self.log_status()
         except Exception as error:  # noqa: BLE001  see above
-            self._log.lost(one_line(error))
+            self._log.lost(first_line(error))
 
     def log_loss(self, error: Exception, *, silent: bool) -> bool:
         """Logs an error that may pass; False for one that is to be raised, as the error of a first look is.
@@ -62,7 +62,7 @@ class GateLog:
         """
         if not silent and not (self._log.state.get("sentence") and self._passes(error)):
             return False
-        self._log.lost(one_line(error))
+        self._log.lost(first_line(error))
         self._keep()
         return True
 
@@ -74,14 +74,14 @@ class GateLog:
             with self._hook().transaction() as queue:
                 return sentence_now(queue, self._wait)[0]
         except Exception as error:  # noqa: BLE001  it is part of a message about something else
-            return f"The last look failed: {one_line(error)}"
+            return f"The last look failed: {first_line(error)}"
 
     def _passes(self, error: Exception) -> bool:
         """Whether another look may succeed: the connection failed, or the transaction."""
         from airflow_provider_taskq.hooks.taskq import TaskQConnectionError
 
         connection = isinstance(error, TaskQConnectionError | psycopg.OperationalError)
-        return connection or is_transient(error) or means_lost_connection(error)
+        return connection or is_transient(error) or is_connection_lost(error)
 
     def _stored(self) -> dict[str, Any]:
         """What the process before has kept."""

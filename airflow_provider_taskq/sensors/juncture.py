@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TaskQJunctureSensor(TaskQGate):
     """Waits until all groups of suspended tasks were released, and releases each as soon as it is complete.
 
-    The queue remembers what was released for this logical task (`purge_junctures` forgets it). So a retry, a
+    The queue remembers what was released for this logical task (`purge_group_releases` forgets it). So a retry, a
     cleared task or another triggerer goes on where the one before it stood, and releases no group twice.
 
     Returns `{"topic", "groups"}`: the number of groups.
@@ -65,7 +65,7 @@ class TaskQJunctureSensor(TaskQGate):
         groups = groups_of(self.groups)
         try:
             with self.hook.transaction() as queue:
-                missing = queue.juncture(logical_task(context), self.topic, groups, self.junction)
+                missing = queue.release_groups_once(logical_task(context), self.topic, groups, self.junction)
         except UnknownTopic:
             raise unknown_topic(self.topic) from None
         self.log.info("%d of %d groups of topic %s are released.", len(groups) - len(missing), len(groups), self.topic)

@@ -16,7 +16,7 @@ import psycopg
 from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.errors import picklable_error, translated
+from airflow_provider_taskq.queue.errors import picklable_error, translate_errors
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, Release
 from airflow_provider_taskq.worker.commit import NO_ABANDONED_HOOKS, AbandonedHooks, push_follow_ups, run_commit_hook
 
@@ -136,13 +136,13 @@ class Commit:
             if self.topics:
                 with connect() as conn:
                     for topic in self.topics:
-                        TaskQueue(conn).wake(topic)
+                        TaskQueue(conn).notify(topic)
 
 
 def _landed(conn: psycopg.Connection[Any], stage: str, stands: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
     """The decisions that the stage carried out."""
     asked = [task.sequence for task in stands]
-    with translated():
+    with translate_errors():
         row = conn.execute("SELECT taskq.carried_out(%s::uuid, %s::bigint[])", (stage, asked)).fetchone()
     landed = set(row[0]) if row else set()
     return {task: made for task, made in stands.items() if task.sequence in landed}

@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from airflow_provider_taskq.queue import InvalidTask, Junction, Result, TaskQueueError
 from airflow_provider_taskq.queue.encoding import interval_text
-from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.queue.task_input import TaskInput, chunks, new_tasks
+from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.queue.task_input import TaskInput, split_into_chunks, to_new_tasks
 from airflow_provider_taskq.spark.staging import Staged
 from airflow_provider_taskq.spark.writers import CompleteWriter, check_of
 
@@ -42,7 +42,7 @@ Row = tuple[Any, ...]
 
 def follow_up(topic: str, given: TaskInput) -> dict[str, Any]:
     """A new task as a value of the column `push`; InvalidTask where it breaks a rule that needs no database."""
-    chunk = next(chunks(topic, new_tasks(topic, [given])))
+    chunk = next(split_into_chunks(topic, to_new_tasks(topic, [given])))
     chunk.columns()
     task = chunk.tasks[0]
     return {
@@ -77,7 +77,7 @@ class FollowUpWriter(DataSourceArrowWriter):
         if context is None:
             raise TaskQueueError("decisions are staged by Spark's tasks only")
         place = (self.decisions.stage, context.partitionId(), context.taskAttemptId())
-        with ExitStack() as stack, translated():
+        with ExitStack() as stack, translate_errors():
             staging = Staging(place, lambda: stack.enter_context(self.decisions.route.connect_executor()))
             staged = self.decisions.write(staging.kept_apart(iterator))
             staging.commit(check_of(self.decisions.options, self.decisions.stage))

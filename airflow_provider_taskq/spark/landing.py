@@ -9,7 +9,7 @@ import psycopg
 import pyarrow as pa
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Task, TaskQueueError
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.batches import ARROW
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.commit import Commit
@@ -54,7 +54,7 @@ def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool
     """Whether the stage was carried out."""
     statement, arguments = check_of(writer.options, writer.stage)
     try:
-        with conn.transaction(), translated():
+        with conn.transaction(), translate_errors():
             conn.execute(statement.encode(), arguments)
     except LeaseLost:
         raise
@@ -72,7 +72,7 @@ def _stage_changes(
     rows = [values_of(task.sequence, decision, (), ()) for task, decision in changed]
     staging = Staging((writer.stage, DRIVER, 0), lambda: conn)
     (batch,) = staging.kept_apart(iter([pa.RecordBatch.from_pylist(rows, schema=ARROW)]))
-    with translated(), conn.cursor().copy(COPY.encode()) as copy:
+    with translate_errors(), conn.cursor().copy(COPY.encode()) as copy:
         copy.write(SIGNATURE)
         copy.write(memoryview(staged_rows(batch, UUID(writer.stage).bytes, DRIVER, 0)))
         copy.write(TRAILER)

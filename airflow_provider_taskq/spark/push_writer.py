@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import Insertion, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.options import known, number
 from airflow_provider_taskq.spark.push_columns import COPY, check_columns, staged_tasks
@@ -72,7 +72,7 @@ class PushWriter(DataSourceArrowWriter):
     def opened(cls, options: PushOptions, schema: StructType, route: Route) -> Self:
         """The writer of one job, with a stage that is its own."""
         check_tasks(schema, options)
-        with route.connect() as conn, translated():
+        with route.connect() as conn, translate_errors():
             row = conn.execute("SELECT taskq.open_push()::text").fetchone()
         assert row is not None  # noqa: S101
         return cls(options, str(row[0]), route)
@@ -156,7 +156,7 @@ def push_stage(
 ) -> None:
     """One transaction: all tasks of the stage, and that this batch of the stream is done, where it is one."""
     with route.connect() as conn:
-        with translated():
+        with translate_errors():
             if batch is None or begins(conn, stream, batch, won[0].query if won else None):
                 conn.execute(
                     "SELECT taskq.push_staged(%s::uuid, %s::text, %s::text, %s::int[], %s::bigint[], %s::bigint[])",
@@ -166,10 +166,10 @@ def push_stage(
         _abandon(conn, stage)
         if options.topic is not None:
             conn.commit()
-            TaskQueue(conn).wake(options.topic)
+            TaskQueue(conn).notify(options.topic)
 
 
 def _abandon(conn: psycopg.Connection[Any], stage: str) -> None:
     """Forgets what was staged."""
-    with translated():
+    with translate_errors():
         conn.execute("SELECT taskq.abandon_push(%s::uuid)", (stage,))

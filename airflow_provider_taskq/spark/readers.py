@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.binary_copy import record_batches
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.options import SourceOptions
@@ -63,7 +63,7 @@ class HeldReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Ranges with equally many held tasks. Asked once, when the DataFrame is first planned."""
         asked = self.options
-        with self.route.connect() as conn, translated():
+        with self.route.connect() as conn, translate_errors():
             bounds = conn.execute(
                 "SELECT low, high FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, %s::int)",
                 (asked.owner, asked.fence, asked.topic, asked.partitions),
@@ -77,7 +77,11 @@ class HeldReader(DataSourceReader):
         asked = self.options
         schema = _ARROW if asked.topic is None else _ARROW.remove(_TOPIC)
         wanted = (asked.owner, asked.fence, asked.topic, partition.low, partition.high)
-        with self.route.connect_executor() as conn, translated(), conn.cursor().copy(_copy(schema), wanted) as copy:
+        with (
+            self.route.connect_executor() as conn,
+            translate_errors(),
+            conn.cursor().copy(_copy(schema), wanted) as copy,
+        ):
             for batch in record_batches(copy, schema):
                 yield batch if asked.topic is None else _of_topic(batch, asked.topic)
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.readwriter import DataFrameReader
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.claimer import Claiming
 from airflow_provider_taskq.spark.composite import ByComposite
 from airflow_provider_taskq.spark.connection import Route
@@ -106,7 +106,7 @@ class Holding:
         """How many tasks of the topic the name held already."""
         if not self.lease.resumed:
             return 0
-        with self.route.connect() as conn, translated():
+        with self.route.connect() as conn, translate_errors():
             row = conn.execute(
                 "SELECT coalesce(sum(size), 0)::bigint FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, 1)",
                 (self.lease.name, self.lease.fence, self.topic),
@@ -121,7 +121,7 @@ class Holding:
         with self.route.connect(autocommit=True) as conn:
             if order is not Order.FIRST_IN_FIRST_OUT:  # the last of an identifier alone, as its others come before
                 return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
-            with translated():
+            with translate_errors():
                 row = conn.execute(
                     "SELECT taskq.claim_batch(%s::text, %s::text, %s::bigint, %s::int, %s::text)",
                     (self.topic, self.lease.name, self.lease.fence, size, self.condition),
@@ -144,7 +144,7 @@ class Holding:
 
         In rounds it leaves failures that are not noted, those within a time to live, for another drain.
         """
-        with self.route.connect() as conn, translated():
+        with self.route.connect() as conn, translate_errors():
             row = conn.execute(
                 "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text",
                 (self.lease.name, self.lease.fence, self.condition, self.in_rounds),
@@ -207,7 +207,7 @@ class Holding:
 
     def landed(self, stage: str, tally: Tally) -> None:
         """Adds to the tally what a committed stage ended and pushed, wakes who waits for it, and forgets the stage."""
-        with self.route.connect() as conn, translated():
+        with self.route.connect() as conn, translate_errors():
             done = conn.execute(
                 "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, '{}', '{}', '{}'),"
                 " taskq.stage_pushed(%s::uuid)",
@@ -222,14 +222,14 @@ class Holding:
 
     def lay_aside(self) -> None:
         """Keeps what is still held, without a decision, from being read in the next round."""
-        with self.route.connect() as conn, translated():
+        with self.route.connect() as conn, translate_errors():
             conn.execute("SELECT taskq.lay_aside(%s::text, %s::bigint)", (self.lease.name, self.lease.fence))
 
     def give_back(self, queue: TaskQueue) -> int:
         """Ends the lease, unless a claim is continued; returns how many tasks were still held under it."""
         if self.claim_fence is None:
             return queue.release(self.lease)
-        with translated():
+        with translate_errors():
             row = queue.conn.execute(
                 "SELECT count(*) FROM taskq.held(%s::text, %s::bigint, %s::text)",
                 (self.lease.name, self.lease.fence, self.topic),

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.queue.errors import is_transient, means_lost_connection, translated
+from airflow_provider_taskq.queue.errors import is_connection_lost, is_transient, translate_errors
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.connection import Route
 
@@ -91,7 +91,7 @@ def stage_rows(
     if first is None:
         return 0
     count = 0
-    with route.connect_executor() as conn, translated():
+    with route.connect_executor() as conn, translate_errors():
         with conn.cursor().copy(statement.encode()) as copy:
             copy.write(SIGNATURE)
             for batch in _chained(first, filled):
@@ -147,5 +147,5 @@ def _may_pass(error: Exception) -> bool:
     """Whether the server was away, could not write or interrupted the commit, rather than of another opinion."""
     if isinstance(error, psycopg.Error):
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-        return lost or means_lost_connection(error) or is_transient(error)
+        return lost or is_connection_lost(error) or is_transient(error)
     return str(error).startswith("cannot connect")

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.encoding import check_columns
 from airflow_provider_taskq.spark.options import SourceOptions
@@ -63,7 +63,7 @@ class CompleteStreamWriter(DataSourceStreamArrowWriter):
     def _carry_out(self, won: Sequence[Staged], batch: int) -> None:
         """One transaction: the decisions, and that this batch is done."""
         with self.route.connect() as conn:
-            with translated():
+            with translate_errors():
                 first = begins(conn, won[0].stream, batch, won[0].query)
             if first:
                 carry_out(conn, self.options, won[0].stage, won)

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.binary_copy import record_batches
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.options import PARTITIONS, known, number
@@ -143,7 +143,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         asked = self.options
         self.place = end["sequence"]
-        with self.route.connect() as conn, translated():
+        with self.route.connect() as conn, translate_errors():
             bounds = conn.execute(
                 "SELECT low, high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, %s::int)",
                 (asked.topic, start["sequence"], end["sequence"], asked.partitions),
@@ -155,7 +155,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, HeldSlice):
             return
         wanted = (self.options.topic, partition.low, partition.high)
-        with self.route.connect_executor() as conn, translated(), conn.cursor().copy(_COPY, wanted) as copy:
+        with self.route.connect_executor() as conn, translate_errors(), conn.cursor().copy(_COPY, wanted) as copy:
             yield from record_batches(copy, _ARROW)
 
     def commit(self, end: Offset) -> None:
@@ -186,7 +186,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         deadline = time.monotonic() + SETTLE_SECONDS
         end = self._end(after, None)
-        with self.route.connect(autocommit=True) as conn, translated():
+        with self.route.connect(autocommit=True) as conn, translate_errors():
             seen = conn.execute(
                 "SELECT high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, 1)",
                 (self.options.topic, end, MOST),
@@ -204,7 +204,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, after: int, most: int | None) -> int:
         """The last task of the log after a place, or of the next so many."""
-        with self.route.connect(autocommit=True) as conn, translated():
+        with self.route.connect(autocommit=True) as conn, translate_errors():
             found = conn.execute(
                 "SELECT taskq.log_end(%s::text, %s::bigint, %s::bigint)", (self.options.topic, after, most)
             ).fetchone()

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.binary_copy import record_batches
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.options import PARTITIONS, flag, known, number
@@ -128,7 +128,7 @@ class TasksReader(DataSourceReader):
         if self.narrowing.impossible:
             return []
         low, high, *others = self.narrowing.arguments()
-        with self.route.connect() as conn, translated():
+        with self.route.connect() as conn, translate_errors():
             bounds = conn.execute(
                 "SELECT low, high FROM taskq.task_bounds(%s::text, %s::bigint, %s::bigint, %s::int[], %s::text[],"
                 " %s::timestamptz, %s::timestamptz, %s::int)",
@@ -150,7 +150,7 @@ class TasksReader(DataSourceReader):
         wanted = (self.options.topic, partition.low, partition.high, *self.narrowing.arguments()[2:], bulky)
         with (
             self.route.connect_executor() as conn,
-            translated(),
+            translate_errors(),
             conn.cursor().copy(statement.encode(), wanted) as copy,
         ):
             yield from record_batches(copy, self.arrow)

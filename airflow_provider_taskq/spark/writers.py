@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.encoding import COPY, check_columns, staged_rows
 from airflow_provider_taskq.spark.options import SourceOptions
@@ -104,7 +104,7 @@ def check_of(options: SourceOptions, stage: str) -> tuple[str, tuple[object, ...
 
 def carry_out(conn: psycopg.Connection[Any], options: SourceOptions, stage: str, won: Sequence[Staged]) -> None:
     """Ends what these tries decided, all in the caller's transaction."""
-    with translated():
+    with translate_errors():
         conn.execute(
             "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, %s::int[], %s::bigint[], %s::bigint[])",
             (options.owner, options.fence, stage, *arrays(won)),
@@ -113,7 +113,7 @@ def carry_out(conn: psycopg.Connection[Any], options: SourceOptions, stage: str,
 
 def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int | None) -> str:
     """The number of a new stage of this owner; forgets the stages of owners that are gone."""
-    with translated():
+    with translate_errors():
         conn.execute("SELECT taskq.prune_stages()")
         row = conn.execute("SELECT taskq.open_stage(%s::text, %s::bigint)::text", (owner, fence)).fetchone()
     assert row is not None  # noqa: S101
@@ -122,5 +122,5 @@ def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int | None) -> 
 
 def abandon_stage(conn: psycopg.Connection[Any], stage: str) -> None:
     """Forgets what was staged."""
-    with translated():
+    with translate_errors():
         conn.execute("SELECT taskq.abandon_stage(%s::uuid)", (stage,))

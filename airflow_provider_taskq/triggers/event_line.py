@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 import psycopg
 from psycopg.rows import TupleRow, tuple_row
 
-from airflow_provider_taskq.queue.errors import is_read_only, means_lost_connection, translated
+from airflow_provider_taskq.queue.errors import is_connection_lost, is_read_only, translate_errors
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
@@ -50,7 +50,7 @@ class Line:
             await connection.close()
             raise
         except psycopg.Error as error:
-            if not means_lost_connection(error):
+            if not is_connection_lost(error):
                 raise
             self._forget(connection)
             await connection.close()
@@ -80,7 +80,7 @@ class Line:
 
 async def _fetched(connection: Connection, call: LiteralString, arguments: Sequence[Any]) -> list[TupleRow]:
     """The rows of one call, or the queue's own error."""
-    with translated():
+    with translate_errors():
         async with connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(call, arguments)
             return await cursor.fetchall()

@@ -14,7 +14,7 @@ from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Result, TaskQueueError, UnknownTopic
-from airflow_provider_taskq.queue.errors import one_line
+from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.triggers.async_owner import Claim, Holding, Settlement
 from airflow_provider_taskq.triggers.event_burst import Burst
 from airflow_provider_taskq.triggers.event_line import Line
@@ -119,7 +119,7 @@ class TaskClaims(SharedStreamProducer):
                 held = await self._holding.unsettled(left)
                 if len(held) == len(left):
                     raise
-                log.warning("Topic %r: tasks of stored events are gone: %s", self._claiming.topic, one_line(error))
+                log.warning("Topic %r: tasks of stored events are gone: %s", self._claiming.topic, first_line(error))
                 left = held
             except _LOST as error:
                 failures += 1
@@ -235,7 +235,7 @@ class TaskClaims(SharedStreamProducer):
         pause = min(2.0 ** min(failures - 1, 10), _LONGEST_BACK_OFF, self._beat) * random.uniform(0.5, 1.0)  # noqa: S311
         if isinstance(error, UnknownTopic):
             error = unknown_topic(self._claiming.topic, known=self._topic_known)
-        text = one_line(error)
+        text = first_line(error)
         if text != self._trouble:
             self._trouble = text
             log.warning("Topic %r cannot be claimed, tried again until it can: %s", self._claiming.topic, text)

@@ -3,7 +3,7 @@
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
-from airflow_provider_taskq.queue.errors import own_error
+from airflow_provider_taskq.queue.errors import to_queue_error
 
 _OF_ALL = ("42", "3F")  # no privilege, no function, no schema
 _OF_SOME = ("22", "23", "TQ")  # what one question says
@@ -18,7 +18,7 @@ def final(error: Exception) -> Exception | None:
     code = error.sqlstate or ""
     refused = code.startswith((*_OF_ALL, *_OF_SOME)) or (not code and isinstance(error, psycopg.DataError))
     moving = (error.diag.constraint_name or "").startswith("topic_moves_")
-    return (own_error(error) or error) if refused and not moving else None
+    return (to_queue_error(error) or error) if refused and not moving else None
 
 
 def concerns_all(error: psycopg.Error) -> bool:

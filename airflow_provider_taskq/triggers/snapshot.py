@@ -8,8 +8,8 @@ import psycopg
 from psycopg.rows import TupleRow, tuple_row
 
 from airflow_provider_taskq.queue import Condition, TaskQueue, TopicStatus
-from airflow_provider_taskq.queue.errors import translated
-from airflow_provider_taskq.queue.topic_status import CAP, LOOK_UP
+from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.queue.topic_status import MAX_COUNT, TOPIC_STATUS_QUERY
 from airflow_provider_taskq.triggers.wait_registry import Asked, Standing
 from airflow_provider_taskq.triggers.waits import JunctureQuestion, ReadyQuestion, Seen, StateQuestion, Wait
 
@@ -75,7 +75,7 @@ class Look:
     def taken_now(self, connection: psycopg.Connection[Any]) -> dict[Asked, Seen]:
         """The same without an event loop, in the connection's transaction."""
         began = time.monotonic()
-        with translated(), connection.cursor(row_factory=tuple_row) as cursor:
+        with translate_errors(), connection.cursor(row_factory=tuple_row) as cursor:
             return self._told(cursor.execute(self._query, self._arguments).fetchall(), began)
 
     def _told(self, rows: Sequence[tuple[Any, ...]], began: float) -> dict[Asked, Seen]:
@@ -87,7 +87,7 @@ async def statuses(
 ) -> dict[tuple[str, str], TopicStatus]:
     """The status of topics under a condition each; unknown topics are left out."""
     async with connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(LOOK_UP, (*map(list, zip(*topics, strict=True)), CAP))
+        await cursor.execute(TOPIC_STATUS_QUERY, (*map(list, zip(*topics, strict=True)), MAX_COUNT))
         rows = await cursor.fetchall()
     return {topics[position - 1]: TopicStatus(topics[position - 1][0], *counts) for position, *counts in rows}
 

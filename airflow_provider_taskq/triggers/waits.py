@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from airflow_provider_taskq.queue import State, TopicStatus, UnknownTopic
-from airflow_provider_taskq.queue.topic_status import waits_for_groups, waits_for_ready, waits_for_states
+from airflow_provider_taskq.queue.topic_status import describe_group_wait, describe_ready_wait, describe_state_wait
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
@@ -110,7 +110,7 @@ class ReadyWait:
 
     def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:  # noqa: ARG002  the status has the counts
         """How many tasks it waits for, and what the topic has."""
-        return waits_for_ready(status, self.min_tasks, self.condition, self.max_wait)
+        return describe_ready_wait(status, self.min_tasks, self.condition, self.max_wait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class StateWait:
 
     def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:
         """Which states it waits for, and which identifiers are in another one."""
-        return waits_for_states(status, self._found(seen), self.states)
+        return describe_state_wait(status, self._found(seen), self.states)
 
     def _found(self, seen: Sequence[Seen]) -> dict[str, str | None]:
         """The state of each identifier, by name; None where no task of it is stored."""
@@ -181,7 +181,7 @@ class JunctureWait:
 
     def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:
         """How many groups it waits for, and how many of them were released."""
-        return waits_for_groups(status, len(self.groups), seen[0].number)
+        return describe_group_wait(status, len(self.groups), seen[0].number)
 
 
 def unknown_topic(topic: str, *, known: bool = False) -> UnknownTopic:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.rows import TupleRow
 
-from airflow_provider_taskq.queue.errors import is_read_only, one_line
+from airflow_provider_taskq.queue.errors import first_line, is_read_only
 from airflow_provider_taskq.triggers.listener import Listener
 from airflow_provider_taskq.triggers.pace import Pace
 from airflow_provider_taskq.triggers.passing import concerns_all, final
@@ -205,7 +205,7 @@ class Watcher:
         except psycopg.Error as error:
             if connection.closed:
                 raise
-            log.warning("The status of %d topics could not be read: %s", len(topics), one_line(error))
+            log.warning("The status of %d topics could not be read: %s", len(topics), first_line(error))
             found = {}
         await self._tell(
             partial(each.status, one.sentence(status), status)
@@ -295,7 +295,7 @@ class Watcher:
         if (reason := final(error)) is not None:
             await self._end(self._ledger.standing(), reason)
         else:
-            text = one_line(error)
+            text = first_line(error)
             if text != self._lost:
                 log.warning(
                     "%d waits on Airflow connection %s cannot be looked after now: %s",

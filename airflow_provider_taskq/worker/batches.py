@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import Decision, Insertion, InvalidTask, Junction, NewTask, Task, TaskQueue
-from airflow_provider_taskq.queue.task_input import TaskInput, new_tasks
+from airflow_provider_taskq.queue.task_input import TaskInput, to_new_tasks
 from airflow_provider_taskq.worker.supplement import Supplement
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Batch:
         `tasks` are identifiers, dicts or NewTasks, as of `TaskQueue.push`.
         """
         self._check(task)
-        new = tuple(new_tasks(topic, tasks))
+        new = tuple(to_new_tasks(topic, tasks))
         self._follow(FollowUp(task, topic, new, Insertion(insertion)))
 
     def junction(

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 from airflow_provider_taskq.queue import Decision, Insertion, Junction, NewTask, Owner, Result, Task, TaskQueue
-from airflow_provider_taskq.queue.errors import is_cut_off, is_transient
+from airflow_provider_taskq.queue.errors import is_session_timeout, is_transient
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp
 from airflow_provider_taskq.worker.handlers import name_of
 
@@ -101,7 +101,7 @@ def has_company(batch: Batch) -> bool:
 def after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str] = ()) -> None:
     """Does what comes after a commit; what goes wrong here changes nothing, and is told to the log."""
     for topic in topics:
-        _quietly(f"the waking of topic {topic!r}", lambda topic=topic: queue.wake(topic))  # type: ignore[misc]
+        _quietly(f"the waking of topic {topic!r}", lambda topic=topic: queue.notify(topic))  # type: ignore[misc]
     for call in batch.afterwards:
         _quietly(name_of(call), call)
 
@@ -133,7 +133,7 @@ def _called(queue: TaskQueue, part: CommitHook, seen: dict[Task, Decision]) -> M
     except Exception as error:
         if isinstance(error, part.success_on) and not queue.conn.closed:
             return None
-        if is_transient(error) or is_cut_off(error):
+        if is_transient(error) or is_session_timeout(error):
             raise CommitHookInterrupted(part, error) from error
         if queue.conn.closed:
             raise

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.queue.encoding import LONGEST_STORED
+from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.connection import call_limit
 
@@ -62,5 +62,5 @@ class Settings:
             duration = getattr(self, name)
             if duration is not None and duration <= timedelta(0):
                 raise ValueError(f"{name} is a time greater than 0, not {duration}")
-        if self.lease > LONGEST_STORED:
-            raise ValueError(f"lease is at most {LONGEST_STORED.days} days, not {self.lease}")
+        if self.lease > MAX_STORED_DURATION:
+            raise ValueError(f"lease is at most {MAX_STORED_DURATION.days} days, not {self.lease}")

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, connect
-from airflow_provider_taskq.queue.connection import CallLimit, defaults_for, dsn_from_environment, limit_calls
-from airflow_provider_taskq.queue.errors import is_read_only, means_lost_connection
+from airflow_provider_taskq.queue.connection import CallLimit, connection_defaults, limit_calls, resolve_dsn
+from airflow_provider_taskq.queue.errors import is_connection_lost, is_read_only
 
 Connect: TypeAlias = Callable[[], psycopg.Connection[Any]]
 
@@ -54,7 +54,7 @@ class Session:
         try:
             yield queue
         except Exception as error:
-            if not queue.conn.closed and not means_lost_connection(error):
+            if not queue.conn.closed and not is_connection_lost(error):
                 raise
             self.close()
             raise Disconnected(str(error).strip() or type(error).__name__) from error
@@ -111,14 +111,14 @@ def connects_to(dsn: str | Connect | None, lease: timedelta | None = None) -> Co
     """
     if callable(dsn):
         return dsn
-    found = dsn_from_environment(dsn)
+    found = resolve_dsn(dsn)
     return lambda: connect(found, autocommit=True, **_connect_timeout(found, lease))
 
 
 def _connect_timeout(dsn: str, lease: timedelta | None) -> dict[str, int]:
     """A shorter limit for connecting than the default one, where a lease is shorter."""
     try:
-        default = defaults_for(dsn, {}).get("connect_timeout")
+        default = connection_defaults(dsn, {}).get("connect_timeout")
     except psycopg.ProgrammingError:
         return {}  # `connect` says what is wrong with it
     if default is None or lease is None:

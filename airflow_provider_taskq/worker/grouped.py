@@ -26,7 +26,7 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
 )
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
-from airflow_provider_taskq.queue.errors import is_cut_off, is_transient
+from airflow_provider_taskq.queue.errors import is_session_timeout, is_transient
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
@@ -97,7 +97,7 @@ class GroupedWorker(Routine):
     `pause`: time between two runs. With `size=-1` a run that found as many groups as it takes is followed by the next
     one at once; with another size never, so that a task waits for the effects of the task before it.
     `initial_delay`: time from the start to the first run. `cleanup`: how often errors that have expired are removed
-    (see `TaskQueue.purge_outlived`), None for never; the first time is `cleanup_initial_delay` after the start.
+    (see `TaskQueue.purge_past_ttl`), None for never; the first time is `cleanup_initial_delay` after the start.
     `cluster_lock`: lets one program at a time handle the topic; the others skip their runs meanwhile. A run that ends
     gives the lock back. After a crash the lock is free once this time is over: it has to be longer than any run. None:
     several programs at once handle different groups. `call_timeout` and
@@ -196,7 +196,7 @@ class GroupedWorker(Routine):
             groups = [self._sorted(group) for group in self._taken(queue, owner).values()]
             if self.size >= 0:
                 beyond = [task for group in groups for task in group[self.size :]]
-                queue.give_back(owner, beyond)
+                queue.release_tasks(owner, beyond)
                 groups = [group[: self.size] for group in groups]
         return groups
 
@@ -234,7 +234,7 @@ class GroupedWorker(Routine):
 
     def _leave(self, queue: TaskQueue, owner: Owner, rest: list[Task], tally: GroupedRun) -> None:
         """Gives the rest of a group back for the next time."""
-        queue.give_back(owner, rest)
+        queue.release_tasks(owner, rest)
         tally.left += len(rest)
 
     def _succeeds(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
@@ -268,7 +268,7 @@ class GroupedWorker(Routine):
 
     def _note_cut_off(self, task: Task, error: BaseException | None) -> None:
         """Notes that a handler's statement or transaction took longer than it may, which ended the connection."""
-        if error is not None and is_cut_off(error):
+        if error is not None and is_session_timeout(error):
             self._cut_offs[task] = (self._cut_offs.get(task, (0, error))[0] + 1, error)
 
     def _handled_within(self, queue: TaskQueue, owner: Owner, task: Task) -> Decision:
@@ -331,14 +331,14 @@ class GroupedWorker(Routine):
         """Notes how long tasks took, for statistics."""
         seconds, self._seconds = self._seconds, []
         if seconds:
-            queue.note_handling(self.topic, seconds)
+            queue.record_handling_times(self.topic, seconds)
 
     def _poll(self) -> float:
         """The clean-up and the run that are due, and the seconds until the next of both."""
         if self._cleanup is not None and self._cleanup_due <= time.monotonic():
             self._cleanup_due = time.monotonic() + self._cleanup.total_seconds()
             with self._session.queue() as queue:
-                queue.purge_outlived(self.topic)
+                queue.purge_past_ttl(self.topic)
         if self._run_due <= time.monotonic():
             tally = self.run_once()
             has_more = self.size < 0 and tally.groups == self._groups and tally.succeeded

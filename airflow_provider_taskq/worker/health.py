@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from airflow_provider_taskq.queue import Errors, ReaderState, StuckOwner, TaskQueue
+from airflow_provider_taskq.queue import PartitionState, StuckOwner, TaskQueue, TopicErrors
 from airflow_provider_taskq.worker.connection import Connect, connects_to
 from airflow_provider_taskq.worker.periodic import Routine
 
@@ -21,9 +21,9 @@ GRACE = timedelta(minutes=10)
 class HealthReport:
     """What a look found: errors by topic, owners and readers that are stuck, and what is wrong in sentences."""
 
-    errors: list[Errors]
+    errors: list[TopicErrors]
     stuck: list[StuckOwner]
-    readers: list[ReaderState]
+    readers: list[PartitionState]
     wrong: list[str]
 
     @property
@@ -38,8 +38,8 @@ def look(queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta
     That is a task with an error that was pushed `error_age` ago or earlier, an owner that holds tasks under a lease
     that lapsed longer ago than `patience`, and a partition whose reader gave up.
     """
-    errors, stuck = queue.errors(), queue.stuck_owners(patience)
-    readers = [reader for reader in queue.readers() if reader.failed is not None]
+    errors, stuck = queue.topic_errors(), queue.stuck_owners(patience)
+    readers = [reader for reader in queue.partition_states() if reader.failed is not None]
     wrong = [
         f"topic {each.topic}: sequence {each.sequence} failed, and was pushed {_whole(each.age)} ago"
         for each in errors

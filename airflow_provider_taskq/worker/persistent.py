@@ -138,7 +138,7 @@ class PersistentWorker:
     def _said(self) -> bool | None:
         """What is remembered."""
         with self._session.queue() as queue:
-            return queue.worker_is_active(self._worker.name)
+            return queue.is_worker_active(self._worker.name)
 
     def _say(self, *, active: bool) -> None:
         """Remembers, and tells the others."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import psycopg
 
 from airflow_provider_taskq.queue import Task, TaskQueueError
-from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
+from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.config import Settings
 from airflow_provider_taskq.worker.connection import Connect, Disconnected, Session
@@ -76,10 +76,10 @@ class WorkerRuntime:
         self.on_stopping: list[Callable[[], None]] = []
         self._employed: set[Employed] = set()
         self._changed = threading.Condition()
-        place = worker_place()
+        place = worker_instance_id()
         self.owners = f"{settings.name}/{place}"  # what the names of its owners begin with
         self.started: datetime | None = None  # by the database's clock
-        self._names = (worker_owner(settings.name, place, number) for number in itertools.count(1))
+        self._names = (worker_owner_name(settings.name, place, number) for number in itertools.count(1))
 
     def start(self, employed: Sequence[Employed], timeout: float | None) -> None:
         """Begins, and returns once a thread has its lease; TimeoutError where none has in time, and nothing goes on."""

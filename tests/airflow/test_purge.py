@@ -111,7 +111,7 @@ def test_leaves_what_another_transaction_holds(queue: TaskQueue, open_queue: Cal
 def test_purges_owners_and_junctures_on_request(queue: TaskQueue) -> None:
     queue.release(queue.register("gone"))
     queue.push("work", [NewTask("a", suspended=True)])
-    assert queue.juncture("wait", "work", [["a"]]) == []
+    assert queue.release_groups_once("wait", "work", [["a"]]) == []
     assert purge(owners_older_than=DAY, junctures_older_than=DAY) == {"purged": 0, "owners": 0, "junctures": 0}
     assert purge(owners_older_than=0, junctures_older_than=0) == {"purged": 0, "owners": 1, "junctures": 1}
     assert identifiers(queue) == ["a"]

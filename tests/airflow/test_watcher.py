@@ -129,10 +129,10 @@ def test_a_notification_wakes_those_who_wait_on_its_topic(
         assert lines() == 2
         queue.push("other", ["a"])
         queue.push("work", ["a"])
-        queue.wake("work")
+        queue.notify("work")
         assert await asyncio.wait_for(waits[0], 20) == 1
         assert not waits[1].done()
-        queue.wake("other")
+        queue.notify("other")
         assert await asyncio.wait_for(waits[1], 20) == 1
         await until(lambda: lines() == 0)
 
@@ -153,7 +153,7 @@ def test_a_listener_that_is_lost_costs_only_its_notifications(
         assert await first == 1
         await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)  # and comes back
         queue.push("work", ["b"])
-        queue.wake("work")
+        queue.notify("work")
         assert await asyncio.wait_for(second, 20) == 2
 
     in_loop(test)
@@ -195,7 +195,7 @@ def test_a_listener_comes_back_after_the_server_has(own_server: EmbeddedPostgres
             await until(lambda: watching._pace.due > time.monotonic() + 100, 40)
             queue = TaskQueue(conn)
             queue.push("work", ["a"])
-            queue.wake("work")
+            queue.notify("work")
             assert await asyncio.wait_for(wait, 20) == 1
 
     in_loop(test)

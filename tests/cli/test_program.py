@@ -83,7 +83,7 @@ def test_words_of_the_options_are_those_of_the_queue() -> None:
     assert tuple(Insertion) == push.INSERTIONS
     assert tuple(Revival) == actions.BY
     assert tuple(result.name for result in Result) == actions.RESULTS
-    assert (_options.LONGEST_STORED, _options.LONGEST_DURATION) == (encoding.LONGEST_STORED, LONGEST_DURATION)
+    assert (_options.LONGEST_STORED, _options.LONGEST_DURATION) == (encoding.MAX_STORED_DURATION, LONGEST_DURATION)
 
 
 def test_exit_codes_tell_usage_from_refusal(run: Run) -> None:

@@ -12,7 +12,7 @@ from airflow_provider_taskq.consumer import (
     EventFailure,
     merge_options,
 )
-from airflow_provider_taskq.queue import Cursor, NewTask, ReaderState, Task, TaskQueue
+from airflow_provider_taskq.queue import Cursor, NewTask, PartitionState, Task, TaskQueue
 from tests.queue.conftest import until
 
 LEASE = timedelta(seconds=1)
@@ -79,9 +79,9 @@ def typed(identifier: str, kind: str) -> NewTask:
     return NewTask(identifier, {"type": kind})
 
 
-def state(queue: TaskQueue, partition: int = 0, group: str = "readers") -> ReaderState:
+def state(queue: TaskQueue, partition: int = 0, group: str = "readers") -> PartitionState:
     """What the database says of a partition."""
-    [found] = [each for each in queue.readers("work") if (each.group, each.partition) == (group, partition)]
+    [found] = [each for each in queue.partition_states("work") if (each.group, each.partition) == (group, partition)]
     return found
 
 
@@ -94,7 +94,7 @@ def table(queue: TaskQueue, name: str, columns: str) -> None:
 def at_end(queue: TaskQueue, group: str = "readers") -> bool:
     """Whether all partitions of the group have come to the end of the log."""
     end = queue.events("work", None, 1_000_000).cursor
-    partitions = [each for each in queue.readers("work") if each.group == group]
+    partitions = [each for each in queue.partition_states("work") if each.group == group]
     return bool(partitions) and all(each.cursor >= end for each in partitions)
 
 

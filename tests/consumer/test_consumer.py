@@ -140,8 +140,8 @@ def test_each_partition_has_progress_of_its_own(dsn: str, queue: TaskQueue) -> N
     with Consumer(dsn, heard.group, "work", quick(partitions=2)):
         assert blocked.wait(20)
         end = place(queue, 20)
-        until(lambda: max(each.cursor for each in queue.readers("work")) == end)
-        assert min(each.cursor for each in queue.readers("work")) < place(queue, 1)
+        until(lambda: max(each.cursor for each in queue.partition_states("work")) == end)
+        assert min(each.cursor for each in queue.partition_states("work")) < place(queue, 1)
         go.set()
         heard.wait(20)
 
@@ -169,7 +169,7 @@ def test_progress_in_memory_begins_anew_with_each_reader_and_outlives_a_stop(dsn
         assert heard.wait(3)[2] == "c"
     with Consumer(dsn, heard.group, "work", quick(progress="memory")):
         assert heard.wait(6)[3:] == ["a", "b", "c"]
-    assert queue.readers() == []
+    assert queue.partition_states() == []
     assert queue.progress("readers", "work") is None
 
 

@@ -117,14 +117,16 @@ def stop_producing(dsn: str, queue: TaskQueue) -> Iterator[Callable[[], None]]:
 def led_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
     """The partitions that a process leads: generation, partition, fence."""
     named = f" {pid} "
-    return {(r.generation, r.partition, r.fence or 0) for r in queue.readers() if r.leader and named in r.leader}
+    return {
+        (r.generation, r.partition, r.fence or 0) for r in queue.partition_states() if r.leader and named in r.leader
+    }
 
 
 def take_over(queue: TaskQueue, led: set[tuple[int, int, int]]) -> float:
     """How many seconds it takes until others lead what a dead process led, or its generation is over."""
     begun = time.monotonic()
     fences = {fence for _, _, fence in led}
-    until(lambda: not fences & {consumer.fence for consumer in queue.readers()}, 30)
+    until(lambda: not fences & {consumer.fence for consumer in queue.partition_states()}, 30)
     return time.monotonic() - begun
 
 

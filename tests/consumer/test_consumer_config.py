@@ -76,4 +76,4 @@ def test_none_starts_where_one_cannot(dsn: str, queue: TaskQueue) -> None:
     with pytest.raises(Exception, match="nowhere"):
         consumers.start()
     assert (fine.is_running, wrong.is_running) == (False, False)
-    assert queue.readers()[0].leader is None
+    assert queue.partition_states()[0].leader is None

@@ -111,14 +111,14 @@ def test_other_partitions_go_on_where_one_has_stopped_and_a_spare_may_take_it_ov
     with Consumer(dsn, broken.group, "work", quick(partitions=2), on_failure=broken.fail) as consumer:
         broken.wait_failures(1)
         until(lambda: consumer.errors != {})
-        until(lambda: sum(each.behind_since is None for each in queue.readers()) == 1)
+        until(lambda: sum(each.behind_since is None for each in queue.partition_states()) == 1)
         assert consumer.is_running
         assert len(consumer.partitions) == 1
         with Consumer(dsn, whole.group, "work", quick(partitions=2)):
             until_at_end(queue)
             assert len(broken.failures) == 1, "whoever gave up does not take it again"
         assert "id-0" in whole.identifiers
-        assert all(each.error is None for each in queue.readers())
+        assert all(each.error is None for each in queue.partition_states())
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_an_object_tracks_progress_and_a_later_reader_continues_there(
     with Consumer(dsn, second.group, "work", quick(progress=tracker)):
         assert second.wait(1) == ["d"]
     assert tracker.current("readers", "work", 0) is not None
-    assert queue.readers("work") == []
+    assert queue.partition_states("work") == []
 
 
 def test_a_tracker_stores_nothing_of_an_event_that_failed(dsn: str, queue: TaskQueue, tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_reader_leads_the_partitions_of_its_numbers_and_no_others(dsn: str, qu
         queue.push("work", [f"id-{n}" for n in range(40)])
         mine = [name for n in range(40) if partition_of(name := f"id-{n}", 4) in (1, 3)]
         assert sorted(heard.wait(len(mine))) == sorted(mine)
-        assert [each.leader is None for each in sorted(queue.readers("work"), key=lambda each: each.partition)] == [
-            *(True, False, True, False)
-        ]
+        assert [
+            each.leader is None for each in sorted(queue.partition_states("work"), key=lambda each: each.partition)
+        ] == [*(True, False, True, False)]
 
 
 def endless() -> Iterator[timedelta]:

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.queue import Handed, LeaseLost, Led, TaskQueue, partition_of
+from airflow_provider_taskq.queue import LeaseLost, PartitionBatch, PartitionLease, TaskQueue, partition_of
 from tests.consumer.consumers import Heard, heard_all, place, quick, until_at_end
 from tests.queue.conftest import until
 
@@ -15,27 +15,27 @@ HOUR = timedelta(hours=1)
 SHARING = "SELECT generation, partitions, level, ends IS NOT NULL FROM taskq.reader"
 
 
-def lead_all(queue: TaskQueue, leader: str = "me") -> list[Led]:
+def lead_all(queue: TaskQueue, leader: str = "me") -> list[PartitionLease]:
     """All partitions that are free."""
-    found: list[Led] = []
-    while led := queue.lead("readers", "work", leader, HOUR):
+    found: list[PartitionLease] = []
+    while led := queue.acquire_partition("readers", "work", leader, HOUR):
         found.append(led)
     return found
 
 
-def sequences(handed: Handed) -> list[int]:
+def sequences(handed: PartitionBatch) -> list[int]:
     """What a leader was handed."""
     return [task.sequence for _, task in handed]
 
 
-def handle_all(queue: TaskQueue, led: Led, size: int = 3) -> list[int]:
+def handle_all(queue: TaskQueue, led: PartitionLease, size: int = 3) -> list[int]:
     """Handles a partition to its end, or the end of the log."""
     done: list[int] = []
     while True:
-        handed = queue.read_led(led, size)
+        handed = queue.read_partition(led, size)
         done += sequences(handed)
         if handed:
-            assert queue.advance_led(led, handed.after, handed.cursor)
+            assert queue.advance_partition(led, handed.after, handed.cursor)
         if handed.at_end or not handed:
             return done
 
@@ -49,14 +49,14 @@ def sharing(queue: TaskQueue) -> tuple[int, int, int | None, bool]:
 
 def test_the_old_partitions_come_to_rest_at_one_place_and_the_new_ones_begin_there(queue: TaskQueue) -> None:
     tasks = queue.push("work", [f"id-{n}" for n in range(40)])
-    queue.join_readers("readers", "work", 2)
+    queue.join_group("readers", "work", 2)
     zero, one = lead_all(queue)
-    first = queue.read_led(zero, 5)
-    queue.advance_led(zero, first.after, first.cursor)
-    reach = queue.read_led(zero, 5).cursor  # handed out, not yet handled
-    asked = queue.join_readers("readers", "work", 3)
+    first = queue.read_partition(zero, 5)
+    queue.advance_partition(zero, first.after, first.cursor)
+    reach = queue.read_partition(zero, 5).cursor  # handed out, not yet handled
+    asked = queue.join_group("readers", "work", 3)
     assert (asked.generation, asked.partitions, asked.next_partitions) == (1, 2, 3)
-    assert queue.readers()[0].ends == reach
+    assert queue.partition_states()[0].ends == reach
     assert lead_all(queue) == []
     old = sequences(first) + handle_all(queue, zero) + handle_all(queue, one)
     assert sorted(old) == [task.sequence for task in tasks if task.sequence <= reach.place]
@@ -71,16 +71,16 @@ def test_the_old_partitions_come_to_rest_at_one_place_and_the_new_ones_begin_the
 
 def test_no_new_partition_begins_while_an_old_one_is_behind_even_if_its_leader_is_dead(queue: TaskQueue) -> None:
     queue.push("work", [f"id-{n}" for n in range(20)])
-    queue.join_readers("readers", "work", 2)
+    queue.join_group("readers", "work", 2)
     zero, one = lead_all(queue)
     handle_all(queue, zero)
-    queue.join_readers("readers", "work", 1)
+    queue.join_group("readers", "work", 1)
     assert lead_all(queue) == []
     queue.conn.execute("UPDATE taskq.reader_partition SET lease_until = '-infinity'")
     [taken] = lead_all(queue)
     assert (taken.generation, taken.partition, taken.taken_over) == (1, 1, True), "the drained one needs no leader"
     with pytest.raises(LeaseLost):
-        queue.read_led(one)
+        queue.read_partition(one)
     handle_all(queue, taken)
     [new] = lead_all(queue)
     assert (new.generation, new.partitions) == (2, 1)
@@ -88,27 +88,27 @@ def test_no_new_partition_begins_while_an_old_one_is_behind_even_if_its_leader_i
 
 def test_whoever_led_a_partition_of_the_generation_before_changes_nothing_any_more(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    queue.join_readers("readers", "work")
+    queue.join_group("readers", "work")
     [old] = lead_all(queue)
-    handed = queue.read_led(old)
-    queue.advance_led(old, handed.after, handed.cursor)
-    assert queue.join_readers("readers", "work", 2).generation == 2, "nothing was to be drained"
-    for call in (lambda: queue.read_led(old), lambda: queue.advance_led(old, handed.cursor, handed.after)):
+    handed = queue.read_partition(old)
+    queue.advance_partition(old, handed.after, handed.cursor)
+    assert queue.join_group("readers", "work", 2).generation == 2, "nothing was to be drained"
+    for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, handed.cursor, handed.after)):
         with pytest.raises(LeaseLost):
             call()
-    assert queue.keep_leading("readers", "work", "me") == set()
+    assert queue.renew_partitions("readers", "work", "me") == set()
 
 
 def test_asking_for_what_is_there_changes_nothing_and_whoever_asks_last_has_the_say(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
-    queue.join_readers("readers", "work", 2)
+    queue.join_group("readers", "work", 2)
     leds = lead_all(queue)
     for led in leds:
-        queue.read_led(led)
-    assert queue.join_readers("readers", "work", 2).generation == 1
+        queue.read_partition(led)
+    assert queue.join_group("readers", "work", 2).generation == 1
     assert sharing(queue) == (1, 2, None, False)
-    queue.join_readers("readers", "work", 3)
-    queue.join_readers("readers", "work", 4, 1)
+    queue.join_group("readers", "work", 3)
+    queue.join_group("readers", "work", 4, 1)
     assert sharing(queue) == (1, 2, None, True)
     for led in leds:
         handle_all(queue, led)
@@ -118,21 +118,21 @@ def test_asking_for_what_is_there_changes_nothing_and_whoever_asks_last_has_the_
 
 def test_another_level_is_handed_over_like_another_number(queue: TaskQueue) -> None:
     queue.push("work", ["/a/1", "/a/2"])
-    queue.join_readers("readers", "work", 2)
+    queue.join_group("readers", "work", 2)
     for led in lead_all(queue):
         handle_all(queue, led)
-    assert queue.join_readers("readers", "work", 2, 1).generation == 2
+    assert queue.join_group("readers", "work", 2, 1).generation == 2
     queue.push("work", ["/a/3", "/a/4", "/a/5"])
     assert sorted(len(handle_all(queue, led)) for led in lead_all(queue)) == [0, 3]
 
 
 def test_a_generation_ends_although_its_last_tasks_were_deleted(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "c"])
-    queue.join_readers("readers", "work")
+    queue.join_group("readers", "work")
     [led] = lead_all(queue)
-    queue.read_led(led)
+    queue.read_partition(led)
     queue.purge_all("work")
-    queue.join_readers("readers", "work", 2)
+    queue.join_group("readers", "work", 2)
     assert handle_all(queue, led) == []
     assert len(lead_all(queue)) == 2
 
@@ -145,13 +145,13 @@ def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
     pusher = open_queue()
     pusher.push("other", ["x"])
     queue.push("work", ["a", "b"])
-    queue.join_readers("readers", "work", 2)
+    queue.join_group("readers", "work", 2)
     zero, one = lead_all(queue)
-    assert (len(queue.read_led(zero)), len(queue.read_led(one))) == (0, 2)
+    assert (len(queue.read_partition(zero)), len(queue.read_partition(one))) == (0, 2)
     pusher.push("work", ["c"])
-    queue.join_readers("readers", "work", 1)
-    assert queue.read_led(zero).at_end
-    again = queue.read_led(one)
+    queue.join_group("readers", "work", 1)
+    assert queue.read_partition(zero).at_end
+    again = queue.read_partition(one)
     assert (len(again), again.at_end) == (0, False), "held back, not at its end"
     assert lead_all(queue) == []
     pusher.conn.commit()
@@ -164,19 +164,19 @@ def test_a_change_waits_for_whoever_is_being_handed_events(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a", "b"])
-    queue.join_readers("readers", "work")
+    queue.join_group("readers", "work")
     [led] = lead_all(queue)
     reading, asking = open_queue(), open_queue()
-    handed = reading.read_led(led)
+    handed = reading.read_partition(led)
     asking.conn.execute("SET lock_timeout = '50ms'")
     asking.conn.commit()
     with pytest.raises(Exception, match="lock timeout"):
-        asking.join_readers("readers", "work", 2)
+        asking.join_group("readers", "work", 2)
     asking.conn.rollback()
     reading.conn.commit()
-    asking.join_readers("readers", "work", 2)
+    asking.join_group("readers", "work", 2)
     asking.conn.commit()
-    assert queue.readers()[0].ends == handed.cursor, "what was handed out is the old partition's"
+    assert queue.partition_states()[0].ends == handed.cursor, "what was handed out is the old partition's"
 
 
 def test_readers_with_the_old_and_the_new_setting_at_once_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.consumer.partition_lease import interval, stored
-from airflow_provider_taskq.queue import Cursor, LeaseLost, Led, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import Cursor, LeaseLost, PartitionLease, Task, TaskQueue, TaskQueueError
 from tests.consumer.consumers import LEASE, Heard, heard_all, place, quick, state, table, until_at_end
 from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, until
 
@@ -38,10 +38,10 @@ def lapse(queue: TaskQueue, partition: int = 0) -> None:
     )
 
 
-def led_by(queue: TaskQueue, leader: str, partitions: int = 1) -> Led:
+def led_by(queue: TaskQueue, leader: str, partitions: int = 1) -> PartitionLease:
     """The group's next partition, led by somebody."""
-    queue.join_readers("readers", "work", partitions)
-    led = queue.lead("readers", "work", leader, HOUR)
+    queue.join_group("readers", "work", partitions)
+    led = queue.acquire_partition("readers", "work", leader, HOUR)
     assert led is not None
     return led
 
@@ -64,30 +64,30 @@ def led_since(queue: TaskQueue) -> datetime:
 def test_a_partition_is_led_by_one_at_a_time(queue: TaskQueue) -> None:
     first, second = led_by(queue, "one", 2), led_by(queue, "two", 2)
     assert (first.partition, second.partition) == (0, 1)
-    assert queue.lead("readers", "work", "three", HOUR) is None
+    assert queue.acquire_partition("readers", "work", "three", HOUR) is None
     lapse(queue, 1)
-    third = queue.lead("readers", "work", "three", HOUR)
+    third = queue.acquire_partition("readers", "work", "three", HOUR)
     assert third is not None
     assert (third.partition, third.taken_over) == (1, True)
     assert first.fence < second.fence < third.fence
-    assert queue.keep_leading("readers", "work", "two") == set()
-    assert queue.keep_leading("readers", "work", "one") == {first.fence}
+    assert queue.renew_partitions("readers", "work", "two") == set()
+    assert queue.renew_partitions("readers", "work", "one") == {first.fence}
 
 
 def test_a_leader_that_was_replaced_is_handed_nothing_and_stores_nothing(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     old = led_by(queue, "old")
-    handed = queue.read_led(old)
+    handed = queue.read_partition(old)
     lapse(queue)
     new = led_by(queue, "new")
-    for call in (lambda: queue.read_led(old), lambda: queue.advance_led(old, handed.after, handed.cursor)):
+    for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, handed.after, handed.cursor)):
         with pytest.raises(LeaseLost, match="no longer led"):
             call()
-    assert queue.stop_leading(old) is False
-    assert [task.identifier for _, task in queue.read_led(new)] == ["a", "b"]
+    assert queue.release_partition(old) is False
+    assert [task.identifier for _, task in queue.read_partition(new)] == ["a", "b"]
     session.conn.execute("CREATE TABLE undone ()")
     with pytest.raises(LeaseLost):
-        session.advance_led(old, handed.after, handed.cursor)
+        session.advance_partition(old, handed.after, handed.cursor)
     session.conn.rollback()
     assert queue.conn.execute("SELECT to_regclass('undone')").fetchone() == (None,)
 
@@ -95,11 +95,11 @@ def test_a_leader_that_was_replaced_is_handed_nothing_and_stores_nothing(queue: 
 def test_a_lapsed_leader_that_nobody_replaced_still_stores_progress(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     led = led_by(queue, "me")
-    handed = queue.read_led(led)
+    handed = queue.read_partition(led)
     lapse(queue)
-    assert queue.advance_led(led, handed.after, handed.cursor)
-    assert queue.keep_leading("readers", "work", "me") == {led.fence}
-    assert queue.lead("readers", "work", "other", HOUR) is None
+    assert queue.advance_partition(led, handed.after, handed.cursor)
+    assert queue.renew_partitions("readers", "work", "me") == {led.fence}
+    assert queue.acquire_partition("readers", "work", "other", HOUR) is None
 
 
 def test_whoever_is_just_storing_progress_is_not_replaced_and_nobody_waits(
@@ -107,49 +107,49 @@ def test_whoever_is_just_storing_progress_is_not_replaced_and_nobody_waits(
 ) -> None:
     queue.push("work", ["a"])
     led = led_by(queue, "me")
-    handed = queue.read_led(led)
-    session.advance_led(led, handed.after, handed.cursor)
+    handed = queue.read_partition(led)
+    session.advance_partition(led, handed.after, handed.cursor)
     session.conn.execute("UPDATE taskq.reader_partition SET lease_until = '-infinity'")
     queue.conn.execute("SET lock_timeout = '5s'")  # the other one holds its lock for longer; autovacuum does not
-    assert queue.lead("readers", "work", "other", HOUR) is None
+    assert queue.acquire_partition("readers", "work", "other", HOUR) is None
     session.conn.commit()
-    other = queue.lead("readers", "work", "other", HOUR)
+    other = queue.acquire_partition("readers", "work", "other", HOUR)
     assert other is not None
     assert other.taken_over
-    assert queue.read_led(other) == []
+    assert queue.read_partition(other) == []
 
 
 def test_a_transaction_that_stored_progress_and_hangs_is_ended_by_the_server(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a"])
-    queue.join_readers("readers", "work")
-    led = queue.lead("readers", "work", "me", timedelta(milliseconds=100))
+    queue.join_group("readers", "work")
+    led = queue.acquire_partition("readers", "work", "me", timedelta(milliseconds=100))
     assert led is not None
-    handed = queue.read_led(led)
+    handed = queue.read_partition(led)
     hanging = open_queue()
-    hanging.advance_led(led, handed.after, handed.cursor)
-    until(lambda: queue.lead("readers", "work", "other", HOUR) is not None)
+    hanging.advance_partition(led, handed.after, handed.cursor)
+    until(lambda: queue.acquire_partition("readers", "work", "other", HOUR) is not None)
     assert queue.progress("readers", "work") is None
 
 
 def test_an_advance_from_a_place_where_progress_is_not_any_more_stores_nothing(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     led = led_by(queue, "me")
-    handed = queue.read_led(led)
+    handed = queue.read_partition(led)
     queue.advance("readers", "work", 0, handed.cursor)
-    assert queue.advance_led(led, handed.after, handed[0][0]) is False
+    assert queue.advance_partition(led, handed.after, handed[0][0]) is False
     assert queue.progress("readers", "work") == handed.cursor
 
 
 def test_of_two_who_lead_at_once_one_gets_the_partition(
-    queue: TaskQueue, session: TaskQueue, background: InBackground[Led | None]
+    queue: TaskQueue, session: TaskQueue, background: InBackground[PartitionLease | None]
 ) -> None:
-    queue.join_readers("readers", "work")
-    assert session.lead("readers", "work", "one", HOUR) is not None
-    assert background(lambda: queue.lead("readers", "work", "two", HOUR)).result(10) is None
+    queue.join_group("readers", "work")
+    assert session.acquire_partition("readers", "work", "one", HOUR) is not None
+    assert background(lambda: queue.acquire_partition("readers", "work", "two", HOUR)).result(10) is None
     session.conn.rollback()
-    assert queue.lead("readers", "work", "two", HOUR) is not None
+    assert queue.acquire_partition("readers", "work", "two", HOUR) is not None
 
 
 def test_keeping_a_lease_waits_for_progress_that_is_being_stored(
@@ -157,10 +157,10 @@ def test_keeping_a_lease_waits_for_progress_that_is_being_stored(
 ) -> None:
     queue.push("work", ["a"])
     led = led_by(queue, "me")
-    handed = queue.read_led(led)
-    session.advance_led(led, handed.after, handed.cursor)
+    handed = queue.read_partition(led)
+    session.advance_partition(led, handed.after, handed.cursor)
     keeper = open_queue()
-    kept = background(lambda: keeper.keep_leading("readers", "work", "me"))
+    kept = background(lambda: keeper.renew_partitions("readers", "work", "me"))
     await_lock_wait(queue.conn, keeper)
     session.conn.commit()
     assert kept.result(10) == {led.fence}
@@ -186,8 +186,8 @@ def test_spares_wait_and_take_over_at_once_where_a_leader_stops(dsn: str, queue:
 
 def test_a_spare_takes_over_within_the_lease_where_a_leader_gives_no_sign_of_life(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    queue.join_readers("readers", "work")
-    assert queue.lead("readers", "work", "dead", stored(LEASE)) is not None
+    queue.join_group("readers", "work")
+    assert queue.acquire_partition("readers", "work", "dead", stored(LEASE)) is not None
     lapses = kept_until(queue)
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
@@ -285,16 +285,16 @@ def test_the_operator_sees_who_leads_what_and_how_far_it_is(dsn: str, queue: Tas
         queue.push("work", ["a"])
         heard.wait(1)
         until_at_end(queue)
-        one, two = queue.readers()
+        one, two = queue.partition_states()
         assert (one.group, one.topic, one.partitions, one.level) == ("readers", "work", 2, 1)
         assert one.leader == two.leader == consumer.leader
         assert one.cursor == two.cursor == place(queue, 1)
         assert not one.lapsed
         assert one.behind_since is None
-    assert queue.readers()[0].leader is None
+    assert queue.partition_states()[0].leader is None
     queue.push("work", ["b"])
-    assert queue.readers()[0].behind_since is not None
-    assert queue.readers("work") == queue.readers()
+    assert queue.partition_states()[0].behind_since is not None
+    assert queue.partition_states("work") == queue.partition_states()
 
 
 def test_a_group_can_be_forgotten_and_its_readers_end(dsn: str, queue: TaskQueue) -> None:
@@ -303,11 +303,11 @@ def test_a_group_can_be_forgotten_and_its_readers_end(dsn: str, queue: TaskQueue
     with Consumer(dsn, heard.group, "work", quick()) as consumer:
         heard.wait(1)
         until_at_end(queue)
-        assert queue.forget_readers("readers", "work") is True
+        assert queue.forget_group("readers", "work") is True
         until(lambda: consumer.partitions == [])
-    assert queue.forget_readers("readers", "work") is False
+    assert queue.forget_group("readers", "work") is False
     assert queue.progress("readers", "work") is None
-    assert queue.readers() == []
+    assert queue.partition_states() == []
 
 
 def test_a_dropped_topic_forgets_its_readers_and_a_reader_of_it_ends_with_the_reason(
@@ -328,13 +328,13 @@ def test_a_topic_is_dropped_while_a_leader_stores_progress_of_it_and_neither_err
 ) -> None:
     queue.push("work", ["a", "b"])
     led = led_by(queue, "me")
-    handed = queue.read_led(led, 1)
-    queue.advance_led(led, handed.after, handed.cursor)
-    handed = session.read_led(led)
+    handed = queue.read_partition(led, 1)
+    queue.advance_partition(led, handed.after, handed.cursor)
+    handed = session.read_partition(led)
     dropping = open_queue()
     dropped = background(lambda: dropping.drop_topic("work"))
     await_standstill(queue.conn, dropping)
-    assert session.advance_led(led, handed.after, handed.cursor)
+    assert session.advance_partition(led, handed.after, handed.cursor)
     session.conn.commit()
     assert dropped.result(10)
 
@@ -345,12 +345,12 @@ def test_a_group_is_forgotten_while_a_leader_keeps_its_partitions_and_neither_er
     queue.push("work", ["a", "b"])
     first = led_by(queue, "me", 2)
     led_by(queue, "me", 2)
-    queue.keep_leading("readers", "work", "me")
-    session.read_led(first)
+    queue.renew_partitions("readers", "work", "me")
+    session.read_partition(first)
     forgetting = open_queue()
-    forgotten = background(lambda: forgetting.forget_readers("readers", "work"))
+    forgotten = background(lambda: forgetting.forget_group("readers", "work"))
     await_lock_wait(queue.conn, forgetting)
-    assert len(session.keep_leading("readers", "work", "me")) == 2
+    assert len(session.renew_partitions("readers", "work", "me")) == 2
     session.conn.commit()
     assert forgotten.result(10)
 
@@ -358,14 +358,14 @@ def test_a_group_is_forgotten_while_a_leader_keeps_its_partitions_and_neither_er
 def test_what_makes_no_sense_is_refused(queue: TaskQueue) -> None:
     for partitions in (0, 1001):
         with pytest.raises(TaskQueueError, match="partition"):
-            queue.join_readers("readers", "work", partitions)
+            queue.join_group("readers", "work", partitions)
     with pytest.raises(TaskQueueError, match="level"):
-        queue.join_readers("readers", "work", 1, -1)
+        queue.join_group("readers", "work", 1, -1)
     with pytest.raises(TaskQueueError, match="reader_group"):
-        queue.join_readers(" ", "work")
-    queue.join_readers("readers", "work")
+        queue.join_group(" ", "work")
+    queue.join_group("readers", "work")
     with pytest.raises(TaskQueueError, match="leader"):
-        queue.lead("readers", "work", " ", HOUR)
+        queue.acquire_partition("readers", "work", " ", HOUR)
     with pytest.raises(TaskQueueError, match="lease"):
-        queue.lead("readers", "work", "me", timedelta(0))
+        queue.acquire_partition("readers", "work", "me", timedelta(0))
     assert queue.progress("readers", "work") in (None, Cursor(0))

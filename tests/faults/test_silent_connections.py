@@ -232,7 +232,7 @@ def test_a_reader_goes_on_when_all_of_its_connections_fall_silent(dsn: str, queu
             link.freeze()
         queue.push("work", ["b"])
         until(lambda: "b" in heard.identifiers)
-        [kept] = queue.readers()
+        [kept] = queue.partition_states()
         query = "SELECT lease_until FROM taskq.reader_partition WHERE lease_until > clock_timestamp() + interval '1 s'"
         until(lambda: queue.conn.execute(query).fetchone())  # the reader's lease is kept on another connection
         assert kept.partition == 0

@@ -64,7 +64,7 @@ def _payments(queue: TaskQueue) -> None:
     failing = [task for task in polled if task.identifier == BLOCKER or task.sequence % 10 == 0]
     waiting = [task for task in polled if task.sequence % 31 == 0 and task.identifier != BLOCKER]
     queue.complete(worker, _ends(polled, failing) | {task: Decision(Result.SUSPENSION) for task in waiting})
-    queue.acting("maria")
+    queue.set_actor("maria")
     queue.revive("payments", sequences=[failing[0].sequence])
     queue.poll("payments", queue.register("worker-that-died", HOUR))
     queue.conn.execute(

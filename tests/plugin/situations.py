@@ -89,7 +89,7 @@ def _payments(queue: TaskQueue) -> None:
         {t: Decision(r, error=TRACE if r is Result.FAILURE else None) for t, r in zip(polled, results, strict=True)},
     )
     with queue.conn.transaction():
-        queue.acting("maria")
+        queue.set_actor("maria")
         queue.revive("payments", revival=Revival.APPEND, sequences=[polled[5].sequence])
     queue.push("payments", ["payment-10"], Insertion.SUPERSEDE)
     queue.poll("payments", queue.register("worker-that-died", HOUR))

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_taskq.plugins.serializers import links
 from airflow_provider_taskq.queue import NewTask, Result, TaskQueue
-from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
+from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from tests.plugin.conftest import Client
 from tests.plugin.page_site import PageSite
 from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT
@@ -52,10 +52,12 @@ def test_an_owner_that_is_a_task_instance_is_linked_to_and_no_other() -> None:
     mapped = links("dag/a/b/group.task/3")
     assert mapped is not None
     assert mapped["task_instance"] == "dags/dag/runs/a%2Fb/tasks/group.task/mapped/3"
-    worker = worker_owner("dag/a/b/task/-1", worker_place(), 12)
+    worker = worker_owner_name("dag/a/b/task/-1", worker_instance_id(), 12)
     assert links(worker) == links("dag/a/b/task/-1")
-    assert links(worker_owner("dag/run/task/7", "host.example-31-0a1b2c", 3)) == links("dag/run/task/7")
-    assert links(worker_owner("a/b", worker_place(), 1)) is None  # a worker of a topic with a slash in its name
+    assert links(worker_owner_name("dag/run/task/7", "host.example-31-0a1b2c", 3)) == links("dag/run/task/7")
+    assert (
+        links(worker_owner_name("a/b", worker_instance_id(), 1)) is None
+    )  # a worker of a topic with a slash in its name
     for name in (
         None,
         "",
@@ -259,8 +261,8 @@ def test_a_task_instance_has_what_its_workers_hold_and_no_other_instance(client:
     acts.push("work", [f"n{n}" for n in range(30)])
     drain: dict[str, str | int] = {"dag_id": "shop", "run_id": "a/b", "task_id": "drain", "map_index": 1}
     for owner in (
-        *(worker_owner("shop/a/b/drain/1", "host-1-abcdef", number) for number in (1, 2)),
-        worker_owner("shop/a/b/drain/10", "host-1-abcdef", 1),
+        *(worker_owner_name("shop/a/b/drain/1", "host-1-abcdef", number) for number in (1, 2)),
+        worker_owner_name("shop/a/b/drain/10", "host-1-abcdef", 1),
         "shop/a/b/drain/1x",
     ):
         acts.poll("work", acts.register(owner), 5)
@@ -350,7 +352,7 @@ def test_a_gate_says_what_it_waits_for_and_what_became_of_its_claim(client: Clie
 
     acts.push("work", [NewTask(f"later-{n}", delay=timedelta(hours=1)) for n in range(3)])
     with acts.conn.transaction():
-        acts.acting("ann")
+        acts.set_actor("ann")
         acts.pause_topic("work")
     waits = instance(waits_for="ready", number=5)["waits"]
     assert waits.startswith("Waits for 5 ready tasks of topic 'work'; 0 ready, 3 scheduled, topic paused by ann since ")

@@ -139,7 +139,7 @@ def test_a_push_is_told_from_others_between_its_ends(open_queue: Callable[[], Ta
     one.conn.commit()
     other.conn.commit()
     assert first < between < last
-    assert queue.pushed_between("work", first, last) == [first, last]
+    assert queue.find_pushed("work", first, last) == [first, last]
 
 
 def test_what_a_filter_found_and_somebody_changed_since_is_left_out(
@@ -149,15 +149,15 @@ def test_what_a_filter_found_and_somebody_changed_since_is_left_out(
     queue.reassign("work", Result.SUCCESS, sequences=sequences[:1])
     other = open_queue()
     other.reassign("work", Result.FILTER, sequences=sequences[1:2])
-    assert queue.hold_found("work", sequences, [State.FAILED]) == sequences[2:]
-    assert queue.purge_named("work", sequences, [State.FAILED]) == 2
+    assert queue.lock_tasks("work", sequences, [State.FAILED]) == sequences[2:]
+    assert queue.purge_sequences("work", sequences, [State.FAILED]) == 2
     other.conn.commit()
     assert [line.state for line in queue.browse_tasks("work", sequences)] == [State.SUCCEEDED, State.FILTERED]
 
 
 def test_no_trail_without_a_name(queue: TaskQueue) -> None:
     with pytest.raises(TaskQueueError, match="acting"):
-        queue.note_action("pause", "work", "topic work", 1)
+        queue.record_action("pause", "work", "topic work", 1)
     assert queue.audit_trail() == []
 
 
@@ -173,12 +173,12 @@ def test_a_reader_may_browse_and_see_the_trail_and_leaves_none(conn: psycopg.Con
         assert [topic.ready for topic in queue.browse_topics()] == [1]
         (found,) = queue.find_tasks("work", TaskFilter()).sequences
         assert queue.browse_tasks("work", [found])[0].status == "ready"
-        assert (queue.browse_owners(), queue.browse_locks(), queue.browse_readers()) == (([], None), [], [])
+        assert (queue.browse_owners(), queue.browse_locks(), queue.browse_groups()) == (([], None), [], [])
         assert (queue.browse_ticks("work"), queue.browse_holders("work"), queue.audit_trail()) == (([], False), [], [])
         for refused in (
-            lambda: queue.note_action("pause", "work", "x", 1),
-            lambda: queue.purge_named("work", [found], [State.READY]),
-            lambda: queue.hold_found("work", [found], [State.FAILED]),
+            lambda: queue.record_action("pause", "work", "x", 1),
+            lambda: queue.purge_sequences("work", [found], [State.READY]),
+            lambda: queue.lock_tasks("work", [found], [State.FAILED]),
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 refused()

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from airflow_provider_taskq.queue import Result, State, TaskQueue, connect
-from airflow_provider_taskq.queue.owner_names import worker_owner, worker_place
+from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from tests.plugin.browser import OpenTab, is_api, sentence
 from tests.plugin.page_site import PageSite
 from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT, SECRET
@@ -449,7 +449,7 @@ def test_the_panel_of_a_drain_shows_what_its_workers_hold_and_links_back_to_it(
 ) -> None:
     acts.push("work", [f"n{n}" for n in range(10)])
     for number in (1, 2):
-        acts.poll("work", acts.register(worker_owner("shop/manual__1/drain/-1", worker_place(), number)), 5)
+        acts.poll("work", acts.register(worker_owner_name("shop/manual__1/drain/-1", worker_instance_id(), number)), 5)
     render(page_site, "drain", {"topic": "work", "taskq_conn_id": "taskq_acts"})
     visit = tab()
     panel = visit.go("dags/shop/runs/manual__1/tasks/drain/plugin/taskq-tasks").get_by_test_id("taskq-panel")

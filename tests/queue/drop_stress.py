@@ -45,9 +45,9 @@ def _read(queue: TaskQueue, dice: random.Random, name: str) -> None:
     topic, group = dice.choice(TOPICS), f"group of {name}"
     queue.events(topic, None, 10)
     queue.advance(group, topic, 0, Cursor(dice.randrange(100)))
-    queue.join_readers(group, topic, 1, None)
-    queue.lead(group, topic, name, timedelta(milliseconds=200))
-    queue.keep_leading(group, topic, name)
+    queue.join_group(group, topic, 1, None)
+    queue.acquire_partition(group, topic, name, timedelta(milliseconds=200))
+    queue.renew_partitions(group, topic, name)
 
 
 STEPS: tuple[Step, ...] = (
@@ -60,9 +60,9 @@ STEPS: tuple[Step, ...] = (
     lambda queue, dice, _name: queue.revive(dice.choice(TOPICS), State.FAILED, dice.choice(list(Revival)), size=2),
     lambda queue, dice, _name: queue.purge(dice.choice(TOPICS), size=5),
     lambda queue, dice, _name: queue.junction(dice.choice(TOPICS), [["id-1"], ["id-2", "id-3"]]),
-    lambda queue, dice, name: queue.juncture(name, dice.choice(TOPICS), [["id-1"]]),
+    lambda queue, dice, name: queue.release_groups_once(name, dice.choice(TOPICS), [["id-1"]]),
     # A row of its own for each worker: two transactions that note two topics in different orders lock the same rows.
-    lambda queue, dice, name: queue.note_handling(dice.choice(TOPICS), [10.0 ** -int(name[-1])]),
+    lambda queue, dice, name: queue.record_handling_times(dice.choice(TOPICS), [10.0 ** -int(name[-1])]),
 )
 
 

@@ -116,7 +116,7 @@ RETURNS: dict[str, Step] = {
     "a failure within the time to live": fail_young,
     "a snooze": snooze,
     "release": lambda queue, owner: queue.release(owner),
-    "give_back": lambda queue, owner: queue.give_back(owner, queue.held(owner)),
+    "give_back": lambda queue, owner: queue.release_tasks(owner, queue.held(owner)),
     "redelivery": expire,
 }
 
@@ -227,7 +227,7 @@ def test_the_queue_time_of_a_task_that_was_given_back_begins_when_it_was_due_fir
     queue: TaskQueue, owner: Owner
 ) -> None:
     task = task_in(queue, owner, State.ACTIVE)
-    queue.give_back(owner, [task])
+    queue.release_tasks(owner, [task])
     pass_time(queue, HOUR)
     queue.poll("work", owner)
     *_, held = queue.timeline("work", task.sequence)

@@ -27,8 +27,8 @@ def operator(queue: TaskQueue, dsn: str) -> Iterator[TaskQueue]:
 
 def test_an_action_is_recorded_with_the_role_that_logged_in(queue: TaskQueue, operator: TaskQueue) -> None:
     with operator.conn.transaction():
-        operator.acting("the director")
-        operator.note_action("purge", "work", "everything", 7)
+        operator.set_actor("the director")
+        operator.record_action("purge", "work", "everything", 7)
     (line,) = queue.audit_trail()
     assert (line.actor, line.role, line.action, line.count) == ("the director", operator.conn.info.user, "purge", 7)
 
@@ -38,8 +38,8 @@ def test_a_client_cannot_choose_the_role(queue: TaskQueue, operator: TaskQueue, 
     queue.conn.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(other), sql.Identifier(operator.conn.info.user)))
     operator.conn.execute(sql.SQL(pretense).format(sql.Identifier(other)))
     with operator.conn.transaction():
-        operator.acting("ann")
-        operator.note_action("pause", "work", "", 1)
+        operator.set_actor("ann")
+        operator.record_action("pause", "work", "", 1)
     assert [(line.actor, line.role) for line in queue.audit_trail()] == [("ann", operator.conn.info.user)]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         operator.conn.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(other)))
@@ -47,7 +47,7 @@ def test_a_client_cannot_choose_the_role(queue: TaskQueue, operator: TaskQueue, 
 
 def test_an_action_needs_an_actor(queue: TaskQueue, operator: TaskQueue) -> None:
     with pytest.raises(TaskQueueError, match="call acting"):
-        operator.note_action("purge", "work", "everything", 7)
+        operator.record_action("purge", "work", "everything", 7)
     assert queue.audit_trail() == []
 
 
@@ -55,7 +55,7 @@ def test_the_history_of_a_task_names_the_role_that_acted(queue: TaskQueue, opera
     (task,) = queue.push("work", ["a"])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
     with operator.conn.transaction():
-        operator.acting("the director")
+        operator.set_actor("the director")
         operator.reassign("work", Result.SUSPENSION, sequences=[task.sequence])
         operator.revive("work", sequences=[task.sequence])
         operator.pause_task("work", task.sequence)
@@ -72,12 +72,12 @@ def test_the_history_of_a_task_names_the_role_that_acted(queue: TaskQueue, opera
 
 def test_no_verb_of_an_operator_removes_or_changes_the_audit(operator: TaskQueue, queue: TaskQueue) -> None:
     with operator.conn.transaction():
-        operator.acting("ann")
-        operator.note_action("pause", "work", "", 1)
+        operator.set_actor("ann")
+        operator.record_action("pause", "work", "", 1)
     before = queue.audit_trail()
     (task,) = operator.push("work", [NewTask("a", suspended=True)])
     operator.purge("work", state=State.SUSPENDED)
-    operator.purge_named("work", [task.sequence], [State.SUSPENDED])
+    operator.purge_sequences("work", [task.sequence], [State.SUSPENDED])
     operator.purge_all("work")
     operator.drop_topic("work")
     for statement in (

@@ -25,8 +25,8 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TopicPolicy,
 )
-from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT, LONGEST
-from airflow_provider_taskq.queue.log import Led
+from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT, MAX_TIMEDELTA
+from airflow_provider_taskq.queue.log import PartitionLease
 from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.queue.conftest import everything, known, last_failure
 
@@ -55,7 +55,7 @@ class World:
     held: int
     waiting: int
     failed: int
-    led: Led
+    led: PartitionLease
 
 
 def make_world(queue: TaskQueue) -> World:
@@ -69,16 +69,16 @@ def make_world(queue: TaskQueue) -> World:
     queue.push("work", [NewTask("later", delay=HOUR, ttl=HOUR), NewTask("blocked", depends_on=[("work", "later")])])
     queue.install_ticks("work", "tick", "hash", [(datetime(2030, 1, 1, tzinfo=UTC), None)])
     queue.lock("job", "me", HOUR)
-    queue.join_readers("group", "work")
-    led = queue.lead("group", "work", "leader", HOUR)
+    queue.join_group("group", "work")
+    led = queue.acquire_partition("group", "work", "leader", HOUR)
     assert led is not None
     queue.advance("readers", "work", 0, Cursor(1))
-    queue.juncture("wait", "retries", [["failed"]])
+    queue.release_groups_once("wait", "retries", [["failed"]])
     queue.activate_worker("worker")
-    queue.note_handling("work", [1.0])
+    queue.record_handling_times("work", [1.0])
     with queue.conn.transaction():
-        queue.acting("tester")
-        queue.note_action("push", "work", "two tasks", 2)
+        queue.set_actor("tester")
+        queue.record_action("push", "work", "two tasks", 2)
     return World(queue, owner, held, waiting, failed, led)
 
 
@@ -88,8 +88,8 @@ def look(queue: TaskQueue) -> None:
         for read in (queue.browse_owner, queue.browse_held, queue.owner):
             read(line.name)
     for listing in (
-        *(queue.owners, queue.browse_locks, queue.browse_readers, queue.readers, queue.workers, queue.health),
-        *(queue.stuck_owners, queue.errors, queue.browse_topics, queue.audit_trail, queue.results, queue.count),
+        *(queue.owners, queue.browse_locks, queue.browse_groups, queue.partition_states, queue.workers, queue.health),
+        *(queue.stuck_owners, queue.topic_errors, queue.browse_topics, queue.audit_trail, queue.results, queue.count),
         *(queue.statistics, queue.handling_times),
     ):
         listing()
@@ -113,7 +113,7 @@ def look_at(queue: TaskQueue, topic: str) -> None:
     assert len(queue.browse_tasks(topic, found.sequences)) == len(found.sequences)
     for info in everything(queue, topic):
         queue.latest(topic, [info.identifier])
-        for tell in (queue.task, queue.timeline, queue.why, queue.dependencies):
+        for tell in (queue.task, queue.timeline, queue.explain, queue.dependencies):
             tell(topic, info.sequence)
 
 
@@ -166,7 +166,7 @@ STORING: dict[str, Callable[[World, timedelta], object]] = {
     "lock at_most": lambda w, d: w.queue.lock("evil", "me", d),
     "lock at_least": lambda w, d: w.queue.lock("evil", "me", d, d),
     "lock extended": lambda w, d: w.queue.lock("job", "me", d),
-    "lead": lambda w, d: w.queue.lead("group", "work", "evil", d),
+    "lead": lambda w, d: w.queue.acquire_partition("group", "work", "evil", d),
     "push delay": lambda w, d: w.queue.push("work", [NewTask("evil", delay=d)]),
     "push ttl": lambda w, d: w.queue.push("work", [NewTask("evil", ttl=d)]),
     "push many": lambda w, d: w.queue.push("work", [NewTask("a"), NewTask("evil", delay=d)]),
@@ -288,7 +288,7 @@ AGES: dict[str, Callable[[TaskQueue, timedelta], object]] = {
     "expire": lambda q, d: q.expire(d),
     "count_lapsed": lambda q, d: q.count_lapsed(d),
     "purge_owners": lambda q, d: q.purge_owners(d),
-    "purge_junctures": lambda q, d: q.purge_junctures(d),
+    "purge_junctures": lambda q, d: q.purge_group_releases(d),
     "statistics": lambda q, d: q.statistics(d),
     "handling_times": lambda q, d: q.handling_times(d),
     "stuck_owners": lambda q, d: q.stuck_owners(d),
@@ -325,12 +325,12 @@ def test_any_patience_is_enough_to_move_a_topic(queue: TaskQueue, patience: time
 
 def test_a_lease_of_a_reader_may_be_longer_than_a_setting_of_the_server(queue: TaskQueue) -> None:
     """A leader's transaction is ended by the server after the lease, which takes no more than 24 days there."""
-    queue.join_readers("group", "work")
-    led = queue.lead("group", "work", "leader", TEN_YEARS)
+    queue.join_group("group", "work")
+    led = queue.acquire_partition("group", "work", "leader", TEN_YEARS)
     assert led is not None
     [task] = queue.push("work", ["a"])
-    handed = queue.read_led(led)
-    assert queue.advance_led(led, handed.after, Cursor(task.sequence))
+    handed = queue.read_partition(led)
+    assert queue.advance_partition(led, handed.after, Cursor(task.sequence))
 
 
 EXTREMES = (0, -1, 1, -2, 2**15, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**40, 2**63 - 1, 2**63, -(2**63), 2**70)
@@ -419,19 +419,19 @@ CALLS: dict[str, Callable[[World, Arguments], object]] = {
     "purge": lambda w, a: w.queue.purge("retries", a.i, a.j, size=a.k),
     "purge waiting": lambda w, a: w.queue.purge("retries", a.i, a.j, State.READY, size=a.k),
     "purge_owners": lambda w, a: w.queue.purge_owners(a.d),
-    "purge_junctures": lambda w, a: w.queue.purge_junctures(a.d),
-    "purge_outlived": lambda w, a: w.queue.purge_outlived("retries", a.i),
-    "purge_named": lambda w, a: w.queue.purge_named("retries", [a.i, a.j], [State.READY]),
-    "hold_found": lambda w, a: w.queue.hold_found("retries", [a.i, a.j], [State.SUSPENDED]),
+    "purge_junctures": lambda w, a: w.queue.purge_group_releases(a.d),
+    "purge_outlived": lambda w, a: w.queue.purge_past_ttl("retries", a.i),
+    "purge_named": lambda w, a: w.queue.purge_sequences("retries", [a.i, a.j], [State.READY]),
+    "hold_found": lambda w, a: w.queue.lock_tasks("retries", [a.i, a.j], [State.SUSPENDED]),
     "events": lambda w, a: w.queue.events("work", Cursor(a.i), a.j),
     "events of a partition": lambda w, a: w.queue.events("work", None, 5, partition=a.i, partitions=a.j, level=a.k),
     "progress": lambda w, a: w.queue.progress("readers", "work", a.i),
     "advance": lambda w, a: w.queue.advance("readers", "work", a.i, Cursor(a.j)),
-    "join_readers": lambda w, a: w.queue.join_readers("group", "work", a.i, a.j),
-    "join_readers new": lambda w, a: w.queue.join_readers("new", "work", a.i, a.j),
-    "lead": lambda w, a: w.queue.lead("group", "work", "other", a.d, [a.i]),
-    "read_led": lambda w, a: w.queue.read_led(w.led, a.i),
-    "advance_led": lambda w, a: w.queue.advance_led(w.led, Cursor(a.i), Cursor(a.j)),
+    "join_readers": lambda w, a: w.queue.join_group("group", "work", a.i, a.j),
+    "join_readers new": lambda w, a: w.queue.join_group("new", "work", a.i, a.j),
+    "lead": lambda w, a: w.queue.acquire_partition("group", "work", "other", a.d, [a.i]),
+    "read_led": lambda w, a: w.queue.read_partition(w.led, a.i),
+    "advance_led": lambda w, a: w.queue.advance_partition(w.led, Cursor(a.i), Cursor(a.j)),
     "set_due": lambda w, a: w.queue.set_due("retries", w.waiting, a.t),
     "set_attempts": lambda w, a: w.queue.set_attempts("retries", w.waiting, a.i),
     "pause_task": lambda w, a: w.queue.pause_task("retries", a.i),
@@ -439,15 +439,15 @@ CALLS: dict[str, Callable[[World, Arguments], object]] = {
     "run_now": lambda w, a: w.queue.run_now("retries", [a.i]),
     "cancel": lambda w, a: w.queue.cancel("retries", [a.i]),
     "search_tasks": lambda w, a: w.queue.search_tasks("1", a.i),
-    "give_back": lambda w, a: w.queue.give_back(w.owner, [a.i]),
+    "give_back": lambda w, a: w.queue.release_tasks(w.owner, [a.i]),
     "statistics": lambda w, a: w.queue.statistics(a.d),
     "handling_times": lambda w, a: w.queue.handling_times(a.d),
-    "note_handling": lambda w, a: w.queue.note_handling("work", [a.f, a.g]),
+    "note_handling": lambda w, a: w.queue.record_handling_times("work", [a.f, a.g]),
     "stuck_owners": lambda w, a: w.queue.stuck_owners(a.d),
     "health": lambda w, a: w.queue.health(a.d),
     "throughput": lambda w, a: w.queue.throughput(a.d, a.i),
     "timeline": lambda w, a: w.queue.timeline("retries", a.i),
-    "why": lambda w, a: w.queue.why("retries", a.i),
+    "why": lambda w, a: w.queue.explain("retries", a.i),
     "find_tasks": lambda w, a: w.queue.find_tasks("retries", TaskFilter(), after=a.i, size=a.j, budget=a.k),
     "find_tasks oldest": lambda w, a: w.queue.find_tasks(
         "retries", TaskFilter(State.READY, since=a.t), after=a.i, newest=False, size=a.j, budget=a.k
@@ -459,13 +459,13 @@ CALLS: dict[str, Callable[[World, Arguments], object]] = {
     "browse_owners": lambda w, a: w.queue.browse_owners(after=a.i, size=a.j, budget=a.k),
     "browse_held": lambda w, a: w.queue.browse_held("owner", a.i, a.j),
     "browse_locks": lambda w, a: w.queue.browse_locks(size=a.i),
-    "browse_readers": lambda w, a: w.queue.browse_readers(a.i, a.j),
+    "browse_readers": lambda w, a: w.queue.browse_groups(a.i, a.j),
     "browse_ticks": lambda w, a: w.queue.browse_ticks("work", min(a.i, 5)),
-    "pushed_between": lambda w, a: w.queue.pushed_between("retries", a.i, a.j, a.k),
-    "texts": lambda w, a: w.queue.texts("retries", w.held, a.i),
+    "pushed_between": lambda w, a: w.queue.find_pushed("retries", a.i, a.j, a.k),
+    "texts": lambda w, a: w.queue.task_texts("retries", w.held, a.i),
     "dependencies": lambda w, a: w.queue.dependencies("work", a.i),
     "audit_trail": lambda w, a: w.queue.audit_trail(after=a.i, size=a.j),
-    "note_action": lambda w, a: w.queue.note_action("push", "work", "tasks", a.i),
+    "note_action": lambda w, a: w.queue.record_action("push", "work", "tasks", a.i),
     "count_lapsed": lambda w, a: w.queue.count_lapsed(a.d),
 }
 
@@ -487,7 +487,7 @@ def test_any_argument_is_refused_in_words_or_stored_within_the_bounds(queue: Tas
             assert len(refusal.splitlines()) <= 1
             assert "relation" not in refusal, "this speaks of a table, not of the argument"
             assert beyond(queue) == []
-            for listing in (queue.owners, queue.browse_owners, queue.browse_locks, queue.readers):
+            for listing in (queue.owners, queue.browse_owners, queue.browse_locks, queue.partition_states):
                 listing()
             for topic in queue.topics():
                 assert queue.policy(topic).retry.base >= timedelta(0)
@@ -509,11 +509,11 @@ def test_a_size_below_one_is_none(queue: TaskQueue, size: int) -> None:
     assert queue.events("work", None, size) == []
     assert queue.revive("retries", State.SUSPENDED, size=size) == {}
     assert queue.purge("retries", size=size) == 0
-    assert queue.purge_outlived("retries", size) == 0
+    assert queue.purge_past_ttl("retries", size) == 0
     assert queue.find_tasks("retries", TaskFilter(), size=size).sequences == []
     assert (queue.browse_topics(size=size), queue.browse_locks(size=size)) == ([], [])
     assert queue.browse_owners(size=size) == ([], None)
-    assert (queue.browse_readers(size), queue.browse_held("owner", size=size)) == ([], [])
+    assert (queue.browse_groups(size), queue.browse_held("owner", size=size)) == ([], [])
     assert queue.audit_trail(size=size) == []
     assert stored(queue) == before
 
@@ -527,7 +527,7 @@ def test_a_size_beyond_every_integer_is_as_many_as_there_are(queue: TaskQueue) -
     for condition in Condition:
         assert queue.ready("work", 2**70, condition) == 2
         tasks = queue.poll("work", world.owner, 2**70, condition=condition)
-        assert queue.give_back(world.owner, tasks) == 2
+        assert queue.release_tasks(world.owner, tasks) == 2
 
 
 def test_the_size_of_a_group_is_minus_one_or_more(queue: TaskQueue, owner: Owner) -> None:
@@ -546,7 +546,7 @@ def test_the_size_of_a_group_is_minus_one_or_more(queue: TaskQueue, owner: Owner
 def test_a_leader_reads_one_task_or_more(queue: TaskQueue, size: int) -> None:
     world = make_world(queue)
     with pytest.raises(InvalidArgument, match="1 task or more"):
-        queue.read_led(world.led, size)
+        queue.read_partition(world.led, size)
 
 
 def spoil(queue: TaskQueue, kind: str, value: str) -> None:
@@ -579,7 +579,7 @@ def test_rows_with_a_moment_beyond_all_time_hide_nothing(own_queue: TaskQueue, v
         assert (line.lease_until, line.seen, line.lapsed) == (shown, shown, shown == FIRST_MOMENT)
         assert [owner.lease_until for owner in own_queue.owners()] == late
         assert [lock.until for lock in own_queue.browse_locks()] == late
-        assert [state.lease_until for state in own_queue.readers()] == [shown]
+        assert [state.lease_until for state in own_queue.partition_states()] == [shown]
         assert "lapsed leases" in {finding.subject for finding in own_queue.health()}
 
 
@@ -590,7 +590,7 @@ def test_rows_with_a_duration_beyond_all_time_hide_nothing(own_queue: TaskQueue)
         values += ["infinity", "-infinity"]
     for value in values:
         spoil(own_queue, "interval", value)
-        shown = -LONGEST if value.startswith("-") else LONGEST
+        shown = -MAX_TIMEDELTA if value.startswith("-") else MAX_TIMEDELTA
         look(own_queue)
         assert [line.lease for line in own_queue.browse_owners()[0]] == [shown]
         assert [owner.lease for owner in own_queue.owners()] == [shown]

@@ -124,7 +124,7 @@ def test_a_task_that_another_transaction_is_polling_is_refused_at_once(
 def test_the_history_keeps_the_person_who_changed_a_task(queue: TaskQueue, change: str, what: str) -> None:
     (task,) = queue.push("work", [NewTask("a", delay=HOUR)])
     with queue.conn.transaction():
-        queue.acting("ann")
+        queue.set_actor("ann")
         CHANGES[change](queue, [task.sequence])
     events = [event for event in queue.timeline("work", task.sequence) if event.what == what]
     assert [(event.actor, event.other) for event in events] == [("ann", 7 if change == "set_priority" else None)]

@@ -47,17 +47,17 @@ FIRST: dict[str, Verb] = {
     "purge all": lambda queue, _owner: queue.purge_all("work"),
     "reassign": lambda queue, _owner: queue.reassign("work", Result.FILTER, state=State.FAILED),
     "advance": lambda queue, _owner: queue.advance("readers", "work", 0, Cursor(2)),
-    "keep leading": lambda queue, _owner: queue.keep_leading("readers", "work", "leader"),
-    "note handling": lambda queue, _owner: queue.note_handling("work", [1.0]),
+    "keep leading": lambda queue, _owner: queue.renew_partitions("readers", "work", "leader"),
+    "note handling": lambda queue, _owner: queue.record_handling_times("work", [1.0]),
     "pause": lambda queue, _owner: queue.pause_topic("work"),
-    "purge junctures": lambda queue, _owner: queue.purge_junctures(timedelta(0)),
+    "purge junctures": lambda queue, _owner: queue.purge_group_releases(timedelta(0)),
 }
 # What then waits for the drop.
 SECOND: dict[str, Verb] = {
     "push": lambda queue, _owner: queue.push("work", ["pushed"]),
     "revive": lambda queue, _owner: queue.revive("work", State.FAILED, Revival.RESET),
     "junction": lambda queue, _owner: queue.junction("work", [["SUSPENDED"]]),
-    "juncture": lambda queue, _owner: queue.juncture("another gate", "work", [["SUSPENDED"]]),
+    "juncture": lambda queue, _owner: queue.release_groups_once("another gate", "work", [["SUSPENDED"]]),
     "install ticks": lambda queue, _owner: queue.install_ticks("work", "tick", "hash", [(NOON, {"n": 1})]),
     "pause": lambda queue, _owner: queue.pause_topic("work"),
     "alter": lambda queue, _owner: queue.alter_topic("work", POLICY),
@@ -87,10 +87,10 @@ def fill(queue: TaskQueue, owner: Owner) -> None:
     lapse(queue, crashed)
     queue.push("work", ["ready", NewTask("dependent", depends_on=[("work", "ready")])])
     queue.advance("readers", "work", 0, Cursor(1))
-    queue.join_readers("readers", "work", 1)
-    assert queue.lead("readers", "work", "leader", HOUR)
-    queue.juncture("gate", "work", [["SUSPENDED"]])
-    queue.note_handling("work", [1.0])
+    queue.join_group("readers", "work", 1)
+    assert queue.acquire_partition("readers", "work", "leader", HOUR)
+    queue.release_groups_once("gate", "work", [["SUSPENDED"]])
+    queue.record_handling_times("work", [1.0])
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import (
     Decision,
-    Finding,
+    HealthFinding,
     NewTask,
     Owner,
     Result,
@@ -40,7 +40,7 @@ SUBJECTS = {
 }
 
 
-def found(queue: TaskQueue, subject: str) -> Finding:
+def found(queue: TaskQueue, subject: str) -> HealthFinding:
     """The worst finding on a subject."""
     return next(finding for finding in queue.health() if finding.subject == subject)
 

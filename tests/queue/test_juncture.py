@@ -28,53 +28,53 @@ def suspend(queue: TaskQueue, *names: str) -> None:
 def test_a_juncture_tells_the_groups_it_still_waits_for(queue: TaskQueue, junction: Junction) -> None:
     groups = [["a", "b"], ["c"], ["d", "e"]]
     suspend(queue, "a", "c", "d")
-    assert queue.juncture("gate", "work", groups, junction) == [0, 2]
+    assert queue.release_groups_once("gate", "work", groups, junction) == [0, 2]
     suspend(queue, "b")
-    assert queue.juncture("gate", "work", groups, junction) == [2]
+    assert queue.release_groups_once("gate", "work", groups, junction) == [2]
     assert states(queue) == [("a", State.READY), ("c", State.READY), ("d", State.SUSPENDED), ("b", State.READY)]
     suspend(queue, "e")
-    assert queue.juncture("gate", "work", groups, junction) == []
+    assert queue.release_groups_once("gate", "work", groups, junction) == []
 
 
 def test_who_asks_again_is_told_the_same_and_releases_nothing_twice(queue: TaskQueue, owner: Owner) -> None:
     suspend(queue, "a")
-    assert queue.juncture("gate", "work", [["a"]]) == []
+    assert queue.release_groups_once("gate", "work", [["a"]]) == []
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUSPENSION))
-    assert queue.juncture("gate", "work", [["a"]]) == []
+    assert queue.release_groups_once("gate", "work", [["a"]]) == []
     assert states(queue) == [("a", State.SUSPENDED)]
-    assert queue.juncture("another gate", "work", [["a"]]) == []
+    assert queue.release_groups_once("another gate", "work", [["a"]]) == []
     assert states(queue) == [("a", State.READY)]
 
 
 def test_a_group_is_known_by_its_identifiers_in_any_order(queue: TaskQueue) -> None:
     suspend(queue, "a", "b")
-    assert queue.juncture("gate", "work", [["a", "b"], ["c"]]) == [1]
-    assert queue.juncture("gate", "work", [["c"], ["b", "a", "b"]]) == [0]
-    assert queue.juncture("gate", "work", [["a"]]) == [0]
+    assert queue.release_groups_once("gate", "work", [["a", "b"], ["c"]]) == [1]
+    assert queue.release_groups_once("gate", "work", [["c"], ["b", "a", "b"]]) == [0]
+    assert queue.release_groups_once("gate", "work", [["a"]]) == [0]
 
 
 def test_a_juncture_that_is_rolled_back_waits_on(queue: TaskQueue, session: TaskQueue) -> None:
     suspend(queue, "a")
-    assert session.juncture("gate", "work", [["a"]]) == []
+    assert session.release_groups_once("gate", "work", [["a"]]) == []
     session.conn.rollback()
     assert states(queue) == [("a", State.SUSPENDED)]
-    assert queue.juncture("gate", "work", [["a"]]) == []
+    assert queue.release_groups_once("gate", "work", [["a"]]) == []
 
 
 def test_no_group_is_nothing_to_wait_for(queue: TaskQueue) -> None:
-    assert queue.juncture("gate", "work", []) == []
+    assert queue.release_groups_once("gate", "work", []) == []
 
 
 def test_what_was_released_long_ago_is_forgotten(queue: TaskQueue) -> None:
     suspend(queue, "a")
-    queue.juncture("gate", "work", [["a"]])
-    assert queue.purge_junctures(timedelta(hours=1)) == 0
-    assert queue.purge_junctures(timedelta(0)) == 1
-    assert queue.juncture("gate", "work", [["a"]]) == [0]
+    queue.release_groups_once("gate", "work", [["a"]])
+    assert queue.purge_group_releases(timedelta(hours=1)) == 0
+    assert queue.purge_group_releases(timedelta(0)) == 1
+    assert queue.release_groups_once("gate", "work", [["a"]]) == [0]
 
 
 def test_a_juncture_refuses_what_is_unknown(queue: TaskQueue) -> None:
     with pytest.raises(UnknownTopic):
-        queue.juncture("gate", "missing", [["a"]])
+        queue.release_groups_once("gate", "missing", [["a"]])
     with pytest.raises(TaskQueueError, match="junction"):
-        queue.juncture("gate", "work", [["a"]], "SOME")
+        queue.release_groups_once("gate", "work", [["a"]], "SOME")

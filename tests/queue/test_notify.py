@@ -71,7 +71,7 @@ def listening(dsn: str) -> Iterator[psycopg.Connection]:
 
 def heard(queue: TaskQueue, listening: psycopg.Connection) -> list[str]:
     """The notifications sent before this call. They arrive in the order of commits, so the last one ends the wait."""
-    queue.wake("the end")
+    queue.notify("the end")
     payloads: list[str] = []
     for notice in listening.notifies(timeout=60):
         if notice.payload == "the end":

@@ -129,7 +129,7 @@ VERBS: dict[str, Callable[[TaskQueue], object]] = {
     "drop": lambda queue: queue.drop("work", "f"),
     "push to another": lambda queue: queue.push("other", ["x"]),
     "junction": lambda queue: queue.junction("work", [["a"]]),
-    "juncture": lambda queue: queue.juncture("gate", "work", [["a"]]),
+    "juncture": lambda queue: queue.release_groups_once("gate", "work", [["a"]]),
     "install_ticks": lambda queue: queue.install_ticks("work", "tick", "hash", [(NOON, None)]),
     "uninstall_ticks": lambda queue: queue.uninstall_ticks("work", "tick", "hash"),
     "purge": lambda queue: queue.purge_all("work"),
@@ -230,7 +230,7 @@ def test_a_forged_push_does_not_hold_the_log_back(work: TaskQueue, outsider: psy
     take_floors(outsider, mode, 1)
     work.push("work", ["a"])
     assert Reader(work).more() == ["a"]
-    assert work.log_holders("work") == []
+    assert work.log_blockers("work") == []
 
 
 def test_a_forged_push_in_a_prepared_transaction_does_not_hold_the_log_back(
@@ -304,7 +304,7 @@ def test_an_open_push_holds_the_log_back_while_an_outsider_holds_floors(
     producer.push("work", ["b"])
     work.push("work", ["c"])
     assert reader.more() == []
-    assert [holder.pid for holder in work.log_holders("work")] == [producer.conn.info.backend_pid]
+    assert [holder.pid for holder in work.log_blockers("work")] == [producer.conn.info.backend_pid]
     producer.conn.commit()
     assert reader.more() == ["b", "c"]
 

@@ -249,7 +249,7 @@ def test_a_dropped_topic_leaves_nothing_behind(queue: TaskQueue, owner: Owner, o
         queue.own_partition("work")
     in_all_states(queue, owner)
     queue.push("work", [NewTask("dependent", depends_on=[("work", "READY")])])
-    assert queue.juncture("gate", "work", [["SUSPENDED"]]) == []
+    assert queue.release_groups_once("gate", "work", [["SUSPENDED"]]) == []
     queue.drop_topic("work")
     for table in ("topic", "task", "live", "ended", "dependency", "probe", "progress", "juncture", "history"):
         assert queue.conn.execute(f"SELECT FROM taskq.{table}".encode()).rowcount == 0, table

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import InvalidTask, NewTask, TaskInput, TaskQueue
-from airflow_provider_taskq.queue.task_input import new_task
+from airflow_provider_taskq.queue.task_input import to_new_task
 from tests.queue.conftest import everything, identifiers
 
 Push = Callable[[str, Iterable[Any]], object]
@@ -44,12 +44,12 @@ def test_dicts_identifiers_and_new_tasks_may_stand_in_one_push(queue: TaskQueue)
 
 def test_a_field_that_is_none_has_its_default() -> None:
     names = ("payload", "reference", "suspended", "available_at", "delay", "ttl", "priority", "depends_on")
-    assert new_task({"identifier": "a", **dict.fromkeys(names)}) == NewTask("a")
+    assert to_new_task({"identifier": "a", **dict.fromkeys(names)}) == NewTask("a")
 
 
 def test_durations_may_be_seconds_or_texts() -> None:
-    assert new_task({"identifier": "a", "delay": 1.5}) == NewTask("a", delay=timedelta(seconds=1.5))
-    assert new_task({"identifier": "a", "ttl": "90s"}) == NewTask("a", ttl=timedelta(seconds=90))
+    assert to_new_task({"identifier": "a", "delay": 1.5}) == NewTask("a", delay=timedelta(seconds=1.5))
+    assert to_new_task({"identifier": "a", "ttl": "90s"}) == NewTask("a", ttl=timedelta(seconds=90))
 
 
 @pytest.mark.parametrize(

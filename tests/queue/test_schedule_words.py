@@ -5,7 +5,7 @@ from datetime import UTC, datetime, time, timedelta
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue, config_hash, ticks_cron, ticks_daily, ticks_every
-from airflow_provider_taskq.queue.schedules import schedule_in_words
+from airflow_provider_taskq.queue.schedules import describe_schedule
 
 NOW = datetime(2026, 11, 18, 10, 7, tzinfo=UTC)  # a Wednesday
 WEEKS = timedelta(days=20)
@@ -29,7 +29,7 @@ WEEKS = timedelta(days=20)
     ],
 )
 def test_a_schedule_is_told_in_words(moments: list[datetime], words: str) -> None:
-    assert schedule_in_words(moments) == words
+    assert describe_schedule(moments) == words
 
 
 def test_ticks_that_wait_and_those_that_are_over_tell_the_schedule(queue: TaskQueue) -> None:

@@ -246,8 +246,8 @@ def test_a_schema_without_the_readable_views_verifies_and_works(empty: psycopg.C
     [first, second] = queue.push("work", ["a", "b"])
     owner = queue.register("me")
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
-    assert str(queue.why("work", first.sequence)).endswith(": given up after 1 of 1 attempts")
-    assert queue.why("work", second.sequence) == "it is ready, and the next in line"
+    assert str(queue.explain("work", first.sequence)).endswith(": given up after 1 of 1 attempts")
+    assert queue.explain("work", second.sequence) == "it is ready, and the next in line"
     assert queue.task("work", first.sequence) is not None
 
 

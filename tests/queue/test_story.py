@@ -80,7 +80,7 @@ def test_a_lapsed_lease_is_told(queue: TaskQueue, owner: Owner) -> None:
 def test_what_people_did_is_told_with_who_did_it(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.FAILED)
     with queue.conn.transaction():
-        queue.acting("ann")
+        queue.set_actor("ann")
         queue.reassign("work", Result.SUSPENSION, sequences=[task.sequence])
         queue.revive("work", sequences=[task.sequence])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
@@ -186,13 +186,13 @@ def failed(queue: TaskQueue, owner: Owner) -> Task:
 def test_one_sentence_says_why_a_task_is_not_running(
     queue: TaskQueue, owner: Owner, scene: Scene, sentence: str
 ) -> None:
-    told = queue.why("work", scene(queue, owner).sequence)
+    told = queue.explain("work", scene(queue, owner).sequence)
     assert told is not None
     assert re.fullmatch(sentence, told), told
 
 
 def test_nothing_is_told_of_a_task_that_is_not_there(queue: TaskQueue) -> None:
-    assert queue.why("work", 1) is None
+    assert queue.explain("work", 1) is None
     assert queue.timeline("work", 1) == []
 
 

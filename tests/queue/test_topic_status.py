@@ -18,7 +18,12 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
-from airflow_provider_taskq.queue.topic_status import CAP, waits_for_groups, waits_for_ready, waits_for_states
+from airflow_provider_taskq.queue.topic_status import (
+    MAX_COUNT,
+    describe_group_wait,
+    describe_ready_wait,
+    describe_state_wait,
+)
 from tests.roles import logged_in
 
 HOUR = timedelta(hours=1)
@@ -96,9 +101,9 @@ def test_a_second_pause_keeps_the_first_actor(queue: TaskQueue) -> None:
 
 
 def test_counts_stop_at_the_cap(queue: TaskQueue) -> None:
-    queue.push("work", [NewTask(f"later-{number}", delay=HOUR) for number in range(CAP + 5)])
+    queue.push("work", [NewTask(f"later-{number}", delay=HOUR) for number in range(MAX_COUNT + 5)])
     status = queue.topic_status("work")
-    assert status.scheduled == CAP
+    assert status.scheduled == MAX_COUNT
     assert str(status) == "0 ready, 1,000 or more scheduled"
 
 
@@ -118,8 +123,8 @@ def test_readers_and_consumers_may_look_up_the_status(dsn: str, queue: TaskQueue
 def test_the_status_of_a_large_topic_reads_no_table_as_a_whole(own_queue: TaskQueue) -> None:
     own_queue.push("work", [NewTask(f"later-{number}", delay=HOUR) for number in range(5000)])
     before = rows_read(own_queue)
-    assert own_queue.topic_status("work").scheduled == CAP
-    assert rows_read(own_queue) - before <= 2 * CAP
+    assert own_queue.topic_status("work").scheduled == MAX_COUNT
+    assert rows_read(own_queue) - before <= 2 * MAX_COUNT
 
 
 def rows_read(queue: TaskQueue) -> int:
@@ -135,17 +140,17 @@ def rows_read(queue: TaskQueue) -> int:
 @pytest.mark.parametrize(
     ("sentence", "expected"),
     [
-        (waits_for_ready(PAUSED, 5), f"Waits for 5 ready tasks of topic 'work'; 0 ready, 3 scheduled, {PAUSE}."),
+        (describe_ready_wait(PAUSED, 5), f"Waits for 5 ready tasks of topic 'work'; 0 ready, 3 scheduled, {PAUSE}."),
         (
-            waits_for_ready(TopicStatus("work", 2, 0, 1, 4, 0, 1), 5, "SINGULAR_BY_IDENTIFIER", 60.0),
+            describe_ready_wait(TopicStatus("work", 2, 0, 1, 4, 0, 1), 5, "SINGULAR_BY_IDENTIFIER", 60.0),
             f"{UNDER}, or one after 60 s; 2 ready, 1 retrying, 4 blocked, 1 running.",
         ),
         (
-            waits_for_states(PAUSED, {"a": "SUCCEEDED", "b": "READY", "c": None}, {"SUCCEEDED"}),
+            describe_state_wait(PAUSED, {"a": "SUCCEEDED", "b": "READY", "c": None}, {"SUCCEEDED"}),
             f"Waits for 3 tasks of topic 'work' to be SUCCEEDED; 1 done, 'b' is READY, 'c' has no task, {PAUSE}.",
         ),
         (
-            waits_for_groups(TopicStatus("work", 0, 0, 0, 0, 0, 0), 3, 2),
+            describe_group_wait(TopicStatus("work", 0, 0, 0, 0, 0, 0), 3, 2),
             "Waits for 3 groups of suspended tasks of topic 'work'; 1 released, 2 incomplete.",
         ),
     ],
@@ -156,6 +161,6 @@ def test_one_sentence_says_what_a_gate_waits_for(sentence: str, expected: str) -
 
 def test_a_sentence_names_the_first_identifiers_and_counts_the_rest() -> None:
     found = {f"id-{number}": "READY" for number in range(12)}
-    sentence = waits_for_states(TopicStatus("work", 0, 0, 0, 0, 0, 0), found, {"SUCCEEDED", "FILTERED"})
+    sentence = describe_state_wait(TopicStatus("work", 0, 0, 0, 0, 0, 0), found, {"SUCCEEDED", "FILTERED"})
     assert "to be FILTERED or SUCCEEDED; 0 done, 'id-0' is READY" in sentence
     assert sentence.endswith("'id-9' is READY, 2 more are not.")

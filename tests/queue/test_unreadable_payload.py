@@ -108,10 +108,10 @@ def test_verbs_that_read_tasks_return_an_unreadable_payload_beside_the_others(
 @pytest.mark.usefixtures("poisoned")
 def test_readers_of_the_log_get_an_unreadable_payload_beside_the_others(queue: TaskQueue) -> None:
     is_spared(task for _, task in queue.events("work", None))
-    queue.join_readers("group", "work")
-    led = queue.lead("group", "work", "leader", timedelta(minutes=5))
+    queue.join_group("group", "work")
+    led = queue.acquire_partition("group", "work", "leader", timedelta(minutes=5))
     assert led is not None
-    is_spared(task for _, task in queue.read_led(led))
+    is_spared(task for _, task in queue.read_partition(led))
 
 
 def test_an_unreadable_output_leaves_the_payload_and_other_tasks_readable(
@@ -144,7 +144,7 @@ def test_a_held_task_with_an_unreadable_payload_can_be_failed_with_the_reason(qu
 def test_an_unreadable_payload_can_be_browsed(queue: TaskQueue, poisoned: list[Task], unreadable: str) -> None:
     sequences = [task.sequence for task in poisoned]
     assert [line.sequence for line in queue.browse_tasks("work", sequences)] == sequences
-    texts = queue.texts("work", sequences[1], 1_000_000)
+    texts = queue.task_texts("work", sequences[1], 1_000_000)
     assert texts is not None
     assert texts.payload == unreadable
 

@@ -76,6 +76,6 @@ def test_a_wake_is_heard_by_who_listens(queue: TaskQueue, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as listening:
         listening.execute("LISTEN taskq")
         queue.push("work", ["a"])
-        queue.wake("work")
+        queue.notify("work")
         [heard] = list(listening.notifies(timeout=10, stop_after=1))
     assert (heard.channel, heard.payload) == ("taskq", "work")

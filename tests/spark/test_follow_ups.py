@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
 from airflow_provider_taskq.spark.follow_ups import Staging
 from airflow_provider_taskq.spark.options import SourceOptions
@@ -74,7 +74,7 @@ def put(conn: Connection, stage: str, attempt: int, rows: list[tuple[int, int, b
 
 
 def carry_out(conn: Connection, owner: Owner, stage: str, attempt: int, count: int) -> None:
-    with translated():
+    with translate_errors():
         conn.execute(
             "SELECT taskq.complete_staged(%s, %s, %s, '{0}', %s::bigint[], %s::bigint[])",
             (owner.name, owner.fence, stage, [attempt], [count]),
@@ -109,7 +109,7 @@ def test_follow_ups_that_are_staged_as_their_stage_is_carried_out_are_refused(
         staging = Staging((stage, 0, 2), lambda: late)
         assert list(staging.kept_apart(iter([pa.RecordBatch.from_pylist(following)])))
         carry_out(conn, owner, stage, 1, 1)
-        with pytest.raises(TaskQueueError, match="was committed"), translated():
+        with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
             staging.commit(check_of(options, stage))
         late.rollback()
     assert conn.execute("SELECT taskq.stage_pushed(%s)", (stage,)).fetchall() == [(1,)]

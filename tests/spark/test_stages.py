@@ -22,7 +22,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from airflow_provider_taskq.queue.errors import translated
+from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.writers import abandon_stage, open_stage
 from tests.queue.conftest import await_lock_wait, until
 
@@ -49,7 +49,7 @@ def put(conn: Connection, stage: str, part: int, attempt: int, decisions: dict[i
 
 def carry_out(conn: Connection, owner: Owner, stage: str, won: dict[tuple[int, int], int]) -> int:
     parts, attempts = [part for part, _ in won], [attempt for _, attempt in won]
-    with translated():
+    with translate_errors():
         row = conn.execute(
             "SELECT taskq.complete_staged(%s, %s, %s, %s::int[], %s::bigint[], %s::bigint[])",
             (owner.name, owner.fence, stage, parts, attempts, list(won.values())),
@@ -154,10 +154,10 @@ def test_a_try_that_comes_late_leaves_nothing(conn: Connection, queue: TaskQueue
     stage = open_stage(conn, "owner", owner.fence)
     conn.execute(CHECK, (owner.name, owner.fence, stage))
     assert carry_out(conn, owner, stage, {}) == 0
-    with pytest.raises(TaskQueueError, match="was committed"), translated():
+    with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
         conn.execute(CHECK, (owner.name, owner.fence, stage))
     queue.release(owner)
-    with pytest.raises(LeaseLost), translated():
+    with pytest.raises(LeaseLost), translate_errors():
         conn.execute(CHECK, (owner.name, owner.fence, stage))
 
 
@@ -190,7 +190,7 @@ def test_a_try_that_comes_to_its_end_while_its_stage_is_carried_out_is_refused(
         checked = pool.submit(late.execute, CHECK, (owner.name, owner.fence, stage))
         await_lock_wait(conn, TaskQueue(late))
         driver.commit()
-        with pytest.raises(TaskQueueError, match="was committed"), translated():
+        with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
             checked.result(60)
     abandon_stage(conn, stage)
     assert staged(conn) == 0

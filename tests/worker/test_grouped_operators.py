@@ -28,7 +28,7 @@ def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(qu
     assert queue.pause_task("work", a.sequence) is True
     assert queue.pause_task("work", a.sequence) is False
     assert known(queue, a).status == "paused"
-    assert queue.why("work", a.sequence) == "it is paused, until somebody resumes it"
+    assert queue.explain("work", a.sequence) == "it is paused, until somebody resumes it"
     told = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (a.sequence,)).fetchone()
     assert told == ("paused, until somebody resumes it",)
     assert queue.count("work")["work"][State.READY].count == 2
@@ -133,7 +133,7 @@ def test_the_history_tells_who_did_what_to_a_task(queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     [task] = push(queue, 1)
     with queue.conn.transaction():
-        queue.acting("ann")
+        queue.set_actor("ann")
         queue.pause_task("work", task.sequence)
         queue.resume_task("work", task.sequence)
         queue.set_due("work", task.sequence, None)
@@ -159,7 +159,7 @@ def test_errors_that_outlived_their_time_to_live_are_removed_and_nothing_else(qu
     queue.set_due("work", tasks[1].sequence, None)
     queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error="bad")})
     assert known(queue, tasks[1]).state is State.FAILED
-    assert queue.purge_outlived("work") == 1
+    assert queue.purge_past_ttl("work") == 1
     assert [info.identifier for info in queue.page("work")] == ["retrying", *names[2:]]
 
 
@@ -173,16 +173,16 @@ def test_what_has_retries_before_its_expiry_is_not_removed(queue: TaskQueue, own
         if tasks := queue.poll("work", owner):
             queue.complete(owner, {tasks[0]: Decision(Result.FAILURE, error="bad")})
         assert known(queue, task).status == "retrying"
-        assert queue.purge_outlived("work") == (1 if minutes == 10 else 0)
+        assert queue.purge_past_ttl("work") == (1 if minutes == 10 else 0)
     assert queue.page("work") == []
 
 
 def test_a_worker_gives_some_of_its_tasks_back_and_no_others(queue: TaskQueue, owner: Owner) -> None:
     tasks = queue.push("work", ["a", "b", "c"])
     queue.poll("work", owner, 3)
-    assert queue.give_back(owner, [tasks[0], tasks[1].sequence]) == 2
+    assert queue.release_tasks(owner, [tasks[0], tasks[1].sequence]) == 2
     assert queue.held(owner) == [tasks[2]]
     assert identifiers(queue.poll("work", owner, 1)) == ["a"]
     with pytest.raises(NotHeld, match=str(tasks[1].sequence)):
-        queue.give_back(owner, [tasks[0], tasks[1]])
+        queue.release_tasks(owner, [tasks[0], tasks[1]])
     assert len(queue.held(owner)) == 2

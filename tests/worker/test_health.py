@@ -68,19 +68,19 @@ def test_the_signal_is_repeated_after_an_hour_of_errors_and_not_before() -> None
 
 def test_an_error_is_told_with_its_age_whether_it_is_retried_or_given_up(queue: TaskQueue, owner: Owner) -> None:
     queue.create_topic("other", TopicPolicy(retry=RetryPolicy(max_attempts=2)))
-    assert queue.errors() == []
+    assert queue.topic_errors() == []
     failed = task_in(queue, owner, State.FAILED)
     pass_time(queue, HOUR)
     queue.push("other", ["a"])
     [retried] = queue.poll("other", owner)
     queue.complete(owner, {retried: Decision(Result.FAILURE, error="bad")})
-    one, two = queue.errors()
+    one, two = queue.topic_errors()
     assert (one.topic, one.sequence, one.failed, one.retrying) == ("work", failed.sequence, 1, 0)
     assert HOUR <= one.age < HOUR + MINUTE
     assert (two.topic, two.sequence, two.failed, two.retrying) == ("other", retried.sequence, 0, 1)
-    assert [each.sequence for each in queue.errors("other")] == [retried.sequence]
+    assert [each.sequence for each in queue.topic_errors("other")] == [retried.sequence]
     queue.revive("work", State.FAILED)
-    assert [each.topic for each in queue.errors()] == ["other"]
+    assert [each.topic for each in queue.topic_errors()] == ["other"]
 
 
 def test_a_queue_is_healthy_until_an_error_is_too_old(queue: TaskQueue, owner: Owner) -> None:
@@ -194,8 +194,8 @@ def test_statistics_tell_how_long_tasks_took_from_due_to_end(queue: TaskQueue, o
 
 def test_handling_times_are_noted_by_those_who_handle_and_told_by_hour(queue: TaskQueue) -> None:
     assert queue.handling_times() == []
-    queue.note_handling("work", [n / 100 for n in range(1, 51)])
-    queue.note_handling("work", [n / 100 for n in range(51, 101)])
+    queue.record_handling_times("work", [n / 100 for n in range(1, 51)])
+    queue.record_handling_times("work", [n / 100 for n in range(51, 101)])
     [times] = queue.handling_times(topic="work")
     assert times.count == 100
     assert (times.took.shortest, round(times.took.mean, 4), times.took.longest) == (0.01, 0.505, 1)
@@ -206,17 +206,17 @@ def test_handling_times_are_noted_by_those_who_handle_and_told_by_hour(queue: Ta
     assert queue.handling_times() == []
     assert queue.handling_times(6 * HOUR)[0].count == 100
     queue.conn.execute("UPDATE taskq.handling SET hour = hour - interval '8 days'")
-    queue.note_handling("work", [1.0])
+    queue.record_handling_times("work", [1.0])
     assert queue.handling_times(timedelta(days=30))[0].count == 1, "what is older than 8 days is forgotten"
 
 
 def test_who_notes_handling_times_waits_for_no_drop_of_the_topic(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    queue.note_handling("work", [1.0])
+    queue.record_handling_times("work", [1.0])
     session = open_queue()
     session.drop_topic("work")
-    hurry(queue).note_handling("work", [1.0, 2.0])
+    hurry(queue).record_handling_times("work", [1.0, 2.0])
     session.conn.commit()
     assert queue.handling_times() == []
 

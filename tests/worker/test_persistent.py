@@ -31,12 +31,12 @@ def make_persistent(make_worker: MakeWorker) -> Iterator[MakePersistent]:
 
 def test_a_start_and_a_stop_are_remembered(queue: TaskQueue, make_persistent: MakePersistent) -> None:
     persistent = make_persistent()
-    assert queue.worker_is_active("mailer") is None
+    assert queue.is_worker_active("mailer") is None
     assert persistent.start()
-    assert queue.worker_is_active("mailer") is True
+    assert queue.is_worker_active("mailer") is True
     assert not persistent.start()
     assert persistent.stop()
-    assert queue.worker_is_active("mailer") is False
+    assert queue.is_worker_active("mailer") is False
     assert not persistent.stop()
     assert queue.workers() == {"mailer": False}
 
@@ -52,7 +52,7 @@ def test_a_worker_that_was_on_is_on_again_after_a_restart(queue: TaskQueue, make
     before = make_persistent()
     before.start()
     assert before.shutdown()
-    assert queue.worker_is_active("mailer") is True, "a shutdown leaves what is remembered"
+    assert queue.is_worker_active("mailer") is True, "a shutdown leaves what is remembered"
     after = make_persistent()
     assert after.initialize()
     assert after.is_active

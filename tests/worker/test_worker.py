@@ -125,7 +125,7 @@ def test_a_notification_ends_a_long_pause(queue: TaskQueue, make_worker: MakeWor
     worker.start()
     until(lambda: _listens(queue))
     queue.push("work", ["a"])
-    queue.wake("work")
+    queue.notify("work")
     assert handled.wait(10)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
-from airflow_provider_taskq.queue.task_input import chunks
+from airflow_provider_taskq.queue.task_input import split_into_chunks
 from airflow_provider_taskq.worker.batches import Batch, Rewrite
 from airflow_provider_taskq.worker.composite.steps import Around, Context, Decisions, Step, StepMode
 from airflow_provider_taskq.worker.composite.threads import Threads
@@ -66,7 +66,7 @@ def rewritten(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
         try:
             for rewrite in rewrites:
                 tasks = tuple(rewrite(follow_up.task, new) for new in tasks)
-            for chunk in chunks(follow_up.topic, tasks):
+            for chunk in split_into_chunks(follow_up.topic, tasks):
                 chunk.columns()
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is this task's failure
             failed[follow_up.task] = decision_on(error)
