@@ -79,7 +79,7 @@ def migrations() -> tuple[Step, ...]:
 @cache
 def functions() -> Step:
     """The functions of this package as one script: replaced as a whole when any of them changes."""
-    return Step(_FUNCTIONS, f"functions {RELEASE}", _scripts("functions"))
+    return Step(_FUNCTIONS, f"functions {RELEASE}", _scripts("api", "internal"))
 
 
 @cache
@@ -91,8 +91,8 @@ def views() -> Step:
 NO_VIEWS = Step(_VIEWS, "no views", "")
 
 
-def _scripts(folder: str) -> str:
-    return "\n".join(file.read_text(encoding="utf-8") for file in _sql_files(folder))
+def _scripts(*folders: str) -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for folder in folders for file in _sql_files(folder))
 
 
 def _sql_files(folder: str) -> Iterator[Traversable]:
