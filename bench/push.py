@@ -105,7 +105,7 @@ def _rate(conn: psycopg.Connection, count: int, work: Callable[[], object]) -> C
     """Tasks a second of a work and its commit, on emptied tables."""
 
     def measured() -> float:
-        conn.execute("TRUNCATE raw.task, raw.live, taskq.task, taskq.live, taskq.ended")
+        conn.execute("TRUNCATE raw.task, raw.live, taskq_internal.task, taskq_internal.live, taskq_internal.ended")
         conn.commit()
         texts(BATCH)
         start = time.perf_counter()

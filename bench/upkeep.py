@@ -19,9 +19,10 @@ SIZE = 100
 BACKLOG = 2_000
 KEPT = 200_000
 
-SIZES = """SELECT s.n_dead_tup, pg_relation_size('taskq.live_default'), pg_indexes_size('taskq.live_default'),
-    pg_total_relation_size('taskq.task_default') + pg_total_relation_size('taskq.ended_default')
-    FROM pg_stat_user_tables s WHERE s.relid = 'taskq.live_default'::regclass"""
+SIZES = """SELECT s.n_dead_tup, pg_relation_size('taskq_internal.live_default'),
+    pg_indexes_size('taskq_internal.live_default'),
+    pg_total_relation_size('taskq_internal.task_default') + pg_total_relation_size('taskq_internal.ended_default')
+    FROM pg_stat_user_tables s WHERE s.relid = 'taskq_internal.live_default'::regclass"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def churn(dsn: str, name: str, until: float) -> list[tuple[float, float]]:
 
 def _purge(queue: TaskQueue) -> None:
     """Keeps some of the history, and clears the rest away."""
-    row = queue.conn.execute("SELECT max(sequence) FROM taskq.task WHERE topic_id = 1").fetchone()
+    row = queue.conn.execute("SELECT max(sequence) FROM taskq_internal.task WHERE topic_id = 1").fetchone()
     assert row is not None
     queue.purge("bench", to=row[0] - KEPT)
 
@@ -94,7 +95,7 @@ def _readers(dsn: str, count: int) -> Iterator[None]:
         for number in range(count + 1 if count else 0):
             conn = stack.enter_context(psycopg.connect(dsn))
             conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if number else None
-            conn.execute("SELECT count(*) FROM taskq.live" if number else "CREATE TEMP TABLE idle AS SELECT 1")
+            conn.execute("SELECT count(*) FROM taskq_internal.live" if number else "CREATE TEMP TABLE idle AS SELECT 1")
         yield
 
 

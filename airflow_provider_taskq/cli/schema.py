@@ -23,14 +23,15 @@ _HEAD = """\
 """
 _LEDGER = """\
 CREATE SCHEMA IF NOT EXISTS taskq;
-CREATE TABLE IF NOT EXISTS taskq.migration (
+CREATE SCHEMA IF NOT EXISTS taskq_internal;
+CREATE TABLE IF NOT EXISTS taskq_internal.migration (
     number int PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,
     applied timestamptz NOT NULL DEFAULT clock_timestamp());
 """
 _GUARD = """\
 {lock};
 DO $guard$ DECLARE
-    steps int[] := ARRAY(SELECT number FROM taskq.migration WHERE number > 0 ORDER BY number);
+    steps int[] := ARRAY(SELECT number FROM taskq_internal.migration WHERE number > 0 ORDER BY number);
 BEGIN
     IF steps <> ARRAY[{steps}]::int[] THEN
         RAISE EXCEPTION 'this ddl_script is for a schema taskq with steps {{{steps}}}, and here are %', steps
@@ -39,7 +40,7 @@ BEGIN
 END $guard$;
 """
 _ENTRY = """\
-INSERT INTO taskq.migration (number, name, checksum) VALUES ({number}, '{name}', '{checksum}')
+INSERT INTO taskq_internal.migration (number, name, checksum) VALUES ({number}, '{name}', '{checksum}')
 ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.checksum, applied = excluded.applied;
 """
 
@@ -59,7 +60,7 @@ def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -
         "SET LOCAL check_function_bodies = off;\n",
         _recorded_step(functions()),
         _recorded_step(views() if with_views else NO_VIEWS),
-        "SELECT taskq.suit_planner(), taskq.close_schema();\n",
+        "SELECT taskq_internal.suit_planner(), taskq_internal.close_schema();\n",
         "SET LOCAL check_function_bodies = on;\n",
         "" if bare else "COMMIT;\n",
     ]
@@ -161,10 +162,10 @@ def installed_step(conn: psycopg.Connection[Any]) -> int | None:
     From the ledger itself, which is there before any function is.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute("SELECT to_regclass('taskq.migration') IS NOT NULL").fetchone()
+        row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()
         if row is None or not row[0]:
             return None
-        row = cursor.execute("SELECT coalesce(max(number), 0) FROM taskq.migration").fetchone()
+        row = cursor.execute("SELECT coalesce(max(number), 0) FROM taskq.migrations").fetchone()
     return None if row is None else int(row[0])
 
 

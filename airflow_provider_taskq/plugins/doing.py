@@ -17,7 +17,7 @@ from airflow_provider_taskq.queue import Insertion, NewTask, Result, Revival, St
 from airflow_provider_taskq.queue.reports import TaskFilter
 
 NAMED = 20  # sequences that the trail names
-LONGEST_SECONDS = 3650 * 86_400  # of a duration: as the queue stores them (sql/functions/bounds.sql)
+LONGEST_SECONDS = 3650 * 86_400  # of a duration: as the queue stores them (sql/internal/validation.sql)
 LEASES = 1000  # to which lapsed leases are counted
 _TOO_GREAT = "The payload has a number outside the range of a double: write it as a text."
 PURGEABLE = (State.READY, State.EXPIRED, *PURGED)

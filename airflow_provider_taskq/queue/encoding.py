@@ -135,7 +135,8 @@ def _has_long_integer(text: str) -> bool:
 def json_defect(text: str) -> str | None:
     """What keeps a JSON text that Python encoded from being read by every client, in words that follow "its payload".
 
-    None if nothing does. The database refuses the same (taskq.json_defect), and exponents that overflow, which Python's
+    None if nothing does. The database refuses the same (taskq_internal.json_defect), and exponents that
+        overflow, which Python's
     encoder does not write.
     """
     if len(text) > 2 * MAX_DEPTH and text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
@@ -183,11 +184,11 @@ def decode_tolerantly(cursor: AdaptContext) -> None:
     adapters.register_loader(_JSONB, JsonLoader)
 
 
-# As in taskq.clamp_moment (sql/functions/bounds.sql).
+# As in taskq_internal.clamp_moment (sql/internal/validation.sql).
 FIRST_MOMENT = datetime(1, 1, 1, tzinfo=UTC)
 LAST_MOMENT = datetime(9999, 12, 31, tzinfo=UTC)
 MAX_TIMEDELTA = timedelta(days=999_999_999)
-MAX_STORED_DURATION = timedelta(days=3650)  # as in taskq.is_duration
+MAX_STORED_DURATION = timedelta(days=3650)  # as in taskq_internal.is_duration
 
 _LARGEST = 2**31 - 1
 _TIMESTAMPTZ = psycopg.adapters.types["timestamptz"].oid

@@ -191,7 +191,7 @@ def trace_text(error: BaseException | str | None) -> str | None:
 def error_summary(error: BaseException | str | None) -> str | None:
     """The error in one line of at most 200 characters, such as `ValueError: no mailbox for bad-1`.
 
-    None for a plain text: the database finds the line in it (taskq.error_summary).
+    None for a plain text: the database finds the line in it (taskq_internal.error_summary).
     """
     if isinstance(error, ErrorTrace):
         return error.summary

@@ -1,4 +1,4 @@
-"""Partitions of their own for busy topics (sql/functions/partition.sql)."""
+"""Partitions of their own for busy topics (sql/api/partitions.sql)."""
 
 import time
 from contextlib import suppress

@@ -9,6 +9,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.connection import all_or_nothing
@@ -17,7 +18,9 @@ from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQue
 OLDEST_SERVER = 140_000
 # One installer at a time. A lock on a table, as any role that can connect can take an advisory lock; in a mode that a
 # role without rights cannot delay: nextval() of any relation's oid takes ROW EXCLUSIVE before it checks the rights.
-LOCK = "LOCK TABLE taskq.migration IN SHARE UPDATE EXCLUSIVE MODE"
+LOCK = "LOCK TABLE taskq_internal.migration IN SHARE UPDATE EXCLUSIVE MODE"
+_TABLE = sql.Identifier("taskq_internal", "migration")  # exists before the functions and views do
+_VIEW = sql.Identifier("taskq", "migrations")  # readable by every granted role
 _FUNCTIONS = 0  # the number in the ledger under which all function files together stand
 _VIEWS = -1  # the number of the readable views, or of the choice to leave them out
 RELEASE = 1  # of the functions: raised by every release that changes one, so that an older package leaves them alone
@@ -26,9 +29,10 @@ RELEASE = 1  # of the functions: raised by every release that changes one, so th
 _DROP_FUNCTIONS = """DO $$ DECLARE
     thing text; reason text; reasons text[]; kept text[];
     things text[] := ARRAY(
-        SELECT format('function %s', oid::regprocedure) FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace
+        SELECT format('function %s', oid::regprocedure) FROM pg_proc
+        WHERE pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
         UNION ALL SELECT format('view %s', oid::regclass) FROM pg_class
-        WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v');
+        WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind = 'v');
 BEGIN
     LOOP
         kept := '{}';
@@ -116,9 +120,9 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
         while not _create_ledger(conn):
             pass  # another installer committed it: now it is there
         conn.execute(LOCK)
-        ledger = _ledger(conn)
+        ledger = _ledger(conn, _TABLE)
         _refuse_foreign(ledger)
-        _refuse_newer_functions(conn)
+        _refuse_newer_functions(conn, _TABLE)
         for step in migrations():
             if step.number not in ledger:
                 _apply(conn, step)
@@ -147,12 +151,12 @@ def uninstall(conn: psycopg.Connection[Any]) -> None:
 def verify(conn: psycopg.Connection[Any]) -> None:
     """Returns where the schema is the one that this package was made for; else SchemaMismatch, saying what to run."""
     with conn.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute("SELECT to_regclass('taskq.migration') IS NOT NULL").fetchone()
+        row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()
     if row is None or not row[0]:
         raise SchemaMismatch(f"the schema taskq is missing in this database: run {INSTALL}")
     ledger = _ledger(conn)
     _refuse_foreign(ledger)
-    _refuse_newer_functions(conn)
+    _refuse_newer_functions(conn, _VIEW)
     missing = [step.name for step in migrations() if step.number not in ledger]
     replaced = (functions(), _wanted_views(ledger, None))
     if missing or any(ledger.get(step.number) != step.checksum for step in replaced):
@@ -165,8 +169,9 @@ def _create_ledger(conn: psycopg.Connection[Any]) -> bool:
     try:
         with conn.transaction():
             conn.execute("CREATE SCHEMA IF NOT EXISTS taskq")
+            conn.execute("CREATE SCHEMA IF NOT EXISTS taskq_internal")
             conn.execute(
-                "CREATE TABLE IF NOT EXISTS taskq.migration (number int PRIMARY KEY, name text NOT NULL,"
+                "CREATE TABLE IF NOT EXISTS taskq_internal.migration (number int PRIMARY KEY, name text NOT NULL,"
                 " checksum text NOT NULL, applied timestamptz NOT NULL DEFAULT clock_timestamp())"
             )
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable):
@@ -174,10 +179,11 @@ def _create_ledger(conn: psycopg.Connection[Any]) -> bool:
     return True
 
 
-def _ledger(conn: psycopg.Connection[Any]) -> dict[int, str]:
+def _ledger(conn: psycopg.Connection[Any], relation: sql.Identifier = _VIEW) -> dict[int, str]:
     """The checksums in the database by number."""
+    query = sql.SQL("SELECT number, checksum FROM {}").format(relation)
     with conn.cursor(row_factory=tuple_row) as cursor:
-        return dict(cursor.execute("SELECT number, checksum FROM taskq.migration").fetchall())
+        return dict(cursor.execute(query).fetchall())
 
 
 def _refuse_foreign(ledger: dict[int, str]) -> None:
@@ -201,17 +207,18 @@ def _apply(conn: psycopg.Connection[Any], step: Step) -> None:
     """Runs one step and enters it in the ledger."""
     conn.execute(step.script.encode())
     conn.execute(
-        "INSERT INTO taskq.migration (number, name, checksum) VALUES (%s, %s, %s)"
+        "INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (%s, %s, %s)"
         " ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,"
         " applied = excluded.applied",
         (step.number, step.name, step.checksum),
     )
 
 
-def _refuse_newer_functions(conn: psycopg.Connection[Any]) -> None:
+def _refuse_newer_functions(conn: psycopg.Connection[Any], relation: sql.Identifier) -> None:
     """Refuses functions of a later release, which this package would take back."""
+    query = sql.SQL("SELECT name FROM {} WHERE number = %s").format(relation)
     with conn.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute("SELECT name FROM taskq.migration WHERE number = %s", (_FUNCTIONS,)).fetchone()
+        row = cursor.execute(query, (_FUNCTIONS,)).fetchone()
     release = int(row[0].partition(" ")[2] or 0) if row else 0
     if release > RELEASE:
         raise SchemaMismatch(
@@ -235,4 +242,4 @@ def _replace_functions(conn: psycopg.Connection[Any], wanted: Step) -> None:
     _apply(conn, functions())
     _apply(conn, wanted)
     conn.execute("SELECT set_config('check_function_bodies', %s, true)", before)
-    conn.execute("SELECT taskq.suit_planner(), taskq.close_schema()")
+    conn.execute("SELECT taskq_internal.suit_planner(), taskq_internal.close_schema()")

@@ -144,7 +144,7 @@ def _rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Row], list[Row]]:
         sequence, success = values["sequence"], values["result"] in ("SUCCESS", int(Result.SUCCESS))
         continued = values.get("continued")
         if continued is not None and continued != success:
-            said.append((sequence, continued))  # see sql/functions/follow_ups.sql
+            said.append((sequence, continued))  # see sql/api/stages.sql
         if continued is False or (continued is None and not success):
             continue
         with _about(sequence):

@@ -89,7 +89,7 @@ class PushWriter(DataSourceArrowWriter):
         until_answered(lambda: push_stage(self.route, options, self.stage, won, options.stream, options.batch))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Forgets what was staged. Where that fails too, taskq.prune_staged_tasks does it a day later."""
+        """Forgets what was staged. Where that fails too, taskq_internal.prune_staged_tasks does it a day later."""
         with self.route.connect() as conn:
             _abandon(conn, self.stage)
 

@@ -188,7 +188,7 @@ class Holding:
                 return tasks
             polled = (functions.col("priority").desc(), "available_at", "sequence")
             return tasks.repartition(partitions, "identifier").sortWithinPartitions(*polled)
-        begun = functions.col("attempt") > 1  # the same order as in taskq.keep_turns
+        begun = functions.col("attempt") > 1  # the same order as in taskq_internal.keep_turns
         return tasks.repartition(partitions, "identifier").sortWithinPartitions(
             functions.col("identifier"),
             begun.desc(),

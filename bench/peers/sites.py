@@ -120,18 +120,20 @@ COLUMNS = (
     " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
 )
 TASKQ_COPY = """
-WITH n AS MATERIALIZED (SELECT nextval('taskq.task_sequence') AS sequence FROM generate_series(1, {{count}})),
+WITH n AS MATERIALIZED (SELECT nextval('taskq_internal.task_sequence') AS sequence FROM generate_series(1, {{count}})),
 task AS (
-    INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
+    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier,
+        reference, ttl, payload)
     SELECT n.sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload
-    FROM n, (SELECT * FROM taskq.task LIMIT 1) s)
+    FROM n, (SELECT * FROM taskq_internal.task LIMIT 1) s)
 {insert}"""
 TASKQ_PENDING = TASKQ_COPY.format(
-    insert="INSERT INTO taskq.live (sequence, available_at, topic_id, priority, identifier)"
-    " SELECT n.sequence, due, topic_id, priority, identifier FROM n, (SELECT * FROM taskq.task LIMIT 1) s"
+    insert="INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)"
+    " SELECT n.sequence, due, topic_id, priority, identifier FROM n, (SELECT * FROM taskq_internal.task LIMIT 1) s"
 )
 TASKQ_FINISHED = TASKQ_COPY.format(
-    insert="INSERT INTO taskq.ended (sequence, completed, available_at, holder, topic_id, attempt, state, identifier,"
+    insert="INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, topic_id,"
+    " attempt, state, identifier,"
     " output) SELECT n.sequence, completed, available_at, holder, topic_id, attempt, state, identifier, output"
-    " FROM n, (SELECT * FROM taskq.ended LIMIT 1) s"
+    " FROM n, (SELECT * FROM taskq_internal.ended LIMIT 1) s"
 )

@@ -26,7 +26,7 @@ def run(rig: Rig, scale: Scale) -> None:
         return
     with filled(rig, scale.flights, claimed=True) as site, site.copy() as dsn:
         with connect(dsn) as conn:
-            fence = conn.execute("SELECT fence FROM taskq.owner WHERE name = %s", (OWNER,)).fetchall()[0][0]
+            fence = conn.execute("SELECT fence FROM taskq_internal.owner WHERE name = %s", (OWNER,)).fetchall()[0][0]
         asked = {"dsn": dsn, "owner": OWNER, "fence": fence, "rounds": scale.rounds}
         subprocess.run([str(python), "-m", PROGRAM], input=json.dumps(asked), text=True, check=True, cwd=ROOT)
 

@@ -46,7 +46,7 @@ def drained(transform: Transform, spark: SparkSession, dsn: str) -> int:
     """Drains the topic; returns how many tasks are done."""
     result = drain(spark, TOPIC, "bench", transform, dsn=dsn)
     with connect(dsn) as conn:
-        done = int(conn.execute("SELECT count(*) FROM taskq.ended").fetchall()[0][0])
+        done = int(conn.execute("SELECT count(*) FROM taskq_internal.ended").fetchall()[0][0])
     if done != result.done:
         raise RuntimeError(f"{done} tasks are done, and the drain says {result.done}")
     return done

@@ -14,10 +14,12 @@ from bench.spark.sites import OWNER, TOPIC, Site, filled, held_source, session
 
 CORES = 2
 CHUNK = 1 << 20
-ONE_TABLE = "COPY (SELECT sequence, identifier, payload, reference, priority, created FROM taskq.task) TO STDOUT"
+ONE_TABLE = (
+    "COPY (SELECT sequence, identifier, payload, reference, priority, created FROM taskq_internal.task) TO STDOUT"
+)
 BOTH_TABLES = (
     "COPY (SELECT t.sequence, t.identifier, t.payload, t.reference, l.attempt, l.redelivered, t.priority, t.created,"
-    " l.available_at FROM taskq.live l JOIN taskq.task t USING (topic_id, sequence)"
+    " l.available_at FROM taskq_internal.live l JOIN taskq_internal.task t USING (topic_id, sequence)"
     " WHERE l.holder IS NOT NULL ORDER BY t.sequence) TO STDOUT"
 )
 DONE = "CREATE TEMP TABLE done (id bigint, state text, message text) ON COMMIT DROP"
@@ -78,7 +80,7 @@ def _copied_in(rows: Iterable[bytes], _: SparkSession, dsn: str) -> None:
 def _completed(spark: SparkSession, dsn: str) -> None:
     """The decisions out of nowhere: sequences of a topic that was filled at once have no gaps."""
     with connect(dsn) as conn:
-        low, high = conn.execute("SELECT min(sequence), max(sequence) FROM taskq.live").fetchall()[0]
+        low, high = conn.execute("SELECT min(sequence), max(sequence) FROM taskq_internal.live").fetchall()[0]
     message = """concat('{"lost": ', id % 100, '}')"""
     decisions = spark.range(low, high + 1, 1, CORES).selectExpr(
         "id AS sequence", "'SUCCESS' AS result", f"{message} AS message"
@@ -100,7 +102,7 @@ def _on_a_copy(site: Site, spark: SparkSession, work: Mode, scale: Scale, name: 
         with connect(dsn) as conn:
             live = sum(count.count for count in TaskQueue(conn).count(TOPIC)[TOPIC].values())
             left = conn.execute(
-                "SELECT (SELECT count(*) FROM taskq.live), (SELECT count(*) FROM status WHERE state = 'new')"
+                "SELECT (SELECT count(*) FROM taskq_internal.live), (SELECT count(*) FROM status WHERE state = 'new')"
             )
             if 0 not in left.fetchall()[0] or live != scale.flights:
                 raise RuntimeError(f"{name} has left tasks over")

@@ -31,7 +31,8 @@ STATUS = """
 CREATE TABLE status (id bigint PRIMARY KEY, identifier text NOT NULL, payload json, state text NOT NULL DEFAULT 'new',
                      message text, started timestamptz, finished timestamptz);
 CREATE INDEX status_new ON status (id) WHERE state = 'new';
-INSERT INTO status (id, identifier, payload) SELECT sequence, identifier, payload FROM taskq.task ORDER BY sequence;
+INSERT INTO status (id, identifier, payload) SELECT sequence, identifier, payload FROM taskq_internal.task
+    ORDER BY sequence;
 """
 
 _sites = numbers(1)

@@ -84,7 +84,9 @@ class Run:
 
     def lapse(self) -> int:
         """Lets the lease run out, as if its hour had passed, and does what the maintenance DAG then does."""
-        self.queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() WHERE name = %s", (self.owner,))
+        self.queue.conn.execute(
+            "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() WHERE name = %s", (self.owner,)
+        )
         return self.queue.expire()
 
     def held_by_it(self) -> None:

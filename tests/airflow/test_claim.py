@@ -83,7 +83,7 @@ def test_a_claim_whose_lease_was_released_or_expired_is_gone(
     queue: TaskQueue, claim: Claim, conn: psycopg.Connection[Any]
 ) -> None:
     queue.take_over("gate", claim.fence)
-    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp()")
+    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
     assert claim.holder(queue).name == "gate"  # lapsed is not gone
     assert queue.expire() == 1
     with pytest.raises(LeaseLost, match="its lease was released, or it lapsed and expired"):

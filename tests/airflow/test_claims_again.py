@@ -31,7 +31,7 @@ def test_sequences_that_an_earlier_try_has_completed_are_passed_over(queue: Task
 def test_a_sequence_that_another_owner_completed_is_not(queue: TaskQueue, conn: psycopg.Connection) -> None:
     claim_of(queue, "a")
     (sequence,) = (task.sequence for task in queue.page("work"))
-    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp()")
+    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
     assert queue.expire() == 1
     other = queue.register("other")
     queue.claim("work", other, 1)
@@ -47,7 +47,7 @@ def test_after_its_lease_is_over_a_completion_run_again_fails_and_changes_nothin
 ) -> None:
     claim = claim_of(queue, "a")
     assert complete(claim) == 1
-    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp()")
+    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
     queue.expire()
     with pytest.raises(LeaseLost, match="the tasks that were not completed went back to the topic"):
         complete(claim)

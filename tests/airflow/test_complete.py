@@ -87,7 +87,7 @@ def test_a_failure_keeps_its_message_as_error(queue: TaskQueue) -> None:
 
 def test_a_lapsed_lease_still_completes(queue: TaskQueue, conn: psycopg.Connection) -> None:
     claim = claim_of(queue, "a")
-    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp()")
+    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
     assert queue.owners() == []
     assert complete(claim)["completed"] == 1
 

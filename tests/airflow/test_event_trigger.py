@@ -125,7 +125,7 @@ def test_a_task_that_came_while_a_look_had_begun_is_told_by_the_next(
         queue.push("work", ["b"])
         age = time.monotonic() - told
         blocking = open_queue()
-        blocking.conn.execute("LOCK TABLE taskq.live IN ACCESS EXCLUSIVE MODE")
+        blocking.conn.execute("LOCK TABLE taskq_internal.live IN ACCESS EXCLUSIVE MODE")
         event = asyncio.create_task(peeking.event())
         await until(lambda: queue.conn.execute(BLOCKED).fetchall() != [])
         await asyncio.sleep(age)

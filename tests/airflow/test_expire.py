@@ -19,7 +19,7 @@ def held(queue: TaskQueue, topic: str = "work", owner: str = "worker") -> None:
 
 def lapse(conn: psycopg.Connection, ago: timedelta = timedelta(seconds=1)) -> None:
     """Lets all leases lapse."""
-    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - %s", (ago,))
+    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - %s", (ago,))
 
 
 def expire(**arguments: Any) -> dict[str, Any]:

@@ -21,9 +21,11 @@ def test_the_maintenance_dags_keep_a_queue_in_order(
     done, stuck = queue.push("work", ["done", "stuck"])
     worker = queue.register("worker")
     queue.complete(worker, dict.fromkeys(queue.poll("work", worker), Result.SUCCESS))
-    conn.execute("UPDATE taskq.task SET created = created - interval '31 days' WHERE sequence = %s", (done.sequence,))
+    conn.execute(
+        "UPDATE taskq_internal.task SET created = created - interval '31 days' WHERE sequence = %s", (done.sequence,)
+    )
     queue.claim("work", worker, 1)
-    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
 
     before = datetime.now(UTC)
     told = run_dags(tmp_path, dsn, EXAMPLE, "taskq_watch", "taskq_ticks", "taskq_purge")
@@ -93,8 +95,8 @@ def health(**arguments: Any) -> dict[str, Any]:
 def neglected(queue: TaskQueue, conn: psycopg.Connection) -> None:
     """A topic whose task has been due for two days."""
     queue.push("work", ["a"])
-    conn.execute("UPDATE taskq.task SET created = created - interval '2 days'")
-    conn.execute("UPDATE taskq.live SET available_at = available_at - interval '2 days'")
+    conn.execute("UPDATE taskq_internal.task SET created = created - interval '2 days'")
+    conn.execute("UPDATE taskq_internal.live SET available_at = available_at - interval '2 days'")
 
 
 @pytest.mark.usefixtures("airflow_connection", "neglected")

@@ -106,7 +106,7 @@ class TestOperators:
             run(TaskQCompleteOperator(task_id="complete", claim={"topic": "work", "owner": "gate", "fence": 0}))
         queue.push("work", ["a"])
         queue.claim("work", queue.register("gate"), 1)
-        conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+        conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
         run(TaskQExpireOperator(task_id="expire"))
         assert receiver.told == [("taskq.lease_lost", 1, {"topic": "work"}), ("taskq.expired", 1, {})]
 
@@ -168,7 +168,7 @@ class TestTransactions:
         with TaskQHook().transaction() as queue:
             queue.push("work", ["a", "b"])
             queue.poll("work", queue.register("crashed"))
-        conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+        conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
         receiver.told.clear()
         with TaskQHook().transaction() as queue:
             queue.expire()

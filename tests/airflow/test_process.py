@@ -251,7 +251,7 @@ def test_a_retry_takes_back_at_once_what_an_earlier_try_holds(queue: TaskQueue) 
 def test_a_retry_finds_again_what_a_lapsed_lease_of_an_earlier_try_holds(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.poll("work", queue.register("dag/run/process/-1/a host/1"))
-    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
     assert process(print)["succeeded"] == 1
 
 

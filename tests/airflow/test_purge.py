@@ -26,7 +26,7 @@ def ended(queue: TaskQueue, *identifiers: str, topic: str = "work") -> list[int]
 def age(conn: psycopg.Connection, days: int, *sequences: int) -> None:
     """Lets tasks be so old."""
     conn.execute(
-        "UPDATE taskq.task SET created = created - %s WHERE sequence = ANY (%s)", (days * DAY, list(sequences))
+        "UPDATE taskq_internal.task SET created = created - %s WHERE sequence = ANY (%s)", (days * DAY, list(sequences))
     )
 
 
@@ -91,12 +91,13 @@ def test_each_batch_is_committed_on_its_own(queue: TaskQueue, conn: psycopg.Conn
         f" IF OLD.sequence = {sequences[7]} THEN RAISE EXCEPTION 'not this one'; END IF; RETURN OLD; END $$"
     )
     conn.execute(
-        "CREATE TRIGGER refuse_one BEFORE DELETE ON taskq.task FOR EACH ROW EXECUTE FUNCTION taskq.refuse_one()"
+        "CREATE TRIGGER refuse_one BEFORE DELETE ON taskq_internal.task FOR EACH ROW"
+        " EXECUTE FUNCTION taskq.refuse_one()"
     )
     with pytest.raises(psycopg.errors.RaiseException):
         purge(topic="work", state="SUCCEEDED", batch=3)
     assert identifiers(queue) == ["6", "7", "8", "9"]
-    conn.execute("DROP TRIGGER refuse_one ON taskq.task")
+    conn.execute("DROP TRIGGER refuse_one ON taskq_internal.task")
     assert purge(topic="work", state="SUCCEEDED", batch=3)["purged"] == 4
 
 

@@ -82,7 +82,7 @@ class TestEveryMode:
     ) -> None:
         queue.push("work", ["a"])
         first = gate(claim=1, **arguments).execute(context_of())
-        conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp()")
+        conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
         assert gate(claim=1, **arguments).execute(context_of())["claimed"] == first["claimed"] == 1
 
     def test_an_unknown_topic_is_an_error_at_once(self, arguments: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ MODES = pytest.mark.parametrize("arguments", [{}, {"mode": "reschedule"}, {"defe
 
 def grow_old(conn: psycopg.Connection) -> None:
     """A minute passes for all ready tasks."""
-    conn.execute("UPDATE taskq.live SET available_at = available_at - interval '1 minute'")
+    conn.execute("UPDATE taskq_internal.live SET available_at = available_at - interval '1 minute'")
 
 
 @MODES

@@ -272,7 +272,7 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
         "ended": "ROUNDS",
     }
     assert queue.count("work")["work"][State.SUCCEEDED].count == 20
-    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     assert receiver.told == [
         ("taskq.polled", 20, {"topic": "work"}),
         ("taskq.completed", 20, {"topic": "work", "result": "SUCCESS"}),

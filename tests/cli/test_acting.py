@@ -389,7 +389,7 @@ def test_documents_are_json_of_ascii_alone(run: Run) -> None:
 
 def test_a_database_that_refuses_is_told_in_a_sentence(run: Run, queue: TaskQueue, dsn: str) -> None:
     with psycopg.connect(dsn) as blocker:
-        blocker.execute("LOCK TABLE taskq.topic IN ACCESS EXCLUSIVE MODE")
+        blocker.execute("LOCK TABLE taskq_internal.topic IN ACCESS EXCLUSIVE MODE")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PGOPTIONS", "-c lock_timeout=50ms")
             assert run("pause", "work", code=1).stderr == "Error: canceling statement due to lock timeout\n"

@@ -94,10 +94,10 @@ def test_rows_with_moments_beyond_all_time_are_listed(run: Run, queue: TaskQueue
     with queue.conn.transaction(force_rollback=True):  # which is not seen by others
         spoil(queue, "timestamp with time zone", value)
         look(queue)
-    queue.conn.execute("UPDATE taskq.owner SET lease_until = %s, seen = %s", (value, value))
-    queue.conn.execute("UPDATE taskq.task SET created = %s, due = %s", (value, value))
-    queue.conn.execute("UPDATE taskq.live SET available_at = %s WHERE waits <> 1", (value,))
-    queue.conn.execute("UPDATE taskq.ended SET available_at = %s, completed = %s", (value, value))
+    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = %s, seen = %s", (value, value))
+    queue.conn.execute("UPDATE taskq_internal.task SET created = %s, due = %s", (value, value))
+    queue.conn.execute("UPDATE taskq_internal.live SET available_at = %s WHERE waits <> 1", (value,))
+    queue.conn.execute("UPDATE taskq_internal.ended SET available_at = %s, completed = %s", (value, value))
     for words in (
         ("owners",),
         ("owners", "show", "owner"),

@@ -235,8 +235,12 @@ def test_an_unreadable_payload_is_shown_as_its_text(
 ) -> None:
     tasks = queue.push("work", [NewTask("a", {"n": 1}), NewTask("b", {"n": 2})])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Decision(Result.SUCCESS, "done")))
-    queue.conn.execute("UPDATE taskq.task SET payload = %s::json WHERE sequence = %s", (text, tasks[0].sequence))
-    queue.conn.execute("UPDATE taskq.ended SET output = %s::json WHERE sequence = %s", (text, tasks[1].sequence))
+    queue.conn.execute(
+        "UPDATE taskq_internal.task SET payload = %s::json WHERE sequence = %s", (text, tasks[0].sequence)
+    )
+    queue.conn.execute(
+        "UPDATE taskq_internal.ended SET output = %s::json WHERE sequence = %s", (text, tasks[1].sequence)
+    )
     assert text in run("show", "work", tasks[0].sequence, "--payload").stdout.replace("\n", "")
     first, second = (ask("show", "work", task.sequence, "--payload")["task"] for task in tasks)
     assert (first["payload"], first["payload_text"], first["output"]) == (None, text, "done")

@@ -45,16 +45,16 @@ def schema_of(conn: psycopg.Connection) -> list[tuple[object, ...]]:
     return conn.execute(
         "SELECT 'column', format('%s.%s', table_name, column_name),"
         " format('%s %s %s', data_type, is_nullable, column_default)"
-        " FROM information_schema.columns WHERE table_schema = 'taskq'"
+        " FROM information_schema.columns WHERE table_schema IN ('taskq', 'taskq_internal')"
         " UNION ALL SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint"
-        " WHERE connamespace = 'taskq'::regnamespace"
-        " UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'taskq'"
+        " WHERE connamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
+        " UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname IN ('taskq', 'taskq_internal')"
         " UNION ALL SELECT 'table', relname, format('%s %s', reloptions, relacl) FROM pg_class"
-        " WHERE relnamespace = 'taskq'::regnamespace"
+        " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
         " UNION ALL SELECT 'function', oid::regprocedure::text,"
         " format('%s %s %s %s', prosecdef, proconfig, proacl, md5(prosrc))"
-        " FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace"
-        " UNION ALL SELECT 'step', name, checksum FROM taskq.migration ORDER BY 1, 2, 3"
+        " FROM pg_proc WHERE pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
+        " UNION ALL SELECT 'step', name, checksum FROM taskq_internal.migration ORDER BY 1, 2, 3"
     ).fetchall()
 
 
@@ -87,13 +87,13 @@ def test_the_script_is_a_transaction_of_its_own(run: Run, run_script: Script, em
 def test_a_dba_upgrades_with_psql_from_an_older_step(
     run: Run, run_script: Script, empty_dsn: str, installed: list[tuple[object, ...]]
 ) -> None:
-    older = [step for step in migrations() if step.number <= 8]
+    older = [step for step in migrations() if step.number <= 2]
     with connect(empty_dsn) as conn:
         conn.execute(schema_commands._ledger().encode())
         for step in older:
             conn.execute(schema_commands._recorded_step(step).encode())
         conn.execute("CREATE FUNCTION taskq.of_old() RETURNS int LANGUAGE sql AS 'SELECT 1'")
-    result = run_script(run("sql", "--from", "8", "--bare").stdout, "-1", "-v", "ON_ERROR_STOP=1")
+    result = run_script(run("sql", "--from", "2", "--bare").stdout, "-1", "-v", "ON_ERROR_STOP=1")
     assert (result.returncode, result.stderr) == (0, "")
     with connect(empty_dsn) as conn:
         verify(conn)
@@ -104,7 +104,7 @@ def test_a_script_for_another_step_changes_nothing(run: Run, run_script: Script,
     with connect(empty_dsn) as conn:
         install(conn)
         before = schema_of(conn)
-    for script in (run("sql").stdout, run("sql", "--from", "8").stdout):
+    for script in (run("sql").stdout, run("sql", "--from", "2").stdout):
         result = run_script(script, "-v", "ON_ERROR_STOP=1")
         assert result.returncode == 3
         assert "this script is for a schema taskq with steps" in result.stderr
@@ -145,7 +145,7 @@ def test_install_leaves_the_views_out_and_an_upgrade_keeps_them_out(
     monkeypatch.setenv("TASKQ_DSN", empty_dsn)
     assert ask("install", "--no-views")["views"] is False
     with connect(empty_dsn) as conn:
-        conn.execute("UPDATE taskq.migration SET checksum = 'of another release' WHERE number = 0")
+        conn.execute("UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 0")
     assert run("upgrade").stdout == "Upgraded the schema taskq: functions, no views.\n"
     assert "nothing to do" in run("install").stdout
     assert ask("verify")["matches"] is True
@@ -172,7 +172,7 @@ def test_upgrade_brings_an_older_schema_up_to_date(
     monkeypatch.setenv("TASKQ_DSN", empty_dsn)
     run("install")
     with connect(empty_dsn) as conn:
-        conn.execute("UPDATE taskq.migration SET checksum = 'of another release' WHERE number = 0")
+        conn.execute("UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 0")
     assert "other functions" in ask("verify", code=1)["reason"]
     assert run("upgrade").stdout == "Upgraded the schema taskq: functions and views.\n"
     assert ask("verify")["matches"] is True

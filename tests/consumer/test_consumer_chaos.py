@@ -28,7 +28,7 @@ LEASE = 1.5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + LONGER + 450)]
 PARTITIONS = {"two": 2, "three": 3}
 
-LOST = "SELECT sequence FROM taskq.task EXCEPT SELECT sequence FROM reader_ledger"
+LOST = "SELECT sequence FROM taskq_internal.task EXCEPT SELECT sequence FROM reader_ledger"
 DOUBLED = "SELECT sequence FROM reader_ledger GROUP BY sequence HAVING count(*) > 1"
 # What was entered later, of an identifier or a partition, has to come later in the log.
 OVERTAKEN = """SELECT * FROM (SELECT sequence, lag(sequence) OVER (PARTITION BY {} ORDER BY nth) AS before

@@ -33,7 +33,8 @@ def background() -> Iterator[InBackground[Any]]:
 def lapse(queue: TaskQueue, partition: int = 0) -> None:
     """Lets the lease of a partition's leader run out."""
     queue.conn.execute(
-        "UPDATE taskq.reader_partition SET lease_until = clock_timestamp() - interval '1 second' WHERE partition = %s",
+        "UPDATE taskq_internal.reader_partition SET lease_until = clock_timestamp() - interval '1"
+        " second' WHERE partition = %s",
         (partition,),
     )
 
@@ -55,7 +56,7 @@ def kept_until(queue: TaskQueue) -> datetime:
 
 def led_since(queue: TaskQueue) -> datetime:
     """When the leader of the first partition took it, by the server's clock."""
-    row = queue.conn.execute("SELECT led_since FROM taskq.reader_partition WHERE partition = 0").fetchone()
+    row = queue.conn.execute("SELECT led_since FROM taskq_internal.reader_partition WHERE partition = 0").fetchone()
     assert row is not None
     assert isinstance(row[0], datetime)
     return row[0]
@@ -109,7 +110,7 @@ def test_whoever_is_just_storing_progress_is_not_replaced_and_nobody_waits(
     led = led_by(queue, "me")
     handed = queue.read_partition(led)
     session.advance_partition(led, handed.after, handed.cursor)
-    session.conn.execute("UPDATE taskq.reader_partition SET lease_until = '-infinity'")
+    session.conn.execute("UPDATE taskq_internal.reader_partition SET lease_until = '-infinity'")
     queue.conn.execute("SET lock_timeout = '5s'")  # the other one holds its lock for longer; autovacuum does not
     assert queue.acquire_partition("readers", "work", "other", HOUR) is None
     session.conn.commit()
@@ -239,8 +240,12 @@ def test_a_leader_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
 
     with Consumer(dsn, heard.group, "work", quick(transactional=True)) as consumer:
         assert inside.wait(20)
-        queue.conn.execute("UPDATE taskq.reader_partition SET fence = nextval('taskq.fence'), leader = 'new'")
-        queue.conn.execute("UPDATE taskq.reader_partition SET lease_until = clock_timestamp() + interval '1 hour'")
+        queue.conn.execute(
+            "UPDATE taskq_internal.reader_partition SET fence = nextval('taskq_internal.fence'), leader = 'new'"
+        )
+        queue.conn.execute(
+            "UPDATE taskq_internal.reader_partition SET lease_until = clock_timestamp() + interval '1 hour'"
+        )
         go.set()
         heard.wait(1)
         until(lambda: consumer.partitions == [])
@@ -320,7 +325,7 @@ def test_a_dropped_topic_forgets_its_readers_and_a_reader_of_it_ends_with_the_re
     queue.drop_topic("work")
     with pytest.raises(TaskQueueError, match="work"):
         consumer.wait(20)
-    assert queue.conn.execute("SELECT FROM taskq.reader_partition").fetchall() == []
+    assert queue.conn.execute("SELECT FROM taskq_internal.reader_partition").fetchall() == []
 
 
 def test_a_topic_is_dropped_while_a_leader_stores_progress_of_it_and_neither_errs(

@@ -13,4 +13,4 @@ POISON = {
 
 def poison(conn: psycopg.Connection, task: Task, text: str) -> None:
     """Replaces the payload of a stored task, as the owner of the tables can."""
-    conn.execute("UPDATE taskq.task SET payload = %s::json WHERE sequence = %s", (text, task.sequence))
+    conn.execute("UPDATE taskq_internal.task SET payload = %s::json WHERE sequence = %s", (text, task.sequence))

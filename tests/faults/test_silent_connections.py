@@ -150,7 +150,9 @@ def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
     proxy.freeze("heartbeat")
     until(lambda: worker.statistics().given_up == 1)
     expired = queue.register("other", SECOND * 60)  # taken by the worker's expiry: it ran after its own lease lapsed
-    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 h' WHERE name = 'other'")
+    queue.conn.execute(
+        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 h' WHERE name = 'other'"
+    )
     until(lambda: queue.owner(expired.name) is None)
     assert states(queue) == {"a": State.ACTIVE}
     go_on.set()
@@ -181,7 +183,7 @@ def test_a_lease_that_was_lost_by_the_clock_is_taken_once_heartbeats_get_through
 
 def test_an_expiry_leaves_out_the_owners_that_it_is_told(queue: TaskQueue) -> None:
     kept, taken = queue.register("kept"), queue.register("taken")
-    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 h'")
+    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 h'")
     queue.expire(except_owners=[kept.name])
     assert queue.owner(kept.name) is not None
     assert queue.owner(taken.name) is None
@@ -233,7 +235,10 @@ def test_a_reader_goes_on_when_all_of_its_connections_fall_silent(dsn: str, queu
         queue.push("work", ["b"])
         until(lambda: "b" in heard.identifiers)
         [kept] = queue.partition_states()
-        query = "SELECT lease_until FROM taskq.reader_partition WHERE lease_until > clock_timestamp() + interval '1 s'"
+        query = (
+            "SELECT lease_until FROM taskq_internal.reader_partition"
+            " WHERE lease_until > clock_timestamp() + interval '1 s'"
+        )
         until(lambda: queue.conn.execute(query).fetchone())  # the reader's lease is kept on another connection
         assert kept.partition == 0
 

@@ -134,7 +134,7 @@ def working(*connects: Connect, **options: Any) -> Iterator[list[Worker]]:
 
 def finish(queue: TaskQueue, ledger: Ledger) -> None:
     """Waits until no task is READY or ACTIVE, and fills the ledger."""
-    waiting = "SELECT NOT EXISTS (SELECT FROM taskq.live)"
+    waiting = "SELECT NOT EXISTS (SELECT FROM taskq_internal.live)"
     until(lambda: queue.conn.execute(waiting.encode()).fetchone() == (True,), PATIENCE)
     ledger.judge(queue)
 

@@ -68,7 +68,8 @@ def _payments(queue: TaskQueue) -> None:
     queue.revive("payments", sequences=[failing[0].sequence])
     queue.poll("payments", queue.register("worker-that-died", HOUR))
     queue.conn.execute(
-        "UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute' WHERE name = 'worker-that-died'"
+        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'"
+        " WHERE name = 'worker-that-died'"
     )
     queue.expire()
 
@@ -90,15 +91,15 @@ def _nightly(queue: TaskQueue) -> None:
 def _spread(queue: TaskQueue) -> None:
     """What ended did so over the last day, most of it in the last hour."""
     queue.conn.execute(
-        "UPDATE taskq.ended SET completed = completed - random() * interval '59 minutes'"
+        "UPDATE taskq_internal.ended SET completed = completed - random() * interval '59 minutes'"
         " - CASE WHEN sequence % 4 = 0 THEN (sequence % 23) * interval '1 hour' ELSE interval '0' END"
         " WHERE completed IS NOT NULL"
     )
     queue.conn.execute(
-        "UPDATE taskq.ended SET polled = completed - n.ran, available_at = completed - n.ran - n.waited"
+        "UPDATE taskq_internal.ended SET polled = completed - n.ran, available_at = completed - n.ran - n.waited"
         " FROM (SELECT sequence, CASE state WHEN 3 THEN interval '30.1 s'"
         " ELSE (4 + sequence % 30) * interval '0.1 s' END AS ran,"
-        " (1 + sequence % 7) * interval '0.8 s' AS waited FROM taskq.ended) n"
+        " (1 + sequence % 7) * interval '0.8 s' AS waited FROM taskq_internal.ended) n"
         " WHERE n.sequence = ended.sequence AND polled IS NOT NULL"
     )
-    queue.conn.execute("UPDATE taskq.task SET created = created - interval '25 hours'")
+    queue.conn.execute("UPDATE taskq_internal.task SET created = created - interval '25 hours'")

@@ -36,7 +36,7 @@ _LARGE = Path(__file__).parent / "large.sql"
 def empty(conn: psycopg.Connection) -> None:
     """Takes everything out of a database's queue."""
     for table in TABLES:
-        conn.execute(f"DELETE FROM taskq.{table}".encode())
+        conn.execute(f"DELETE FROM {table}".encode())
 
 
 def fill(dsn: str) -> None:
@@ -51,11 +51,12 @@ def fill(dsn: str) -> None:
         queue.create_topic("empty")
         # What ended did so over the last day, so that charts have something to show.
         conn.execute(
-            "UPDATE taskq.ended SET completed = completed - (sequence % 24) * interval '1 hour'"
+            "UPDATE taskq_internal.ended SET completed = completed - (sequence % 24) * interval '1 hour'"
             " - (sequence % 50) * interval '1 minute' WHERE completed IS NOT NULL AND sequence % 3 > 0"
         )
         conn.execute(
-            "UPDATE taskq.ended SET polled = completed - (sequence % 40) * interval '0.1 s' WHERE polled IS NOT NULL"
+            "UPDATE taskq_internal.ended SET polled = completed - (sequence % 40) * interval '0.1 s'"
+            " WHERE polled IS NOT NULL"
         )
         conn.execute("ANALYZE")
 
@@ -151,7 +152,8 @@ def _readers(queue: TaskQueue) -> None:
 def _lapse(queue: TaskQueue, owner: str) -> None:
     """A lease that went by ten minutes ago."""
     queue.conn.execute(
-        "UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '10 minutes' WHERE name = %s", (owner,)
+        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '10 minutes' WHERE name = %s",
+        (owner,),
     )
 
 

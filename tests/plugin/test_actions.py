@@ -198,7 +198,7 @@ def test_an_expiry_takes_no_more_than_was_previewed(client: Client, acts: TaskQu
     acts.push("work", ["a", "b"])
     for name in ("one", "two"):
         acts.poll("work", acts.register(name))
-    acts.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
     assert preview(client, "expire", topic=None)["count"] == 2
     assert post(client, "expire", topic=None, confirm=True, expected=1).status_code == 409
     assert states(acts) == {State.ACTIVE: 2}
@@ -212,7 +212,7 @@ def test_what_a_refused_action_changed_is_given_back_before_it_is_told(
 
     acts.push("work", ["a", "b"])
     acts.poll("work", acts.register("holder"), 2)
-    acts.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
     monkeypatch.setenv("AIRFLOW_CONN_TASKQ_ACTS", patient(page_dsns["acts"]))
 
     def refused() -> None:
@@ -247,7 +247,7 @@ def test_a_number_that_would_be_rounded_is_refused(client: Client) -> None:
 def test_lapsed_leases_are_taken(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a"])
     acts.poll("work", acts.register("holder"))
-    acts.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
     assert preview(client, "expire", topic=None, options={"grace_seconds": 3600})["count"] == 0
     assert preview(client, "expire", topic=None)["count"] == 1
     assert done(client, "expire", topic=None) == 1
@@ -336,7 +336,7 @@ def test_a_number_that_no_double_holds_is_refused_in_every_field(client: Client,
 def test_an_unreadable_payload_is_listed_and_revealed_as_its_text(client: Client, acts: TaskQueue) -> None:
     (task,) = acts.push("work", ["a"])
     for text in ("[1e400]", "9" * 5_000, "[" * 5_000 + "]" * 5_000):
-        acts.conn.execute("UPDATE taskq.task SET payload = %s::json", (text,))
+        acts.conn.execute("UPDATE taskq_internal.task SET payload = %s::json", (text,))
         asked: dict[str, str | int] = {"topic": "work", "sequence": task.sequence}
         assert client("op").post("/api/taskq_acts/reveal", json=asked).json()["payload"] == text
         for view in ("tasks", "task"):

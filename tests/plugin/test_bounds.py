@@ -117,13 +117,13 @@ def test_an_action_refuses_absurd_values_with_a_sentence(client: Client, acts: T
 @pytest.mark.parametrize("value", ["infinity", "-infinity", "294276-01-01 00:00Z"])
 def test_rows_with_moments_beyond_all_time_are_shown(client: Client, acts: TaskQueue, value: str) -> None:
     world = make_world(acts)
-    acts.conn.execute("UPDATE taskq.owner SET lease_until = %s, seen = %s", (value, value))
-    acts.conn.execute("UPDATE taskq.task SET created = %s, due = %s", (value, value))
-    acts.conn.execute("UPDATE taskq.live SET available_at = %s WHERE waits <> 1", (value,))
-    acts.conn.execute("UPDATE taskq.ended SET available_at = %s, completed = %s", (value, value))
-    acts.conn.execute("UPDATE taskq.lock SET until = 'infinity', locked = %s", (value,))
-    acts.conn.execute("UPDATE taskq.progress SET advanced = %s", (value,))
-    acts.conn.execute("UPDATE taskq.audit SET happened = %s", (value,))
+    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = %s, seen = %s", (value, value))
+    acts.conn.execute("UPDATE taskq_internal.task SET created = %s, due = %s", (value, value))
+    acts.conn.execute("UPDATE taskq_internal.live SET available_at = %s WHERE waits <> 1", (value,))
+    acts.conn.execute("UPDATE taskq_internal.ended SET available_at = %s, completed = %s", (value, value))
+    acts.conn.execute("UPDATE taskq_internal.lock SET until = 'infinity', locked = %s", (value,))
+    acts.conn.execute("UPDATE taskq_internal.progress SET advanced = %s", (value,))
+    acts.conn.execute("UPDATE taskq_internal.audit SET happened = %s", (value,))
 
     def told(path: str, **params: Any) -> dict[str, Any]:
         answer = client("viewer").get(f"{API}/{path}", params=params)

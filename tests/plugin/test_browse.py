@@ -42,7 +42,9 @@ def test_counts_stop_at_their_cap(queue: TaskQueue) -> None:
 
 def test_due_and_later_are_told_apart_at_every_priority(queue: TaskQueue, conn: psycopg.Connection) -> None:
     queue.push("work", [NewTask(f"{n}", priority=n % 5 - 2) for n in range(10)])
-    conn.execute("UPDATE taskq.live SET available_at = clock_timestamp() + interval '1 hour' WHERE sequence % 2 = 0")
+    conn.execute(
+        "UPDATE taskq_internal.live SET available_at = clock_timestamp() + interval '1 hour' WHERE sequence % 2 = 0"
+    )
     (seen,) = queue.browse_topics()
     assert (seen.ready, seen.scheduled) == (5, 5)
 

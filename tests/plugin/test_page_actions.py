@@ -139,7 +139,7 @@ def test_an_owner_is_released_and_lapsed_leases_expire(tab: OpenTab, acts: TaskQ
     acts.poll("work", acts.register("sleeper"), 2)
     dead = acts.register("dead")
     (task,) = acts.poll("work", dead)
-    acts.conn.execute("UPDATE taskq.owner SET lease_until = now() - interval '1 hour' WHERE name = 'dead'")
+    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = now() - interval '1 hour' WHERE name = 'dead'")
     visit = tab("op")
     main = visit.view("owners", conn_id="taskq_acts")
     expect(main.get_by_test_id("owners").get_by_role("row").filter(has_text="dead")).to_contain_text("lapsed")

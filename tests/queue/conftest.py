@@ -26,26 +26,26 @@ from airflow_provider_taskq.queue import (
 
 # All but the ledger and the locks of lanes, which are made with the schema.
 TABLES = (
-    "live",
-    "ended",
-    "task",
-    "dependency",
-    "probe",
-    "topic",
-    "owner",
-    "staged",
-    "stage",
-    "staged_task",
-    "staged_junction",
-    "stream",
-    "lock",
-    "progress",
-    "juncture",
-    "history",
-    "reader",
-    "audit",
-    "worker",
-    "drain",
+    "taskq_internal.live",
+    "taskq_internal.ended",
+    "taskq_internal.task",
+    "taskq_internal.dependency",
+    "taskq_internal.probe",
+    "taskq_internal.topic",
+    "taskq_internal.owner",
+    "taskq.staged",
+    "taskq_internal.stage",
+    "taskq.staged_task",
+    "taskq.staged_junction",
+    "taskq_internal.stream",
+    "taskq_internal.lock",
+    "taskq_internal.progress",
+    "taskq_internal.juncture",
+    "taskq_internal.history",
+    "taskq_internal.reader",
+    "taskq_internal.audit",
+    "taskq_internal.worker",
+    "taskq_internal.drain",
 )
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def dsn(shared_dsn: str) -> str:
             " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
         for table in TABLES:
-            conn.execute(f"DELETE FROM taskq.{table}".encode())  # of few rows: cheaper than TRUNCATE
+            conn.execute(f"DELETE FROM {table}".encode())  # of few rows: cheaper than TRUNCATE
     return shared_dsn
 
 
@@ -97,7 +97,7 @@ def own_queue(own_dsn: str) -> Iterator[TaskQueue]:
     """A queue with a topic `work` in a database for one test alone, which no autovacuum reads or analyses beside it."""
     with connect(own_dsn, autocommit=True) as conn:
         for table in ("task_default", "live_default", "ended_default"):
-            conn.execute(f"ALTER TABLE taskq.{table} SET (autovacuum_enabled = off)".encode())
+            conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
         queue = TaskQueue(conn)
         queue.create_topic("work")
         yield queue
@@ -163,7 +163,8 @@ def hurry(queue: TaskQueue, patience: str = "3s") -> TaskQueue:
 def lapse(queue: TaskQueue, owner: Owner, ago: timedelta = timedelta(seconds=1)) -> None:
     """Makes a lease one that ran out so long ago."""
     queue.conn.execute(
-        "UPDATE taskq.owner SET lease_until = clock_timestamp() - %s::interval WHERE name = %s", (ago, owner.name)
+        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - %s::interval WHERE name = %s",
+        (ago, owner.name),
     )
 
 
@@ -176,7 +177,7 @@ def pass_time(queue: TaskQueue, duration: timedelta) -> None:
         "probe": ("failed_at",),
     }.items():
         moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
-        queue.conn.execute(f"UPDATE taskq.{table} SET {moves}".encode(), {"by": duration})
+        queue.conn.execute(f"UPDATE taskq_internal.{table} SET {moves}".encode(), {"by": duration})
 
 
 def known(queue: TaskQueue, task: Task | int, topic: str = "work") -> TaskInfo:
@@ -240,7 +241,7 @@ def task_in(queue: TaskQueue, owner: Owner, state: State, identifier: str = "a",
     elif state in (State.RECREATED, State.REDUNDANT):  # which no verb of this release makes of an ended task alone
         queue.complete(owner, {task: Result.SUCCESS})
         queue.conn.execute(
-            "UPDATE taskq.ended SET state = %s, descent = 6 WHERE sequence = %s", (int(state), task.sequence)
+            "UPDATE taskq_internal.ended SET state = %s, descent = 6 WHERE sequence = %s", (int(state), task.sequence)
         )
     assert known(queue, task, topic).state is state
     return task

@@ -19,7 +19,7 @@ SETTINGS = {
 }
 INDEXES = """SELECT c.relname, coalesce(p.relname, c.relname) FROM pg_class c
     LEFT JOIN pg_inherits h ON h.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = h.inhparent
-    WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind IN ('i', 'r')"""
+    WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind IN ('i', 'r')"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ def consume(queue: TaskQueue, dice: random.Random, name: str) -> None:
 def _lapse(queue: TaskQueue, owner: Owner) -> None:
     """As if a second had passed without a sign of life."""
     queue.conn.execute(
-        "UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second' WHERE name = %s", (owner.name,)
+        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second' WHERE name = %s",
+        (owner.name,),
     )
     queue.conn.commit()
 
@@ -105,7 +106,8 @@ def terminate(queue: TaskQueue, _dice: random.Random, _name: str) -> None:
 def watch(queue: TaskQueue, _dice: random.Random, _name: str) -> None:
     """Notes the identifiers that have several ACTIVE tasks at once."""
     queue.conn.execute(
-        "INSERT INTO seen SELECT p.name, l.identifier, count(*) FROM taskq.live l JOIN taskq.topic p USING (topic_id)"
+        "INSERT INTO seen SELECT p.name, l.identifier, count(*) FROM taskq_internal.live l"
+        " JOIN taskq_internal.topic p USING (topic_id)"
         " WHERE l.holder IS NOT NULL GROUP BY 1, 2 HAVING count(*) > 1"
     )
     queue.conn.commit()

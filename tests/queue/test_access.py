@@ -25,24 +25,24 @@ from airflow_provider_taskq.queue import (
 
 KINDS = ["producer", "consumer", "reader", "operator"]
 TABLES = [
-    "task",
-    "live",
-    "ended",
-    "topic",
-    "owner",
-    "dependency",
-    "lane_lock",
-    "lock",
-    "access",
-    "history",
-    "juncture",
-    "stream",
-    "reader",
-    "reader_partition",
-    "handling",
-    "audit",
-    "worker",
-    "staged",
+    "taskq_internal.task",
+    "taskq_internal.live",
+    "taskq_internal.ended",
+    "taskq_internal.topic",
+    "taskq_internal.owner",
+    "taskq_internal.dependency",
+    "taskq_internal.lane_lock",
+    "taskq_internal.lock",
+    "taskq_internal.access",
+    "taskq_internal.history",
+    "taskq_internal.juncture",
+    "taskq_internal.stream",
+    "taskq_internal.reader",
+    "taskq_internal.reader_partition",
+    "taskq_internal.handling",
+    "taskq_internal.audit",
+    "taskq_internal.worker",
+    "taskq.staged",
 ]
 
 LEASE = timedelta(minutes=5)
@@ -201,9 +201,9 @@ def test_a_role_may_call_what_its_kind_may_and_is_denied_all_else(granted: As, k
 def test_no_kind_of_role_reaches_a_table(granted: As, kind: str) -> None:
     queue = granted(kind)
     for table in TABLES:
-        for statement in ("SELECT FROM taskq.{}", "DELETE FROM taskq.{}", "UPDATE taskq.{} SET ctid = ctid"):
+        for statement in ("SELECT FROM {}", "DELETE FROM {}", "UPDATE {} SET ctid = ctid"):
             with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported)):
-                queue.conn.execute(sql.SQL(statement).format(sql.Identifier(table)))
+                queue.conn.execute(statement.format(table).encode())
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,31 @@ def test_who_stages_tasks_is_a_producer_also_where_they_follow_decisions(
     assert row == (allowed, False)
 
 
-def test_the_functions_behind_the_entrances_are_closed_to_everybody(granted: As) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_role_has_a_right_in_the_internal_schema(own_queue: TaskQueue, role: str, kind: str) -> None:
+    own_queue.conn.execute("SELECT taskq.grant_access(%s, %s)", (role, kind))
+    found = own_queue.conn.execute(
+        """SELECT 'schema' WHERE has_schema_privilege(%(role)s, 'taskq_internal', 'USAGE, CREATE')
+           UNION ALL SELECT oid::regclass::text FROM pg_class
+           WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind IN ('r', 'p', 'v')
+             AND has_table_privilege(%(role)s, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+           UNION ALL SELECT oid::regclass::text FROM pg_class
+           WHERE relnamespace = 'taskq_internal'::regnamespace
+             AND CASE WHEN relkind = 'S' THEN has_sequence_privilege(%(role)s, oid, 'USAGE, SELECT, UPDATE') END
+           UNION ALL SELECT oid::regprocedure::text FROM pg_proc
+           WHERE pronamespace = 'taskq_internal'::regnamespace AND has_function_privilege(%(role)s, oid, 'EXECUTE')""",
+        {"role": role},
+    )
+    assert found.fetchall() == []
+
+
+def test_no_role_may_call_helpers_or_grant_access(granted: As) -> None:
     queue = granted("operator")
-    for call in ("taskq.take(1, 1, 1, false)", "taskq.grant_access('postgres', 'reader')", "taskq.seize(1, 1, '{1}')"):
+    for call in (
+        "taskq_internal.take(1, 1, 1, false)",
+        "taskq.grant_access('postgres', 'reader')",
+        "taskq_internal.seize(1, 1, '{1}')",
+    ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             queue.conn.execute(f"SELECT {call}".encode())
 
@@ -260,7 +282,7 @@ def test_what_a_role_puts_on_its_search_path_is_not_run_with_the_owners_rights(o
 def test_grants_outlive_an_upgrade(own_queue: TaskQueue, own_dsn: str, role: str) -> None:
     own_queue.conn.execute("SELECT taskq.grant_access(%s, 'producer')", (role,))
     with connect(own_dsn) as conn:
-        conn.execute("UPDATE taskq.migration SET checksum = 'of an older release' WHERE number = 0")
+        conn.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number = 0")
         install(conn)
     own_queue.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
     assert len(own_queue.push("work", ["a"])) == 1

@@ -56,7 +56,7 @@ def stage(queue: TaskQueue, owner: Owner) -> str:
         number = cursor.execute("SELECT taskq.open_stage(%s, %s)::text", (owner.name, owner.fence)).fetchone()
     queue.conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
-        " SELECT %s, 0, 0, sequence, 3 FROM taskq.live WHERE holder IS NOT NULL",
+        " SELECT %s, 0, 0, sequence, 3 FROM taskq_internal.live WHERE holder IS NOT NULL",
         (number,),
     )
     return str(number)
@@ -70,7 +70,7 @@ def complete_staged(queue: TaskQueue, owner: Owner) -> None:
 
 def end_staged(queue: TaskQueue, owner: Owner) -> None:
     """Ends the tasks of a stage by one statement, as the commit of a large stage does."""
-    queue.conn.execute("SELECT taskq.end_staged(%s, %s, %s)", (owner.name, owner.fence, stage(queue, owner)))
+    queue.conn.execute("SELECT taskq_internal.end_staged(%s, %s, %s)", (owner.name, owner.fence, stage(queue, owner)))
 
 
 def expire(queue: TaskQueue, owner: Owner) -> None:
@@ -124,7 +124,7 @@ RETURNS: dict[str, Step] = {
 def stored(queue: TaskQueue, table: str) -> datetime | None:
     """When the only task of a table was polled, as it is stored."""
     with queue.conn.cursor(row_factory=scalar_row) as cursor:
-        found: list[datetime | None] = cursor.execute(f"SELECT polled FROM taskq.{table}".encode()).fetchall()
+        found: list[datetime | None] = cursor.execute(f"SELECT polled FROM taskq_internal.{table}".encode()).fetchall()
     [polled] = found
     return polled
 

@@ -81,12 +81,12 @@ def test_no_verb_of_an_operator_removes_or_changes_the_audit(operator: TaskQueue
     operator.purge_all("work")
     operator.drop_topic("work")
     for statement in (
-        "DELETE FROM taskq.audit",
-        "TRUNCATE taskq.audit",
-        "UPDATE taskq.audit SET role = 'other'",
-        "INSERT INTO taskq.audit (happened, actor, role, action, what, count) VALUES (now(), 'a', 'b', 'c', 'd', 1)",
-        "DELETE FROM taskq.history",
-        "UPDATE taskq.history SET role = 'other'",
+        "DELETE FROM taskq_internal.audit",
+        "TRUNCATE taskq_internal.audit",
+        "UPDATE taskq_internal.audit SET role = 'other'",
+        "INSERT INTO taskq_internal.audit DEFAULT VALUES",
+        "DELETE FROM taskq_internal.history",
+        "UPDATE taskq_internal.history SET role = 'other'",
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             operator.conn.execute(statement.encode())

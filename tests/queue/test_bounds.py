@@ -39,9 +39,10 @@ NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 BAD_MOMENTS = ["infinity", "-infinity", "294276-01-01 00:00Z", "10000-01-01 00:00Z", "4713-01-01 00:00Z BC"]
 
 COLUMNS = """
-    SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod)
+    SELECT c.oid::regclass::text, a.attname, format_type(a.atttypid, a.atttypmod)
     FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-    WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+    WHERE c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
+      AND c.relkind IN ('r', 'p') AND NOT c.relispartition
       AND NOT a.attisdropped AND a.atttypid IN ('timestamptz'::regtype, 'interval'::regtype)
 """
 
@@ -121,15 +122,15 @@ def beyond(queue: TaskQueue) -> list[str]:
     """The columns that hold a moment or a duration beyond the bounds."""
     query = sql.SQL(" UNION ALL ").join(
         sql.SQL(
-            "SELECT {name} WHERE EXISTS (SELECT FROM taskq.{table} WHERE {column} NOT BETWEEN {least} AND {most}{rest})"
+            "SELECT {name} WHERE EXISTS (SELECT FROM {table} WHERE {column} NOT BETWEEN {least} AND {most}{rest})"
         ).format(
             name=sql.Literal(f"{table}.{column}"),
-            table=sql.Identifier(table),
+            table=sql.Identifier(*table.split(".")),
             column=sql.Identifier(column),
             least=sql.Literal("0001-01-01 00:00Z" if "timestamp" in kind else "-3650 days"),
             most=sql.Literal("9999-12-31 00:00Z" if "timestamp" in kind else "3650 days"),
             # While a task waits for dependencies, this column says when to look at them.
-            rest=sql.SQL(" AND waits <> 1" if (table, column) == ("live", "available_at") else ""),
+            rest=sql.SQL(" AND waits <> 1" if (table, column) == ("taskq_internal.live", "available_at") else ""),
         )
         for table, column, kind in queue.conn.execute(COLUMNS).fetchall()
     )
@@ -139,13 +140,16 @@ def beyond(queue: TaskQueue) -> list[str]:
 def stored(queue: TaskQueue) -> dict[str, str | None]:
     """All rows of all tables, to tell whether anything changed."""
     tables = queue.conn.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'taskq'::regnamespace AND relkind IN ('r', 'p')"
-        " AND NOT relispartition AND relname <> 'lane_lock'"
+        "SELECT oid::regclass::text FROM pg_class"
+        " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind IN ('r', 'p')"
+        " AND NOT relispartition AND relname NOT IN ('lane_lock', 'mutex', 'offer_lock')"
     ).fetchall()
     return {
         name: (
             queue.conn.execute(
-                sql.SQL("SELECT string_agg(t::text, ' ' ORDER BY t::text) FROM taskq.{} t").format(sql.Identifier(name))
+                sql.SQL("SELECT string_agg(t::text, ' ' ORDER BY t::text) FROM {} t").format(
+                    sql.Identifier(*name.split("."))
+                )
             ).fetchone()
             or (None,)
         )[0]
@@ -231,7 +235,7 @@ def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: 
     [
         "taskq.push('work', 'APPEND', ARRAY['a'], p_available_at => ARRAY[{}]::timestamptz[])",
         "taskq.push_one('work', 'a', NULL, NULL, {}, NULL, NULL, 0)",
-        "taskq.set_due('retries', (SELECT max(sequence) FROM taskq.live WHERE identifier = 'waiting'), {})",
+        "taskq.set_due('retries', (SELECT max(sequence) FROM taskq_internal.live WHERE identifier = 'waiting'), {})",
         "taskq.install_ticks('work', 't', 'h', ARRAY[{}]::timestamptz[])",
     ],
 )
@@ -268,13 +272,16 @@ def test_a_snooze_of_any_length_is_due_by_the_year_9999(queue: TaskQueue, delay:
 )
 def test_the_delay_of_an_extreme_policy_has_a_bound(queue: TaskQueue, owner: Owner, retry: RetryPolicy) -> None:
     queue.alter_topic("work", TopicPolicy(retry))
-    query = "SELECT taskq.back_off(p.base, p.factor, p.max_delay, %s) <= p.max_delay FROM taskq.policy_of('work') p"
+    query = (
+        "SELECT taskq_internal.back_off(p.base, p.factor, p.max_delay, %s) <= p.max_delay"
+        " FROM taskq.policy_of('work') p"
+    )
     for attempts in (1, 2, 3, 1000, 2**31 - 1):
         assert queue.conn.execute(query, (attempts,)).fetchone() == (True,)
     for attempts in (1, 2, 1000):
         [task] = queue.push("work", ["a"])
         queue.poll("work", owner)
-        queue.conn.execute("UPDATE taskq.live SET attempt = %s", (attempts,))
+        queue.conn.execute("UPDATE taskq_internal.live SET attempt = %s", (attempts,))
         queue.complete(owner, {task: Result.FAILURE})
         info = known(queue, task)
         assert info.state is State.FAILED or info.available_at - last_failure(queue, task) <= retry.max_delay
@@ -307,7 +314,7 @@ def test_an_age_may_be_of_any_length(queue: TaskQueue, verb: str) -> None:
 def test_an_age_beyond_all_time_counts_as_all_time(queue: TaskQueue) -> None:
     world = make_world(queue)
     assert [owner.name for owner in queue.owners(within=timedelta.max)] == ["owner"]
-    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 day'")
+    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 day'")
     assert queue.expire(timedelta.max) == 0
     assert queue.purge_owners(timedelta.max) == 0
     assert known(queue, world.held, "retries").state is State.ACTIVE
@@ -553,13 +560,13 @@ def spoil(queue: TaskQueue, kind: str, value: str) -> None:
     """Writes a value in every column of a kind, as a superuser may who takes the constraints away."""
     for table, constraint in queue.conn.execute(
         "SELECT conrelid::regclass::text, conname FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid"
-        " WHERE c.contype = 'c' AND t.relnamespace = 'taskq'::regnamespace AND NOT t.relispartition"
+        " WHERE c.contype = 'c' AND t.relnamespace = 'taskq_internal'::regnamespace AND NOT t.relispartition"
         " AND pg_get_constraintdef(c.oid) LIKE '%%interval%%'"
     ).fetchall():
         queue.conn.execute(f"ALTER TABLE {table} DROP CONSTRAINT {constraint}".encode())
     for table, column, type_name in queue.conn.execute(COLUMNS).fetchall():
         if type_name == kind:
-            query = f"UPDATE taskq.{table} SET {column} = {value!r} WHERE {column} IS NOT NULL"
+            query = f"UPDATE {table} SET {column} = {value!r} WHERE {column} IS NOT NULL"
             queue.conn.execute(query.encode())
 
 

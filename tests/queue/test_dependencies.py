@@ -223,7 +223,7 @@ def test_an_end_and_a_push_that_do_not_see_each_other_are_found_by_the_next_look
     pushing.conn.commit()
     assert queue.poll("work", owner) == []
     ending.conn.commit()
-    queue.conn.execute("UPDATE taskq.live SET available_at = clock_timestamp()")  # as a second later
+    queue.conn.execute("UPDATE taskq_internal.live SET available_at = clock_timestamp()")  # as a second later
     assert queue.ready("work") == 1
     assert finish(queue, owner) == ["b"]
 
@@ -231,12 +231,12 @@ def test_an_end_and_a_push_that_do_not_see_each_other_are_found_by_the_next_look
 def test_a_poll_looks_at_no_more_than_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("a", delay=timedelta(hours=1)), *[dependent("a") for _ in range(250)]])
     pass_time(queue, timedelta(minutes=20))  # so that the next look at each is a minute away
-    queue.conn.execute("UPDATE taskq.live SET available_at = clock_timestamp() WHERE waits = 1")
+    queue.conn.execute("UPDATE taskq_internal.live SET available_at = clock_timestamp() WHERE waits = 1")
     looked = []
     for _ in range(4):
         assert queue.poll("work", owner, 10) == []
         row = queue.conn.execute(
-            "SELECT count(*) FROM taskq.live WHERE waits = 1 AND available_at > clock_timestamp()"
+            "SELECT count(*) FROM taskq_internal.live WHERE waits = 1 AND available_at > clock_timestamp()"
         ).fetchone()
         looked.append(row)
     assert looked == [(100,), (200,), (250,), (250,)]

@@ -37,7 +37,9 @@ def fail(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str |
 def test_what_differs_from_task_to_task_is_left_out_of_the_group(
     queue: TaskQueue, summary: str | None, identifier: str, group: str
 ) -> None:
-    found = queue.conn.execute("SELECT taskq.error_group(%s::text, %s::text)", (summary, identifier)).fetchone()
+    found = queue.conn.execute(
+        "SELECT taskq_internal.error_group(%s::text, %s::text)", (summary, identifier)
+    ).fetchone()
     assert found == (group,)
 
 

@@ -55,7 +55,9 @@ class Grown:
             if kind in ENDS:
                 self.filler.complete(self.other, dict.fromkeys(held, ENDS[kind]))
         # A poll looks at up to a hundred tasks that have waited for a second: none of these shall be due for that.
-        self.filler.conn.execute("UPDATE taskq.live SET available_at = now() + interval '1 hour' WHERE waits = 1")
+        self.filler.conn.execute(
+            "UPDATE taskq_internal.live SET available_at = now() + interval '1 hour' WHERE waits = 1"
+        )
 
     def names(self, kind: str) -> list[str]:
         """The identifiers of the first tasks of a kind."""
@@ -163,7 +165,7 @@ def growth(server_dsn: str, template: str) -> Iterator[dict[str, tuple[int, int]
 def keep_unknown(conn: psycopg.Connection) -> None:
     """Keeps autovacuum from analyzing the tables."""
     for table in ("task_default", "live_default", "ended_default", "dependency", "history"):
-        conn.execute(f"ALTER TABLE taskq.{table} SET (autovacuum_enabled = off)".encode())
+        conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -246,7 +248,7 @@ def test_a_poll_that_finds_one_dependent_passes_over_those_that_wait(own_queue: 
     own_queue.push("on", ["mine", "never"])
     waiting = [NewTask(f"waiting {number}", depends_on=[("on", "never")]) for number in range(2000)]
     own_queue.push("work", [*waiting, NewTask("free", depends_on=[("on", "mine")])])
-    own_queue.conn.execute("UPDATE taskq.live SET available_at = now() + interval '1 hour' WHERE waits = 1")
+    own_queue.conn.execute("UPDATE taskq_internal.live SET available_at = now() + interval '1 hour' WHERE waits = 1")
     [held] = own_queue.poll("on", owner)
     own_queue.complete(owner, {held: Result.SUCCESS})
     polled: list[Task] = []

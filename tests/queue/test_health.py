@@ -64,7 +64,7 @@ def test_the_worst_comes_first(queue: TaskQueue, owner: Owner) -> None:
 def test_an_open_transaction_is_named_with_its_pid_state_and_application(queue: TaskQueue, dsn: str) -> None:
     with connect(make_conninfo(dsn, application_name="a report")) as reader:
         reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        reader.execute("SELECT FROM taskq.topic")
+        reader.execute("SELECT FROM taskq_internal.topic")
         named = found(queue, "oldest transaction")
         assert named.pid == reader.info.backend_pid
         assert "a report" in named.detail
@@ -82,7 +82,7 @@ def test_a_transaction_that_only_wrote_is_named_as_well(queue: TaskQueue, sessio
     [(59, "fine"), (60, "notice"), (600, "warning"), (3600, "critical")],
 )
 def test_severity_grows_with_the_value(conn: psycopg.Connection, age: int, severity: str) -> None:
-    assert conn.execute("SELECT taskq.severity(%s, 60, 600, 3600)", (age,)).fetchone() == (severity,)
+    assert conn.execute("SELECT taskq_internal.severity(%s, 60, 600, 3600)", (age,)).fetchone() == (severity,)
 
 
 def test_a_prepared_transaction_is_named_with_what_ends_it(queue: TaskQueue, dsn: str) -> None:
@@ -118,19 +118,22 @@ def test_a_session_that_waits_for_the_queue_is_told_with_the_one_that_it_waits_f
 
 def test_dead_rows_are_told_by_their_table_with_the_number_at_which_vacuum_begins(own_queue: TaskQueue) -> None:
     queue = own_queue
-    queue.conn.execute("ALTER TABLE taskq.live_default SET (autovacuum_enabled = off)")
+    queue.conn.execute("ALTER TABLE taskq_internal.live_default SET (autovacuum_enabled = off)")
     owner = queue.register("owner")
     queue.push_stream("work", numbered(3000))
     queue.claim("work", owner, 3000)
     queue.conn.execute("SELECT pg_stat_force_next_flush()")
     until(lambda: found(queue, "dead rows").severity is Severity.CRITICAL)
     worst = found(queue, "dead rows")
-    assert "taskq.live_default has 3000 dead rows, of 6000 in all; autovacuum is switched off for it" in worst.detail
+    assert (
+        "taskq_internal.live_default has 3000 dead rows, of 6000 in all; autovacuum is switched off for it"
+        in worst.detail
+    )
     assert worst.value == 3000
     with queue.conn.transaction(force_rollback=True):  # which nobody else sees, so that no autovacuum comes between
-        queue.conn.execute("ALTER TABLE taskq.live_default RESET (autovacuum_enabled)")
+        queue.conn.execute("ALTER TABLE taskq_internal.live_default RESET (autovacuum_enabled)")
         assert found(queue, "dead rows").severity is Severity.NOTICE
-    queue.conn.execute("VACUUM taskq.live_default")
+    queue.conn.execute("VACUUM taskq_internal.live_default")
     assert found(queue, "dead rows").severity is Severity.FINE
 
 
@@ -236,7 +239,7 @@ def test_a_dependency_that_ended_without_success_is_told(queue: TaskQueue, owner
 def test_a_push_that_stays_open_is_told_with_its_topic_and_pid(queue: TaskQueue, session: TaskQueue) -> None:
     session.push("work", ["a"])
     assert found(queue, "open pushes").value == 0
-    body = queue.conn.execute("SELECT pg_get_functiondef('taskq.health_of_logs'::regproc)").fetchone()
+    body = queue.conn.execute("SELECT pg_get_functiondef('taskq_internal.health_of_logs'::regproc)").fetchone()
     assert body is not None
     with queue.conn.transaction(force_rollback=True):
         queue.conn.execute(body[0].replace("interval '1 minute'", "interval '-1 minute'").encode())
@@ -254,15 +257,15 @@ def test_a_bloated_index_is_named_with_what_to_run(own_queue: TaskQueue) -> None
     own_queue.conn.execute("UPDATE pg_class SET relpages = 20000, reltuples = 100 WHERE relname = 'live_default_pkey'")
     told = found(own_queue, "bloated indexes")
     assert told.severity is Severity.NOTICE
-    assert "REINDEX INDEX CONCURRENTLY taskq.live_default_pkey" in told.detail
+    assert "REINDEX INDEX CONCURRENTLY taskq_internal.live_default_pkey" in told.detail
     assert told.value == 20_000 * 8192
 
 
 def test_a_sequence_that_runs_out_is_told_in_time(own_queue: TaskQueue) -> None:
-    own_queue.conn.execute("SELECT setval('taskq.task_sequence', 8000000000000000000)")
+    own_queue.conn.execute("SELECT setval('taskq_internal.task_sequence', 8000000000000000000)")
     told = found(own_queue, "numbers that run out")
     assert told.severity is Severity.WARNING
-    assert "taskq.task_sequence is at 8000000000000000000" in told.detail
+    assert "taskq_internal.task_sequence is at 8000000000000000000" in told.detail
 
 
 def test_stages_of_jobs_that_died_are_told(queue: TaskQueue, owner: Owner) -> None:
@@ -357,7 +360,7 @@ def test_failures_of_the_last_hour_are_told_with_their_share_and_errors(queue: T
 def test_few_failures_and_old_ones_are_no_warning(queue: TaskQueue, owner: Owner) -> None:
     fail_tasks(queue, owner, ["A"])
     assert found(queue, "failures").severity is Severity.NOTICE
-    queue.conn.execute("UPDATE taskq.ended SET completed = completed - interval '2 hours'")
+    queue.conn.execute("UPDATE taskq_internal.ended SET completed = completed - interval '2 hours'")
     finding = found(queue, "failures")
     assert (finding.severity, finding.detail) == (Severity.FINE, "no task has FAILED in the last hour")
 

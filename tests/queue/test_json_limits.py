@@ -219,7 +219,8 @@ def stage_decisions(queue: TaskQueue, owner: Owner, outputs: dict[int, str]) -> 
     [stage] = queue.conn.execute("SELECT taskq.open_stage(%s, %s)", (owner.name, owner.fence)).fetchone() or [None]
     queue.conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, output)"
-        " SELECT %s, 0, 7, l.sequence, 3, %s::json ->> l.sequence::text FROM taskq.live l WHERE l.holder IS NOT NULL",
+        " SELECT %s, 0, 7, l.sequence, 3, %s::json ->> l.sequence::text FROM taskq_internal.live l"
+        " WHERE l.holder IS NOT NULL",
         (stage, json.dumps(outputs)),
     )
     assert isinstance(stage, UUID)
@@ -417,7 +418,7 @@ def expected_defect(text: str) -> str | None:
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_sql_finds_exactly_what_breaks_a_limit(queue: TaskQueue, text: str) -> None:
     [suspected, defect] = queue.conn.execute(
-        "SELECT taskq.may_be_unreadable(t), taskq.json_defect(t) FROM CAST(%s AS text) AS t", (text,)
+        "SELECT taskq_internal.may_be_unreadable(t), taskq_internal.json_defect(t) FROM CAST(%s AS text) AS t", (text,)
     ).fetchone() or [None, None]
     expected = expected_defect(text)
     if expected is None:

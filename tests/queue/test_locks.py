@@ -18,7 +18,7 @@ MINUTE = timedelta(minutes=1)
 def pass_lock_time(queue: TaskQueue, duration: timedelta) -> None:
     """Lets time go by for all locks, by moving their past back."""
     queue.conn.execute(
-        "UPDATE taskq.lock SET locked = locked - %(by)s::interval, at_least = at_least - %(by)s::interval,"
+        "UPDATE taskq_internal.lock SET locked = locked - %(by)s::interval, at_least = at_least - %(by)s::interval,"
         " until = until - %(by)s::interval",
         {"by": duration},
     )
@@ -26,7 +26,9 @@ def pass_lock_time(queue: TaskQueue, duration: timedelta) -> None:
 
 def left(queue: TaskQueue, name: str = "job") -> timedelta:
     """How long a lock still holds, to the minute."""
-    row = queue.conn.execute("SELECT until - clock_timestamp() FROM taskq.lock WHERE name = %s", (name,)).fetchone()
+    row = queue.conn.execute(
+        "SELECT until - clock_timestamp() FROM taskq_internal.lock WHERE name = %s", (name,)
+    ).fetchone()
     assert row is not None
     return timedelta(minutes=round(row[0].total_seconds() / 60))
 
@@ -125,7 +127,7 @@ def test_the_obvious_insert_waits_for_a_lock_that_is_not_committed(queue: TaskQu
     hurry(queue)
     with pytest.raises(psycopg.errors.LockNotAvailable):
         queue.conn.execute(
-            "INSERT INTO taskq.lock SELECT 'job', 'b', now(), now(), now() ON CONFLICT (name) DO NOTHING"
+            "INSERT INTO taskq_internal.lock SELECT 'job', 'b', now(), now(), now() ON CONFLICT (name) DO NOTHING"
         )
     assert queue.lock("job", "b", HOUR) is False
 
@@ -173,7 +175,7 @@ def test_one_of_many_at_once_gets_the_lock(
 
         calls = [background(lambda number=number: take(number)) for number in range(len(sessions))]  # type: ignore[misc]
         assert sum(call.result() for call in calls) == 1
-    assert queue.conn.execute("SELECT count(*) FROM taskq.lock").fetchone() == (10,)
+    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.lock").fetchone() == (10,)
 
 
 def test_many_locks_in_one_transaction(queue: TaskQueue, session: TaskQueue) -> None:
@@ -181,7 +183,7 @@ def test_many_locks_in_one_transaction(queue: TaskQueue, session: TaskQueue) -> 
     assert not any(hurry(queue).lock(f"{number}", "b", HOUR) for number in range(0, 500, 50))
     session.conn.commit()
     assert all(queue.unlock(f"{number}", "a") for number in range(500))
-    assert queue.conn.execute("SELECT count(*) FROM taskq.lock").fetchone() == (0,)
+    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.lock").fetchone() == (0,)
 
 
 @pytest.mark.parametrize(
@@ -200,4 +202,4 @@ def test_a_lock_of_nobody_or_for_no_time_is_refused(
 ) -> None:
     with pytest.raises(TaskQueueError, match=reason):
         queue.lock(name, by, at_most, at_least)
-    assert queue.conn.execute("SELECT count(*) FROM taskq.lock").fetchone() == (0,)
+    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.lock").fetchone() == (0,)

@@ -18,7 +18,7 @@ from airflow_provider_taskq.queue import (
 from tests.queue.conftest import InBackground, await_lock_wait, numbered
 from tests.queue.log_reader import Reader
 
-BELOW_THE_XID_HORIZON = """SELECT identifier FROM taskq.task
+BELOW_THE_XID_HORIZON = """SELECT identifier FROM taskq_internal.task
     WHERE pushed_in < pg_snapshot_xmin(pg_current_snapshot()) ORDER BY sequence"""
 
 
@@ -29,7 +29,7 @@ def reader(queue: TaskQueue) -> Reader:
 
 def naive_read(queue: TaskQueue, after: int) -> list[tuple[int, str]]:
     """The log as it is often read: by a plain cursor on the sequence."""
-    query = "SELECT sequence, identifier FROM taskq.task WHERE sequence > %s ORDER BY sequence"
+    query = "SELECT sequence, identifier FROM taskq_internal.task WHERE sequence > %s ORDER BY sequence"
     return queue.conn.execute(query, (after,)).fetchall()
 
 
@@ -205,7 +205,7 @@ def test_an_older_snapshot_would_lose_rows_and_is_refused(session: TaskQueue, ds
     with connect(dsn) as old:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         session.push("work", ["a"])
-        old.execute("SELECT count(*) FROM taskq.task")
+        old.execute("SELECT count(*) FROM taskq_internal.task")
         session.conn.commit()
         assert naive_read(TaskQueue(old), 0) == []
         assert [task.identifier for _, task in queue.events("work", None)] == ["a"]
@@ -217,9 +217,9 @@ def test_what_is_pushed_after_the_look_at_the_locks_is_left_to_the_next_read(
     own_dsn: str, own_queue: TaskQueue, background: InBackground[list[str]]
 ) -> None:
     """The last number is looked up before the locks. Here a reader is stopped between its two looks and its read."""
-    own_queue.conn.execute("ALTER FUNCTION taskq.open_pushes(int) RENAME TO open_pushes_now")
+    own_queue.conn.execute("ALTER FUNCTION taskq_internal.open_pushes(int) RENAME TO open_pushes_now")
     own_queue.conn.execute(
-        """CREATE FUNCTION taskq.open_pushes(p_topic_id int) RETURNS TABLE (vxid text, pid int, floor bigint)
+        """CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int) RETURNS TABLE (vxid text, pid int, floor bigint)
         LANGUAGE plpgsql AS $$ BEGIN
             RETURN QUERY SELECT * FROM taskq.open_pushes_now(p_topic_id);
             PERFORM pg_advisory_xact_lock(1);

@@ -117,7 +117,8 @@ def test_a_procedure_that_commits_between_pushes_opens_the_log_for_each(queue: T
             """DO $$ BEGIN FOR n IN 1..3 LOOP
                 PERFORM taskq.push('work', 'APPEND', ARRAY[n::text]);
                 RAISE NOTICE '% %', (SELECT count(*) FROM taskq.log_holders('work')),
-                    (SELECT max(sequence) FROM taskq.task) - (SELECT min(floor) FROM taskq.log_holders('work'));
+                    (SELECT max(sequence) FROM taskq_internal.task) - (SELECT min(floor)
+                        FROM taskq.log_holders('work'));
                 COMMIT;
             END LOOP; END $$"""
         )
@@ -130,8 +131,8 @@ def test_another_program_that_holds_our_key_makes_no_push_wait(
 ) -> None:
     queue.push("work", ["a"])
     session.conn.execute(
-        "SELECT pg_advisory_lock((taskq.log_lock_class()::bigint << 48)"
-        " | (pg_sequence_last_value('taskq.task_sequence') + 1))"
+        "SELECT pg_advisory_lock((taskq_internal.log_lock_class()::bigint << 48)"
+        " | (pg_sequence_last_value('taskq_internal.task_sequence') + 1))"
     )
     queue.conn.execute("SET lock_timeout = '3s'")
     queue.push("work", ["b"])
@@ -178,13 +179,13 @@ def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase(
 
 def test_numbers_are_drawn_one_by_one(queue: TaskQueue) -> None:
     """A session that drew some ahead would use them after others had passed them."""
-    cache = "SELECT cache_size FROM pg_sequences WHERE schemaname = 'taskq' AND sequencename = 'task_sequence'"
+    cache = "SELECT cache_size FROM pg_sequences WHERE schemaname = 'taskq_internal' AND sequencename = 'task_sequence'"
     assert queue.conn.execute(cache.encode()).fetchall() == [(1,)]
 
 
 def test_numbers_beyond_the_key_still_have_a_floor(own_dsn: str, own_queue: TaskQueue) -> None:
     """A lock's key has room for 48 bits; a sequence for 63."""
-    own_queue.conn.execute("SELECT setval('taskq.task_sequence', %s)", (2**50,))
+    own_queue.conn.execute("SELECT setval('taskq_internal.task_sequence', %s)", (2**50,))
     with connect(make_conninfo(own_dsn)) as conn:
         TaskQueue(conn).push("work", ["a"])
         own_queue.push("work", ["b"])

@@ -74,7 +74,7 @@ def test_an_operators_verb_is_undone_by_the_callers_rollback(
     if name == "unlock":
         queue.lock("job", "a", HOUR)
     queue.reassign("work", Result.FILTER, sequences=[ended.sequence])
-    locks = "SELECT k.ctid, k.* FROM taskq.lock k ORDER BY 1"
+    locks = "SELECT k.ctid, k.* FROM taskq_internal.lock k ORDER BY 1"
     before = snapshot(queue.conn), queue.conn.execute(locks.encode()).fetchall()
     assert VERBS[name](session, owner, ended)
     session.conn.rollback()

@@ -81,7 +81,7 @@ def work(own_queue: TaskQueue) -> TaskQueue:
 
 
 def topic_number(queue: TaskQueue, topic: str = "work") -> int:
-    row = queue.conn.execute("SELECT topic_id FROM taskq.topic WHERE name = %s", (topic,)).fetchone()
+    row = queue.conn.execute("SELECT topic_id FROM taskq_internal.topic WHERE name = %s", (topic,)).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -104,7 +104,7 @@ def take_known(outsider: psycopg.Connection, mode: str, queue: TaskQueue) -> Non
     take_floors(outsider, mode, 500)
     prefix = f"{topic_number(queue)}/tick"
     outsider.execute(f"SELECT pg_advisory_lock{mode}(%s, hashtext(%s))".encode(), (TICK_LOCKS, prefix))
-    for name in ("nightly", STAGE, "taskq.prune_stages", "taskq.prune_staged_tasks"):
+    for name in ("nightly", STAGE, "taskq.prune_stages", "taskq_internal.prune_staged_tasks"):
         outsider.execute(f"SELECT pg_advisory_lock{mode}(hashtextextended(%s, %s))".encode(), (name, TOPIC_LOCKS))
     outsider.execute(f"SELECT pg_advisory_lock{mode}(%s)".encode(), (INSTALL_LOCK,))
 
@@ -195,14 +195,14 @@ def test_what_dead_jobs_staged_is_forgotten_while_an_outsider_holds_the_lock_of_
         (STAGE,),
     )
     take_known(outsider, mode, work)
-    assert work.conn.execute("SELECT taskq.prune_staged_tasks()").fetchone() == (1,)
+    assert work.conn.execute("SELECT taskq_internal.prune_staged_tasks()").fetchone() == (1,)
 
 
 def test_stages_are_pruned_by_one_session_at_a_time(work: TaskQueue, producer: TaskQueue) -> None:
-    producer.conn.execute("SELECT taskq.prune_staged_tasks()")
-    assert work.conn.execute("SELECT taskq.may_prune()").fetchone() == (False,)
+    producer.conn.execute("SELECT taskq_internal.prune_staged_tasks()")
+    assert work.conn.execute("SELECT taskq_internal.may_prune()").fetchone() == (False,)
     producer.conn.commit()
-    assert work.conn.execute("SELECT taskq.may_prune()").fetchone() == (True,)
+    assert work.conn.execute("SELECT taskq_internal.may_prune()").fetchone() == (True,)
 
 
 def test_an_install_does_not_wait_for_an_outsider(empty_dsn: str, outsider: psycopg.Connection) -> None:
@@ -359,7 +359,7 @@ def test_a_push_beside_an_outsider_keeps_its_topic_from_being_dropped(
         producer.conn.commit()
         assert dropped.result(120) is True
     for table in ("task", "live", "ended"):
-        assert own_queue.conn.execute(f"SELECT count(*) FROM taskq.{table}".encode()).fetchone() == (0,)
+        assert own_queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}".encode()).fetchone() == (0,)
 
 
 @MODES
@@ -485,7 +485,7 @@ def test_an_open_push_is_told_from_a_forged_one(
 ) -> None:
     take_topics(outsider, "_shared")
     take_floors(outsider, "_shared", 1)
-    pushing = "SELECT pid, everywhere FROM taskq.open_transactions()"
+    pushing = "SELECT pid, everywhere FROM taskq_internal.open_transactions()"
     assert work.conn.execute(pushing.encode()).fetchall() == []
     producer.push("work", ["a"])
     assert work.conn.execute(pushing.encode()).fetchall() == [(producer.conn.info.backend_pid, False)]

@@ -223,7 +223,7 @@ def test_owners_are_those_whose_lease_has_not_lapsed(queue: TaskQueue) -> None:
 
 def test_owners_within_are_those_who_gave_a_sign_of_life_so_recently(queue: TaskQueue) -> None:
     silent, talking = queue.register("silent"), queue.register("talking")
-    queue.conn.execute("UPDATE taskq.owner SET seen = seen - interval '1 minute'")
+    queue.conn.execute("UPDATE taskq_internal.owner SET seen = seen - interval '1 minute'")
     queue.heartbeat(talking)
     assert [owner.name for owner in queue.owners(timedelta(seconds=30))] == ["talking"]
     assert [owner.name for owner in queue.owners(timedelta(seconds=90))] == ["silent", "talking"]

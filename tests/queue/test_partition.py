@@ -58,20 +58,20 @@ def queue(dsn: str) -> Iterator[TaskQueue]:
 
 def tables_of_topics(queue: TaskQueue) -> list[str]:
     """The tables that topics have for themselves."""
-    query = "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind = 'r'"
+    query = "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind = 'r'"
     return [row[0] for row in queue.conn.execute(f"{query} AND c.relname ~ '_[0-9]+$' ORDER BY 1".encode())]
 
 
 def number_of(queue: TaskQueue, topic: str = "work") -> int:
     """A topic's number."""
-    row = queue.conn.execute("SELECT topic_id FROM taskq.find_topic(%s)", (topic,)).fetchone()
+    row = queue.conn.execute("SELECT topic_id FROM taskq_internal.find_topic(%s)", (topic,)).fetchone()
     assert row is not None
     return int(row[0])
 
 
 def apart(queue: TaskQueue, table: str = "task") -> int:
     """How many rows the topic `work` has in a table of its own."""
-    row = queue.conn.execute(f"SELECT count(*) FROM taskq.{table}_{number_of(queue)}".encode()).fetchone()
+    row = queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}_{number_of(queue)}".encode()).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -94,7 +94,7 @@ def test_a_topic_moves_to_tables_of_its_own_with_all_that_it_has(queue: TaskQueu
 
 
 def test_its_tables_are_named_by_its_number_and_never_by_its_name(queue: TaskQueue) -> None:
-    name = 'a "topic"; DROP TABLE taskq.task; --'
+    name = 'a "topic"; DROP TABLE taskq_internal.task; --'
     queue.create_topic(name)
     queue.push(name, ["a"])
     queue.own_partition(name)
@@ -112,7 +112,7 @@ def test_its_tables_have_the_indexes_and_settings_of_the_shared_ones(queue: Task
             ARRAY(SELECT pg_get_constraintdef(o.oid) FROM pg_constraint o WHERE o.conrelid = c.oid ORDER BY 1)
             FROM pg_class c WHERE c.oid = %s::regclass"""
         own, shared = (
-            queue.conn.execute(shape.encode(), (f"taskq.{table}_{suffix}",)).fetchone()
+            queue.conn.execute(shape.encode(), (f"taskq_internal.{table}_{suffix}",)).fetchone()
             for suffix in (number, "default")
         )
         assert own == shared
@@ -169,7 +169,7 @@ def test_a_dropped_topic_leaves_empty_tables_which_are_dropped_later(queue: Task
     queue.poll("work", owner)
     number = number_of(queue)
     assert queue.drop_topic("work")
-    assert queue.conn.execute(f"SELECT FROM taskq.task_{number}".encode()).rowcount == 0
+    assert queue.conn.execute(f"SELECT FROM taskq_internal.task_{number}".encode()).rowcount == 0
     queue.create_topic("work")
     queue.own_partition("work")
     assert len(tables_of_topics(queue)) == 6
@@ -229,7 +229,7 @@ def test_what_another_transaction_holds_is_spared_by_purging_all(
 
 def size_of(queue: TaskQueue, table: str) -> int:
     """The bytes of a table, without its indexes."""
-    row = queue.conn.execute("SELECT pg_relation_size(%s::regclass)", (f"taskq.{table}",)).fetchone()
+    row = queue.conn.execute("SELECT pg_relation_size(%s::regclass)", (f"taskq_internal.{table}",)).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -252,7 +252,7 @@ def test_a_dropped_topic_leaves_nothing_behind(queue: TaskQueue, owner: Owner, o
     assert queue.release_groups_once("gate", "work", [["SUSPENDED"]]) == []
     queue.drop_topic("work")
     for table in ("topic", "task", "live", "ended", "dependency", "probe", "progress", "juncture", "history"):
-        assert queue.conn.execute(f"SELECT FROM taskq.{table}".encode()).rowcount == 0, table
+        assert queue.conn.execute(f"SELECT FROM taskq_internal.{table}".encode()).rowcount == 0, table
 
 
 def test_a_topic_that_does_not_exist_cannot_move(queue: TaskQueue) -> None:
@@ -283,7 +283,7 @@ def test_a_move_waits_until_what_is_held_is_completed(
     mover = open_queue()
     mover.conn.autocommit = True
     moved = background(lambda: mover.own_partition("work"))
-    until(lambda: queue.conn.execute("SELECT FROM taskq.topic WHERE paused").rowcount)
+    until(lambda: queue.conn.execute("SELECT FROM taskq_internal.topic WHERE paused").rowcount)
     queue.push("work", ["b"])
     assert queue.poll("work", owner) == []
     queue.complete(owner, {task: Result.SUCCESS})
@@ -374,7 +374,7 @@ def test_a_poll_that_began_before_a_move_finds_nothing_and_meets_no_table_that_i
     own_queue: TaskQueue, own_dsn: str, background: InBackground[Any], poll: Callable[[TaskQueue, Owner], list[object]]
 ) -> None:
     """Held up between its look at the topic and its first look at the tasks."""
-    body = own_queue.conn.execute("SELECT pg_get_functiondef('taskq.hold_running_lease'::regproc)").fetchone()
+    body = own_queue.conn.execute("SELECT pg_get_functiondef('taskq_internal.hold_running_lease'::regproc)").fetchone()
     assert body is not None
     own_queue.conn.execute(HELD_UP.encode())
     own_queue.conn.execute(body[0].replace("BEGIN\n", "BEGIN PERFORM public.held_up();\n", 1).encode())

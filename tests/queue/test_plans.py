@@ -99,15 +99,17 @@ GUARDS: dict[str, Guard] = {
     ),
 }
 
-FILL_TASK = """INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, payload)
+FILL_TASK = """INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority,
+    identifier, payload)
     SELECT n, now(), now(), '1', topic_id, 0, 'task-' || n %% 1000, '{}'
-    FROM taskq.topic, generate_series(%(low)s::bigint, %(high)s::bigint) AS n WHERE name = 'work'"""
-FILL_LIVE = """INSERT INTO taskq.live (sequence, available_at, topic_id, attempt, priority, identifier)
+    FROM taskq_internal.topic, generate_series(%(low)s::bigint, %(high)s::bigint) AS n WHERE name = 'work'"""
+FILL_LIVE = """INSERT INTO taskq_internal.live (sequence, available_at, topic_id, attempt, priority, identifier)
     SELECT t.sequence, t.due, t.topic_id, CASE WHEN t.sequence %% %(share)s = 0 THEN 1 ELSE 0 END, 0, t.identifier
-    FROM taskq.task t WHERE t.sequence BETWEEN %(low)s AND %(high)s"""
-FILL_ENDED = """INSERT INTO taskq.ended (sequence, completed, available_at, topic_id, attempt, state, identifier)
+    FROM taskq_internal.task t WHERE t.sequence BETWEEN %(low)s AND %(high)s"""
+FILL_ENDED = """INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt,
+    state, identifier)
     SELECT t.sequence, now(), t.due, t.topic_id, 1, CASE WHEN t.sequence %% 3 = 0 THEN 3 ELSE 6 END,
-           'old ' || t.identifier FROM taskq.task t WHERE t.sequence BETWEEN %(low)s AND %(high)s"""
+           'old ' || t.identifier FROM taskq_internal.task t WHERE t.sequence BETWEEN %(low)s AND %(high)s"""
 
 
 def fill(conn: psycopg.Connection, ready: int, ended: int, share: int) -> None:
@@ -118,7 +120,7 @@ def fill(conn: psycopg.Connection, ready: int, ended: int, share: int) -> None:
     conn.execute(FILL_TASK.encode(), {"low": 1, "high": ready + ended})
     conn.execute(FILL_ENDED.encode(), {"low": 1, "high": ended})
     conn.execute(FILL_LIVE.encode(), {"low": ended + 1, "high": ready + ended, "share": share})
-    conn.execute("SELECT setval('taskq.task_sequence', %s)", (ready + ended,))
+    conn.execute("SELECT setval('taskq_internal.task_sequence', %s)", (ready + ended,))
 
 
 @contextmanager
@@ -161,7 +163,7 @@ def filled(request: pytest.FixtureRequest, server_dsn: str, template: str) -> It
     """A queue with a topic whose tables nobody vacuums or analyses but the test."""
     with database(server_dsn, template) as dsn, connect(dsn, autocommit=True) as conn:
         for table in ("task", "live", "ended"):
-            conn.execute(f"ALTER TABLE taskq.{table}_default SET (autovacuum_enabled = off)".encode())
+            conn.execute(f"ALTER TABLE taskq_internal.{table}_default SET (autovacuum_enabled = off)".encode())
         queue = TaskQueue(conn)
         queue.create_topic("work")
         request.param(queue)
@@ -192,7 +194,8 @@ def test_a_call_looks_at_few_rows_by_the_indexes_made_for_it(filled: TaskQueue, 
 
 STRIPPED = """DO $$ DECLARE f text; BEGIN
     FOR f IN SELECT oid::regprocedure FROM pg_proc
-             WHERE pronamespace = 'taskq'::regnamespace AND proconfig IS NOT NULL LOOP
+             WHERE pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
+                 AND proconfig IS NOT NULL LOOP
         EXECUTE format('ALTER FUNCTION %s RESET ALL', f);
     END LOOP; END $$"""
 METHODS = (

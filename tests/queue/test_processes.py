@@ -25,7 +25,7 @@ LOST = "SELECT identifier FROM pushed EXCEPT SELECT identifier FROM ledger"
 INVENTED = "SELECT identifier FROM ledger EXCEPT SELECT identifier FROM pushed"
 DOUBLED = "SELECT sequence FROM ledger GROUP BY sequence HAVING count(*) > 1"
 UNMATCHED = """SELECT sequence FROM ledger
-    FULL JOIN (SELECT sequence FROM taskq.ended WHERE state = 6) e USING (sequence)
+    FULL JOIN (SELECT sequence FROM taskq_internal.ended WHERE state = 6) e USING (sequence)
     WHERE ledger.sequence IS NULL OR e.sequence IS NULL"""
 
 
@@ -186,6 +186,6 @@ def test_a_million_tasks_stream_through_one_call_in_under_200_mb(own_dsn: str, o
     count, _, greatest = (int(word) for word in done.stdout.split())
     assert count == 1_000_000
     assert greatest * 1024 < 200_000_000, f"{greatest} KiB"
-    [ready] = own_queue.conn.execute("SELECT count(*) FROM taskq.live").fetchone() or (0,)
+    [ready] = own_queue.conn.execute("SELECT count(*) FROM taskq_internal.live").fetchone() or (0,)
     assert ready == 1_000_000
     assert own_queue.ready("work", 5) == 5

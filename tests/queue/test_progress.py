@@ -85,7 +85,7 @@ def test_a_topic_that_is_dropped_forgets_its_readers(queue: TaskQueue) -> None:
     queue.drop_topic("work")
     queue.create_topic("work")
     assert queue.progress("readers", "work") is None
-    assert queue.conn.execute("SELECT FROM taskq.progress").fetchall() == []
+    assert queue.conn.execute("SELECT FROM taskq_internal.progress").fetchall() == []
 
 
 def test_progress_of_an_unknown_topic_is_refused(queue: TaskQueue) -> None:

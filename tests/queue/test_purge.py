@@ -31,7 +31,8 @@ from tests.queue.test_sessions import pages_of
 
 SPARED = [State.ACTIVE, State.READY, State.EXPIRED]
 STORED = (
-    "SELECT (SELECT count(*) FROM taskq.live) + (SELECT count(*) FROM taskq.ended), (SELECT count(*) FROM taskq.task)"
+    "SELECT (SELECT count(*) FROM taskq_internal.live) + (SELECT count(*)"
+    " FROM taskq_internal.ended), (SELECT count(*) FROM taskq_internal.task)"
 )
 
 
@@ -83,7 +84,7 @@ def test_nothing_is_left_of_a_purged_task(queue: TaskQueue) -> None:
     queue.push("work", [NewTask("a", depends_on=[("work", "first")]), NewTask("b", {"c": 1}, "r", suspended=True)])
     assert queue.purge("work", state=State.READY) + queue.purge("work") == 3
     for table in ("task", "live", "ended", "dependency"):
-        assert queue.conn.execute(f"SELECT count(*) FROM taskq.{table}".encode()).fetchone() == (0,), table
+        assert queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}".encode()).fetchone() == (0,), table
 
 
 def test_only_the_topics_own_tasks_are_purged(queue: TaskQueue, owner: Owner) -> None:

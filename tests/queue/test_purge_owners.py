@@ -25,13 +25,14 @@ def unseen(queue: TaskQueue, owner: Owner, duration: timedelta = 2 * HOUR) -> No
     """Makes an owner's last sign of life that old, and its lease one that lapsed since."""
     lapse(queue, owner, duration)
     queue.conn.execute(
-        "UPDATE taskq.owner SET seen = clock_timestamp() - %s::interval WHERE name = %s", (duration, owner.name)
+        "UPDATE taskq_internal.owner SET seen = clock_timestamp() - %s::interval WHERE name = %s",
+        (duration, owner.name),
     )
 
 
 def names(queue: TaskQueue) -> list[str]:
     """All owners that are known, whatever became of their leases."""
-    return [name for (name,) in queue.conn.execute("SELECT name FROM taskq.owner ORDER BY name").fetchall()]
+    return [name for (name,) in queue.conn.execute("SELECT name FROM taskq_internal.owner ORDER BY name").fetchall()]
 
 
 @pytest.mark.parametrize("lease", ["lapsed", "released", "expired"])
@@ -51,7 +52,7 @@ def test_owners_without_a_sign_of_life_for_so_long_are_removed(queue: TaskQueue,
 
 def test_a_lease_that_has_not_lapsed_is_never_touched(queue: TaskQueue) -> None:
     owner = queue.register("owner", lease=timedelta(days=7))
-    queue.conn.execute("UPDATE taskq.owner SET seen = seen - interval '5 days'")
+    queue.conn.execute("UPDATE taskq_internal.owner SET seen = seen - interval '5 days'")
     assert queue.purge_owners(HOUR) == 0
     assert queue.purge_owners(-HOUR) == 0
     assert queue.heartbeat(owner).fence == owner.fence

@@ -58,7 +58,8 @@ def spread(queue: TaskQueue, *seconds: float) -> list[tuple[int, datetime]]:
     tasks = [queue.push(("work", "other")[n % 2], [f"{n}"])[0] for n in range(len(seconds))]
     for task, ago in zip(tasks, seconds, strict=True):
         queue.conn.execute(
-            "UPDATE taskq.task SET created = clock_timestamp() - make_interval(secs => %s) WHERE sequence = %s",
+            "UPDATE taskq_internal.task SET created = clock_timestamp() - make_interval(secs => %s)"
+            " WHERE sequence = %s",
             (ago, task.sequence),
         )
     return [(task.sequence, known(queue, task, task.topic).created) for task in tasks]
@@ -121,13 +122,14 @@ def test_neither_reads_the_whole_table(own_queue: TaskQueue, analysed: bool) -> 
     """100,000 tasks of a hundred days are a thousand pages of each table, and more to whoever follows another index."""
     queue = own_queue
     queue.conn.execute(
-        "INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"
-        " SELECT n, moment, moment, '1', topic_id, 0, 'task-' || n FROM generate_series(1, 100000) AS n, taskq.topic,"
+        "INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"
+        " SELECT n, moment, moment, '1', topic_id, 0, 'task-' || n"
+        " FROM generate_series(1, 100000) AS n, taskq_internal.topic,"
         " LATERAL (SELECT now() - make_interval(secs => (100000 - n) * 86.4)) AS m (moment)"
     )
     queue.conn.execute(
-        "INSERT INTO taskq.ended (sequence, completed, available_at, topic_id, state, identifier)"
-        " SELECT sequence, created, due, topic_id, 6, identifier FROM taskq.task ORDER BY sequence"
+        "INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, state, identifier)"
+        " SELECT sequence, created, due, topic_id, 6, identifier FROM taskq_internal.task ORDER BY sequence"
     )
     queue.conn.execute("VACUUM ANALYZE" if analysed else "VACUUM")
     middle = datetime.now(UTC) - timedelta(days=20)

@@ -109,14 +109,14 @@ def test_the_worked_example_of_the_first_seed_to_the_second(queue: TaskQueue, ow
     for at in range(6, 700, 6):
         pass_time(queue, 6 * SECOND)
         created = now(queue) - at * SECOND  # the test's own time does not count
-        queue.conn.execute("UPDATE taskq.task SET created = %s", (created,))
+        queue.conn.execute("UPDATE taskq_internal.task SET created = %s", (created,))
         for polled in queue.poll("work", owner):
             queue.complete(owner, {polled: Decision(Result.FAILURE, error=f"at {at}")})
             info = known(queue, task)
             due = in_second(queue, task, at, created) if info.attempt and info.state is State.READY else None
             told.append((at, info.attempt, due))
         if due is not None:  # nor does the moment between two clocks
-            queue.conn.execute("UPDATE taskq.live SET available_at = %s", (created + due * SECOND,))
+            queue.conn.execute("UPDATE taskq_internal.live SET available_at = %s", (created + due * SECOND,))
     assert told == [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
     info = known(queue, task)
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
@@ -262,7 +262,7 @@ def test_the_policy_in_python_is_the_policy_in_sql(
         queue = TaskQueue(reckoning)
         queue.create_topic("reckoned", TopicPolicy(policy))
         row = reckoning.execute(
-            "SELECT taskq.retry_delay(t, %s) FROM taskq.topic t WHERE name = 'reckoned'", (attempts,)
+            "SELECT taskq_internal.retry_delay(t, %s) FROM taskq_internal.topic t WHERE name = 'reckoned'", (attempts,)
         ).fetchone()
         assert queue.policy("reckoned").retry == policy
     assert row is not None

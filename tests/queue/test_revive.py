@@ -76,7 +76,7 @@ def test_a_reset_gives_the_old_place_back(queue: TaskQueue, owner: Owner) -> Non
     [task] = queue.push("work", [NewTask("a", priority=1)])
     queue.poll("work", owner)
     queue.complete(owner, {task: Result.FAILURE})  # due in an hour
-    queue.conn.execute("UPDATE taskq.live SET available_at = clock_timestamp()")
+    queue.conn.execute("UPDATE taskq_internal.live SET available_at = clock_timestamp()")
     queue.poll("work", owner)
     queue.complete(owner, {task: Result.FAILURE})
     queue.push("work", ["b", NewTask("c", priority=1), NewTask("d", priority=2)])
@@ -183,11 +183,11 @@ def test_recreating_many_at_once_is_the_same_as_one_push_each(
     queue.poll("work", owner, 2)
     chosen = [info for info in everything(queue) if info.state in ENDED][3:27:2]
     named = [info.sequence for info in chosen]
-    queue.conn.execute("UPDATE taskq.task SET payload = to_json(sequence)")
+    queue.conn.execute("UPDATE taskq_internal.task SET payload = to_json(sequence)")
     session.revive("work", revival=revival, sequences=named)
     at_once = [look(info) for info in everything(session)]
     session.conn.rollback()
-    mark = "UPDATE taskq.ended SET descent = state, state = 7 WHERE sequence = ANY (%s)"
+    mark = "UPDATE taskq_internal.ended SET descent = state, state = 7 WHERE sequence = ANY (%s)"
     session.conn.execute(mark, (named,))
     for info in chosen:
         session.push("work", [NewTask(info.identifier, info.sequence)], Insertion[revival.name])

@@ -24,9 +24,9 @@ from airflow_provider_taskq.queue import (
 from tests.queue.conftest import identifiers
 
 THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
-    WHERE pronamespace = to_regnamespace('taskq')
+    WHERE pronamespace IN (to_regnamespace('taskq'), to_regnamespace('taskq_internal'))
     UNION ALL SELECT 'c', c.oid::regclass::text, c.relkind::text FROM pg_class c
-    WHERE relnamespace = to_regnamespace('taskq') ORDER BY 1, 2"""
+    WHERE relnamespace IN (to_regnamespace('taskq'), to_regnamespace('taskq_internal')) ORDER BY 1, 2"""
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def test_installing_twice_changes_nothing(empty: psycopg.Connection) -> None:
     install(empty)
     TaskQueue(empty).create_topic("work")
     TaskQueue(empty).push("work", ["a"])
-    before, ledger = things(empty), empty.execute("SELECT * FROM taskq.migration").fetchall()
+    before, ledger = things(empty), empty.execute("SELECT * FROM taskq_internal.migration").fetchall()
     install(empty)
     assert things(empty) == before
-    assert empty.execute("SELECT * FROM taskq.migration").fetchall() == ledger
+    assert empty.execute("SELECT * FROM taskq_internal.migration").fetchall() == ledger
     assert TaskQueue(empty).ready("work") == 1
 
 
@@ -69,7 +69,7 @@ def test_installing_at_once_from_eight_threads_installs_once(empty: psycopg.Conn
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(installing, range(8)))
     verify(empty)
-    assert empty.execute("SELECT count(*) = count(DISTINCT number) FROM taskq.migration").fetchone() == (True,)
+    assert empty.execute("SELECT count(*) = count(DISTINCT number) FROM taskq_internal.migration").fetchone() == (True,)
 
 
 @pytest.mark.slow
@@ -132,15 +132,15 @@ def test_a_schema_of_that_name_without_our_ledger_is_missing(empty: psycopg.Conn
 
 def test_an_older_schema_is_told_with_what_to_run(empty: psycopg.Connection) -> None:
     install(empty)
-    last = "(SELECT max(number) FROM taskq.migration)"
-    empty.execute(f"DELETE FROM taskq.migration WHERE number = {last}".encode())
+    last = "(SELECT max(number) FROM taskq_internal.migration)"
+    empty.execute(f"DELETE FROM taskq_internal.migration WHERE number = {last}".encode())
     with pytest.raises(SchemaMismatch, match=r"older.*install"):
         verify(empty)
 
 
 def test_other_functions_are_told_and_put_right_by_install(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 0")
+    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
     empty.execute("CREATE FUNCTION taskq.left_over() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     with pytest.raises(SchemaMismatch, match="install"):
         verify(empty)
@@ -151,7 +151,7 @@ def test_other_functions_are_told_and_put_right_by_install(empty: psycopg.Connec
 
 def test_a_newer_schema_says_to_upgrade_the_package_and_is_left_alone(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("INSERT INTO taskq.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
+    empty.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
     before = things(empty)
     for verb in (verify, install):
         with pytest.raises(SchemaMismatch, match=r"newer.*upgrade"):
@@ -161,7 +161,7 @@ def test_a_newer_schema_says_to_upgrade_the_package_and_is_left_alone(empty: psy
 
 def test_a_changed_migration_is_told_by_its_name_and_left_alone(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 2")
+    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 2")
     before = things(empty)
     for verb in (verify, install):
         with pytest.raises(SchemaMismatch, match="0002"):
@@ -171,7 +171,7 @@ def test_a_changed_migration_is_told_by_its_name_and_left_alone(empty: psycopg.C
 
 def test_an_install_that_fails_leaves_the_callers_transaction_usable(empty: psycopg.Connection, empty_dsn: str) -> None:
     install(empty)
-    empty.execute("INSERT INTO taskq.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
+    empty.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
     with connect(empty_dsn) as conn:
         with pytest.raises(SchemaMismatch):
             install(conn)
@@ -186,7 +186,7 @@ def test_a_session_goes_on_while_the_functions_are_replaced(empty: psycopg.Conne
         queue.push("work", ["a", "b", "c"])
         owner = queue.register("me")
         queue.poll("work", owner)
-        empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 0")
+        empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
         install(empty)
         queue.push("work", ["d"])
         assert identifiers(queue.poll("work", owner, 5)) == ["b", "c", "d"]
@@ -210,7 +210,7 @@ def test_install_works_whatever_the_search_path(empty: psycopg.Connection) -> No
 
 def test_functions_of_a_later_release_are_left_alone(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("UPDATE taskq.migration SET name = 'functions 9999', checksum = 'later' WHERE number = 0")
+    empty.execute("UPDATE taskq_internal.migration SET name = 'functions 9999', checksum = 'later' WHERE number = 0")
     before = things(empty)
     for verb in (verify, install):
         with pytest.raises(SchemaMismatch, match=r"newer.*upgrade"):
@@ -221,13 +221,14 @@ def test_functions_of_a_later_release_are_left_alone(empty: psycopg.Connection) 
 def test_an_upgrade_names_what_others_built_on_it_and_drops_nothing_of_theirs(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("CREATE VIEW public.mine AS SELECT sequence FROM taskq.task_info")
-    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 0")
+    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
     with pytest.raises(TaskQueueError, match=r"view mine depends on view (taskq\.)?task_info"):
         install(empty)
     assert empty.execute("SELECT to_regclass('public.mine') IS NOT NULL").fetchone() == (True,)
     assert TaskQueue(empty).topics() == []
 
 
+ALWAYS = ["migrations", "privileges", "task_info"]
 READABLE = "SELECT relname FROM pg_class WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'v' ORDER BY 1"
 
 
@@ -239,7 +240,7 @@ def views(conn: psycopg.Connection) -> list[str]:
 def test_a_schema_without_the_readable_views_verifies_and_works(empty: psycopg.Connection) -> None:
     install(empty, views=False)
     verify(empty)
-    assert views(empty) == ["task_info"]  # the row type of task, latest and page
+    assert views(empty) == ["migrations", "privileges", "task_info"]  # the row type of task, latest and page
     assert empty.execute("SELECT to_regproc('taskq.newest')").fetchone() == (None,)
     queue = TaskQueue(empty)
     queue.create_topic("work")
@@ -254,8 +255,8 @@ def test_a_schema_without_the_readable_views_verifies_and_works(empty: psycopg.C
 def test_no_function_needs_the_readable_views(empty: psycopg.Connection) -> None:
     install(empty)
     named = empty.execute(
-        r"SELECT proname FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace"
-        r" AND prosrc ~ 'taskq\.(tasks|live_tasks|ended_tasks|topics_at_a_glance)\M' ORDER BY 1"
+        r"SELECT proname FROM pg_proc WHERE pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
+        r" AND prosrc ~ 'taskq(_internal)?\.(tasks|live_tasks|ended_tasks|topics_at_a_glance)\M' ORDER BY 1"
     ).fetchall()
     assert named == [("newest",)]  # which is left out with them
 
@@ -284,18 +285,18 @@ def test_access_is_granted_without_the_readable_views(empty: psycopg.Connection,
 def test_a_later_install_does_not_create_views_that_were_left_out(empty: psycopg.Connection) -> None:
     install(empty, views=False)
     install(empty)
-    assert views(empty) == ["task_info"]
-    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = 0")
+    assert views(empty) == ALWAYS
+    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
     install(empty)  # an upgrade
     verify(empty)
-    assert views(empty) == ["task_info"]
+    assert views(empty) == ALWAYS
 
 
 def test_an_install_creates_and_removes_the_readable_views(empty: psycopg.Connection) -> None:
     install(empty)
     whole = things(empty)
     install(empty, views=False)
-    assert views(empty) == ["task_info"]
+    assert views(empty) == ALWAYS
     install(empty, views=True)
     assert things(empty) == whole
     verify(empty)
@@ -317,7 +318,7 @@ def test_views_that_others_built_on_are_not_removed(empty: psycopg.Connection) -
 
 def test_other_views_are_told_and_put_right_by_install(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("UPDATE taskq.migration SET checksum = 'other' WHERE number = -1")
+    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = -1")
     with pytest.raises(SchemaMismatch, match="install"):
         verify(empty)
     install(empty)
@@ -334,7 +335,7 @@ def test_the_module_installs_with_and_without_the_views(empty: psycopg.Connectio
 
     assert run("install", "--no-views") == ("", 0)
     assert run("install") == ("", 0)
-    assert views(empty) == ["task_info"]
+    assert views(empty) == ALWAYS
     assert run("install", "--views") == ("", 0)
     assert "tasks" in views(empty)
     error, code = run("verify", "--no-views")

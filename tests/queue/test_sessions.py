@@ -126,8 +126,9 @@ def test_a_verb_is_undone_by_the_callers_rollback(
 
 def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
     """Every row of every table of the schema, physical place and all."""
-    tables = ("topic", "owner", "task", "live", "ended", "staged", "stage", "progress", "juncture", "history")
-    return [conn.execute(f"SELECT ctid, t.* FROM taskq.{name} t ORDER BY 1".encode()).fetchall() for name in tables]
+    names = ("topic", "owner", "task", "live", "ended", "stage", "progress", "juncture", "history")
+    tables = (*(f"taskq_internal.{name}" for name in names), "taskq.staged")
+    return [conn.execute(f"SELECT ctid, t.* FROM {name} t ORDER BY 1".encode()).fetchall() for name in tables]
 
 
 def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
@@ -142,7 +143,7 @@ def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
 def _touched(queue: TaskQueue) -> int:
     row = queue.conn.execute(
         "SELECT pg_stat_clear_snapshot(), (SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)"
-        " FROM pg_statio_user_tables WHERE schemaname = 'taskq')"
+        " FROM pg_statio_user_tables WHERE schemaname IN ('taskq', 'taskq_internal'))"
     ).fetchone()
     assert row is not None
     return int(row[1])

@@ -32,7 +32,7 @@ def whats(queue: TaskQueue, task: Task) -> list[str]:
 
 def test_a_task_that_goes_well_leaves_nothing_in_the_history(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.SUCCEEDED)
-    assert queue.conn.execute("SELECT FROM taskq.history").rowcount == 0
+    assert queue.conn.execute("SELECT FROM taskq_internal.history").rowcount == 0
     pushed, ended = queue.timeline("work", task.sequence)
     assert (pushed.what, pushed.state, pushed.holder) == ("pushed", None, None)
     assert (ended.what, ended.state, ended.holder, ended.attempt) == ("ended", State.SUCCEEDED, owner.name, 1)
@@ -101,7 +101,7 @@ def test_the_history_goes_with_the_task(queue: TaskQueue, owner: Owner) -> None:
     queue.reassign("work", Result.SUCCESS, sequences=[task.sequence])
     queue.purge("work")
     assert queue.timeline("work", task.sequence) == []
-    assert queue.conn.execute("SELECT FROM taskq.history").rowcount == 0
+    assert queue.conn.execute("SELECT FROM taskq_internal.history").rowcount == 0
 
 
 Scene = Callable[[TaskQueue, Owner], Task]

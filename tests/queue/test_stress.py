@@ -65,7 +65,7 @@ def _begin(dsn: str, role: str, seed: int, seconds: float = SECONDS) -> "subproc
 
 def _drain(queue: TaskQueue) -> None:
     """Takes back what the dead held, and finishes everything, with its line in the ledger."""
-    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
     queue.expire()
     owner = queue.register("last", timedelta(hours=1))
     for topic, condition in TOPICS.items():

@@ -218,7 +218,10 @@ def test_removing_a_tick_leaves_nothing_of_it(queue: TaskQueue) -> None:
     queue.push("work", ["basis"])
     queue.install_ticks("work", "p", "h", [(LONG_AGO, NewTask("", depends_on=[("work", "basis")]))])
     queue.uninstall_ticks("work", "p", "h")
-    left = "SELECT count(*), (SELECT count(*) FROM taskq.dependency), (SELECT count(*) FROM taskq.live) FROM taskq.task"
+    left = (
+        "SELECT count(*), (SELECT count(*) FROM taskq_internal.dependency), (SELECT count(*)"
+        " FROM taskq_internal.live) FROM taskq_internal.task"
+    )
     assert queue.conn.execute(left.encode()).fetchone() == (1, 0, 1)
 
 

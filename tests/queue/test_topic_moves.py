@@ -58,7 +58,10 @@ def mover(dsn: str) -> Iterator[TaskQueue]:
 
 def tables_apart(queue: TaskQueue) -> int:
     """The number of tables that topics have for themselves, attached or not."""
-    query = "SELECT FROM pg_class WHERE relnamespace = 'taskq'::regnamespace AND relkind = 'r' AND relname ~ '_[0-9]+$'"
+    query = (
+        "SELECT FROM pg_class WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind = 'r'"
+        " AND relname ~ '_[0-9]+$'"
+    )
     return queue.conn.execute(query.encode()).rowcount
 
 
@@ -68,7 +71,7 @@ def constraints(queue: TaskQueue) -> int:
 
 
 def is_paused(queue: TaskQueue) -> bool:
-    return queue.conn.execute("SELECT FROM taskq.topic WHERE name = 'work' AND paused").rowcount == 1
+    return queue.conn.execute("SELECT FROM taskq_internal.topic WHERE name = 'work' AND paused").rowcount == 1
 
 
 def unfinished(queue: TaskQueue) -> tuple[Severity, str]:
@@ -103,7 +106,7 @@ def assert_settled(queue: TaskQueue, owner: Owner, before: list[str], *, paused:
     assert image(queue) == before
     assert is_paused(queue) is paused
     assert (tables_apart(queue), constraints(queue)) == (3 if own else 0, 0)
-    assert queue.conn.execute("SELECT FROM taskq.topic_move").rowcount == 0
+    assert queue.conn.execute("SELECT FROM taskq_internal.topic_move").rowcount == 0
     assert unfinished(queue) == (Severity.FINE, "no topic is on its way to its own tables")
     queue.push("work", ["new"])
     queue.resume_topic("work")
@@ -148,7 +151,7 @@ def test_a_session_that_is_terminated_in_the_middle_of_a_step_leaves_a_move_that
     before = fill(queue, owner)
     reading = open_queue()
     reading.conn.execute(
-        f"LOCK TABLE ONLY taskq.{'live' if call == 'close_shared' else 'task'} IN ACCESS SHARE MODE".encode()
+        f"LOCK TABLE ONLY taskq_internal.{'live' if call == 'close_shared' else 'task'} IN ACCESS SHARE MODE".encode()
     )
     moved = background(lambda: mover.own_partition("work"))
     pid = mover.conn.info.backend_pid
@@ -169,7 +172,7 @@ def test_a_second_move_of_a_topic_is_refused_with_the_session_of_the_first(
 ) -> None:
     task = task_in(queue, owner, State.ACTIVE)
     moved = background(lambda: mover.own_partition("work"))
-    until(lambda: queue.conn.execute("SELECT FROM taskq.topic_move").rowcount)
+    until(lambda: queue.conn.execute("SELECT FROM taskq_internal.topic_move").rowcount)
     pid = mover.conn.info.backend_pid
     with pytest.raises(TaskQueueError, match=f"'work' is being moved to its own tables by session {pid} since 20"):
         MOVES[verb](queue)
@@ -240,7 +243,7 @@ def test_a_topic_that_is_paused_or_resumed_while_it_moves_is_so_when_the_move_ha
     if wanted == "resumed":
         queue.pause_topic("work")
     moved = background(lambda: mover.own_partition("work"))
-    until(lambda: queue.conn.execute("SELECT FROM taskq.topic_move").rowcount)
+    until(lambda: queue.conn.execute("SELECT FROM taskq_internal.topic_move").rowcount)
     change = queue.pause_topic if wanted == "paused" else queue.resume_topic
     assert [change("work"), change("work")] == [True, False]
     assert is_paused(queue), "it stands still until it has moved"

@@ -297,7 +297,7 @@ def test_a_push_that_commits_before_the_drop_leaves_no_orphan(
     assert dropped.result() is True
     dropping.conn.commit()
     for table in ("task", "live", "ended"):
-        assert queue.conn.execute(f"SELECT count(*) FROM taskq.{table}".encode()).fetchone() == (0,)
+        assert queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}".encode()).fetchone() == (0,)
 
 
 def test_a_push_that_comes_after_the_drop_is_refused(

@@ -43,12 +43,14 @@ UNREADABLE = {
 
 def poison(queue: TaskQueue, task: Task, payload: str) -> None:
     """Stores a payload that a push refuses."""
-    queue.conn.execute("UPDATE taskq.task SET payload = %s::json WHERE sequence = %s", (payload, task.sequence))
+    queue.conn.execute(
+        "UPDATE taskq_internal.task SET payload = %s::json WHERE sequence = %s", (payload, task.sequence)
+    )
 
 
 def poison_output(queue: TaskQueue, task: Task, output: str) -> None:
     """Stores an output that a completion refuses."""
-    queue.conn.execute("UPDATE taskq.ended SET output = %s::json WHERE sequence = %s", (output, task.sequence))
+    queue.conn.execute("UPDATE taskq_internal.ended SET output = %s::json WHERE sequence = %s", (output, task.sequence))
 
 
 @pytest.fixture(params=list(UNREADABLE))

@@ -204,7 +204,7 @@ def test_a_reader_may_look_at_the_views_and_at_no_table(own_queue: TaskQueue, re
     assert len(queue.conn.execute("SELECT * FROM taskq.newest('work')").fetchall()) == 4
     assert rows(queue, source="taskq.topics_at_a_glance")[0]["running"] == 1
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        queue.conn.execute("SELECT FROM taskq.live")
+        queue.conn.execute("SELECT FROM taskq_internal.live")
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_an_upgrade_names_what_others_built_on_the_views(empty_dsn: str) -> None
     with connect(empty_dsn, autocommit=True) as conn:
         install(conn)
         conn.execute("CREATE VIEW public.failures AS SELECT * FROM taskq.tasks WHERE state = 'FAILED'")
-        conn.execute("UPDATE taskq.migration SET checksum = 'old' WHERE number = 0")
+        conn.execute("UPDATE taskq_internal.migration SET checksum = 'old' WHERE number = 0")
         with pytest.raises(TaskQueueError, match=r"upgraded: view failures depends on view [a-z_.]+$"):
             install(conn)
         conn.execute("DROP VIEW public.failures")

@@ -64,7 +64,9 @@ def test_a_look_tells_each_state_of_the_newest_task(queue: TaskQueue, owner: Own
 def test_a_look_tells_how_long_the_oldest_due_task_has_waited(queue: TaskQueue) -> None:
     queue.push("work", [NewTask("late", priority=-5), NewTask("new", priority=5)])
     assert look(queue.conn, [("work", 1, "NONE", False)])["ready", 1] == (1, None)
-    queue.conn.execute("UPDATE taskq.live SET available_at = available_at - interval '90 s' WHERE priority = -5")
+    queue.conn.execute(
+        "UPDATE taskq_internal.live SET available_at = available_at - interval '90 s' WHERE priority = -5"
+    )
     number, waited = look(queue.conn, [("work", 9, "NONE", True)])["ready", 1]
     assert number == 2
     assert waited == pytest.approx(90, abs=30)

@@ -54,7 +54,8 @@ class Schedule:
             return None
         second = in_second(self.queue, task, self.at, begun)
         self.queue.conn.execute(
-            "UPDATE taskq.live SET available_at = %s WHERE sequence = %s", (begun + second * SECOND, task.sequence)
+            "UPDATE taskq_internal.live SET available_at = %s WHERE sequence = %s",
+            (begun + second * SECOND, task.sequence),
         )
         return second
 

@@ -191,7 +191,7 @@ def test_a_driver_that_is_ended_in_mid_job_leaves_its_work_to_the_next(
     assert second.returncode == 0, second.stderr
     assert ("100 more were held already" in second.stdout) == killed
     assert states(queue) == {"SUCCEEDED": 100}
-    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
 
 
@@ -218,7 +218,7 @@ def test_speculation_on_executors_that_know_no_database(
     following = [task.identifier for task in queue.page("next", size=1_000)]
     assert sorted(following) == sorted(f"item-{number}" for number in range(100))
     assert [task.identifier for task in queue.page("pushed", size=2_000)] == [str(number) for number in range(1_000)]
-    assert queue.conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert queue.conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     for table in ("staged", "staged_task", "staged_junction"):
         assert queue.conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]
     assert queue.owners() == []

@@ -51,7 +51,9 @@ def test_what_was_claimed_stays_held_where_a_later_chunk_fails(
         """CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
             IF NEW.identifier = 'item-47' THEN RAISE division_by_zero; END IF; RETURN NEW; END $$"""
     )
-    conn.execute("CREATE TRIGGER trip BEFORE UPDATE ON taskq.live_default FOR EACH ROW EXECUTE FUNCTION trip()")
+    conn.execute(
+        "CREATE TRIGGER trip BEFORE UPDATE ON taskq_internal.live_default FOR EACH ROW EXECUTE FUNCTION trip()"
+    )
     with pytest.raises(psycopg.errors.DivisionByZero):
         Claiming(route, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
     held = [task.identifier for task in queue.held(owner)]

@@ -132,7 +132,7 @@ def test_an_executor_killed_in_mid_task_changes_nothing_of_what_is_decided(
     followed = objects(task.payload for task in queue.page("next", size=COUNT + 1))
     for told in (decided, followed):
         assert sorted(each["number"] for each in told) == list(range(COUNT))
-    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
     assert queue.owners() == []
     report = output[output.rindex('"decided":') :]

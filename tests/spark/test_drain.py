@@ -168,7 +168,7 @@ def test_a_lease_is_kept_while_its_drain_frees_what_others_let_lapse(
 ) -> None:
     push(1)
     queue.claim("work", queue.register("ghost"), 1)
-    queue.conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
     freeing = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%taskq.expire%'"
     extended: list[bool] = []
 
@@ -176,13 +176,13 @@ def test_a_lease_is_kept_while_its_drain_frees_what_others_let_lapse(
         told: set[object] = set()
         deadline = time.monotonic() + 60
         while len(told) < 2 and time.monotonic() < deadline:
-            told.update(queue.conn.execute("SELECT lease_until FROM taskq.owner WHERE name = 'me'").fetchall())
+            told.update(queue.conn.execute("SELECT lease_until FROM taskq_internal.owner WHERE name = 'me'").fetchall())
             time.sleep(0.05)  # between two looks
         extended.append(len(told) == 2 and queue.conn.execute(freeing).fetchone() is not None)
         busy.rollback()
 
     with connect(dsn) as busy:
-        busy.execute("SELECT FROM taskq.live FOR UPDATE")  # the ghost's task, for which expire() waits
+        busy.execute("SELECT FROM taskq_internal.live FOR UPDATE")  # the ghost's task, for which expire() waits
         letting_go = threading.Thread(target=let_go_after_a_heartbeat, daemon=True)
         letting_go.start()
         result = drain(spark, "work", "me", succeed, dsn=dsn, lease=timedelta(seconds=12))

@@ -51,7 +51,7 @@ def check_once(queue: TaskQueue, sequences: list[int], *results: DrainResult) ->
     }
     following = [task.identifier for task in queue.page("next", size=len(sequences) + 1)]
     assert sorted(following) == sorted(str(sequence) for sequence in sequences)
-    assert queue.conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
+    assert queue.conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     for table in ("staged", "staged_task", "staged_junction"):
         assert queue.conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]
     assert queue.owners() == []
@@ -200,7 +200,7 @@ def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -
     with connect(dsn) as blocker, connect(dsn, autocommit=True) as conn:
         wait_until(conn, BEFORE, process)
         if when == "during":
-            blocker.execute("SELECT FROM taskq.live ORDER BY sequence DESC LIMIT 1 FOR UPDATE")
+            blocker.execute("SELECT FROM taskq_internal.live ORDER BY sequence DESC LIMIT 1 FOR UPDATE")
         if when == "after":
             blocker.execute("SELECT FROM taskq.staged FOR UPDATE")
         if when != "before":

@@ -170,7 +170,7 @@ def test_expire_forgets_what_executors_of_dead_drivers_staged(
     put(conn, stage, 1, [(sequences[0], 3, None)])
     assert queue.expire() == 0
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(1,)]
-    conn.execute("UPDATE taskq.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
     assert queue.expire() == 3
     for table in ("staged", "staged_task"):
         assert conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]

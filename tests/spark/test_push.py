@@ -78,9 +78,11 @@ def test_every_column_of_a_task_arrives(spark: SparkSession, write: Push, queue:
     assert (at.identifier, at.reference, at.priority, at.available_at) == ("at", "ref 0", 7, due)
     assert (later.state, later.available_at - later.created) == (State.SUSPENDED, timedelta(seconds=3600.5))
     assert (bare.reference, bare.priority, bare.payload, bare.state) == (None, 0, None, State.READY)
-    rows = queue.conn.execute("SELECT extract(epoch FROM ttl)::float FROM taskq.task ORDER BY sequence").fetchall()
+    rows = queue.conn.execute(
+        "SELECT extract(epoch FROM ttl)::float FROM taskq_internal.task ORDER BY sequence"
+    ).fetchall()
     assert [ttl for (ttl,) in rows] == [None, 90.5, 90.5, None]
-    waits = "SELECT on_identifier FROM taskq.dependency WHERE sequence = %s"
+    waits = "SELECT on_identifier FROM taskq_internal.dependency WHERE sequence = %s"
     assert queue.conn.execute(waits, (at.sequence,)).fetchall() == [("first",)]
 
 
@@ -145,7 +147,7 @@ def test_a_row_may_depend_on_one_before_it_in_another_topic(spark: SparkSession,
         "topic string, identifier string, depends_on string",
     ).coalesce(1)
     write(frame, topic="")
-    rows = queue.conn.execute("SELECT on_identifier FROM taskq.dependency ORDER BY sequence").fetchall()
+    rows = queue.conn.execute("SELECT on_identifier FROM taskq_internal.dependency ORDER BY sequence").fetchall()
     assert [name for (name,) in rows] == ["a", "b"]
 
 
@@ -287,7 +289,7 @@ def test_a_stage_that_is_forgotten_while_it_is_pushed_pushes_nothing(
 ) -> None:
     """As somebody's expire() may do when it has lain for a day."""
     stage = uuid4()
-    body = conn.execute("SELECT pg_get_functiondef('taskq.check_staged_tasks'::regproc)").fetchall()[0][0]
+    body = conn.execute("SELECT pg_get_functiondef('taskq_internal.check_staged_tasks'::regproc)").fetchall()[0][0]
     conn.execute("    DELETE FROM taskq.staged_task;\nEND".join(body.rsplit("END", 1)).encode())
     conn.execute(
         "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier)"
@@ -311,11 +313,11 @@ def test_what_dead_drivers_staged_is_forgotten_after_a_day(conn: psycopg.Connect
             " SELECT %s, 0, 1, g, 'x', now() - %s::interval FROM generate_series(0, 2) g",
             (stage, age),
         )
-    assert conn.execute("SELECT taskq.prune_staged_tasks()").fetchall() == [(1,)]
+    assert conn.execute("SELECT taskq_internal.prune_staged_tasks()").fetchall() == [(1,)]
     left = "SELECT DISTINCT stage::text FROM taskq.staged_task"
     assert {stage for (stage,) in conn.execute(left).fetchall()} == {fresh, held}
     queue.release(ghost)
-    assert conn.execute("SELECT taskq.prune_staged_tasks()").fetchall() == [(1,)]
+    assert conn.execute("SELECT taskq_internal.prune_staged_tasks()").fetchall() == [(1,)]
     assert conn.execute(left).fetchall() == [(fresh,)]
 
 

@@ -29,11 +29,11 @@ PROGRAM = Path(__file__).parent / "programs" / "soak.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 3 * PATIENCE)]
 
-BATCH = "SELECT coalesce(max(batch), -1) FROM taskq.stream"
+BATCH = "SELECT coalesce(max(batch), -1) FROM taskq_internal.stream"
 COMMITTING = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.push_staged%'"
 BY_TOPIC = (
-    "SELECT t.identifier, t.sequence, t.payload::text AS payload FROM taskq.task t"
-    " JOIN taskq.topic p USING (topic_id) WHERE p.name = '{}'"
+    "SELECT t.identifier, t.sequence, t.payload::text AS payload FROM taskq_internal.task t"
+    " JOIN taskq_internal.topic p USING (topic_id) WHERE p.name = '{}'"
 )
 TASK = "identifier, payload"
 DIFFERENCE = (  # both counts; what is missing, what is double, and what does not follow the number before it
@@ -126,4 +126,4 @@ def test_a_stream_that_is_killed_again_and_again_pushes_every_task_once(
     print(f"{pushed:,} tasks in {time.monotonic() - began:.0f} s, {kills} kills, at most {pusher.late:.1f} s behind")  # noqa: T201
     assert (pushed, copied, gaps, doubles, out_of_order) == (pusher.pushed, pusher.pushed, 0, 0, 0)
     assert pushed >= RATE * SECONDS / 2
-    assert number(conn, "SELECT count(*) FROM taskq.stream") == 1
+    assert number(conn, "SELECT count(*) FROM taskq_internal.stream") == 1

@@ -1,4 +1,4 @@
-"""What executors staged is carried out whole, once, by the living owner (sql/functions/spark.sql)."""
+"""What executors staged is carried out whole, once, by the living owner (sql/api/stages.sql)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -229,9 +229,9 @@ def test_what_the_dead_staged_is_forgotten(conn: Connection, queue: TaskQueue, o
 
 @pytest.mark.parametrize("fence", [1, 255, 2**31, 2**47 + 5])
 def test_a_stage_tells_its_fence(conn: Connection, owner: Owner, fence: int) -> None:
-    conn.execute("UPDATE taskq.owner SET fence = %s WHERE name = %s", (fence, owner.name))
+    conn.execute("UPDATE taskq_internal.owner SET fence = %s WHERE name = %s", (fence, owner.name))
     stage = open_stage(conn, owner.name, fence)
-    assert conn.execute("SELECT taskq.stage_fence(%s)", (stage,)).fetchall() == [(fence,)]
+    assert conn.execute("SELECT taskq_internal.stage_fence(%s)", (stage,)).fetchall() == [(fence,)]
 
 
 @pytest.mark.parametrize(("result", "state"), [(3, State.SUCCEEDED), (0, State.FAILED)])
@@ -257,7 +257,7 @@ def fill(conn: Connection, queue: TaskQueue, owner: Owner, stage: str, count: in
     assert queue.claim("work", owner, count) == count
     conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
-        " SELECT %s, 0, 1, sequence, 3 FROM taskq.live WHERE identifier LIKE 'filler-%%'",
+        " SELECT %s, 0, 1, sequence, 3 FROM taskq_internal.live WHERE identifier LIKE 'filler-%%'",
         (stage,),
     )
     return count

@@ -58,8 +58,8 @@ def test_a_stream_of_decisions_killed_between_its_commit_and_sparks_note_of_it_e
     decide(spark, dsn, *where)  # a task that is ended already would be refused
     assert noted_batches(tmp_path / "checkpoint") == ["0", "1", "2"]
     assert states(queue) == {"SUCCEEDED": 6, "FILTERED": 6}
-    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq.ended").fetchall() == [(1, 0)]
-    assert conn.execute("SELECT count(*), max(batch) FROM taskq.stream").fetchall() == [(1, 2)]
+    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
+    assert conn.execute("SELECT count(*), max(batch) FROM taskq_internal.stream").fetchall() == [(1, 2)]
     queue.release(owner)
     queue.expire()  # takes what the killed driver left staged
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
@@ -76,7 +76,10 @@ def states(queue: TaskQueue) -> dict[str, int]:
 
 def hold_a_task_of_the_second_batch(conn: Connection) -> None:
     """Whoever ends the seventh task has to wait."""
-    conn.execute("SELECT FROM taskq.live WHERE sequence = (SELECT min(sequence) + 6 FROM taskq.task) FOR UPDATE")
+    conn.execute(
+        "SELECT FROM taskq_internal.live WHERE sequence = (SELECT min(sequence) + 6"
+        " FROM taskq_internal.task) FOR UPDATE"
+    )
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def test_a_stream_of_tasks_is_pushed_once_even_where_a_batch_is_replayed(
         run(frame, mode="push", topic="copies")
     assert names(queue, "copies") == [*(f"item-{number}" for number in range(12)), "item-0", "item-1", "item-2"]
     last = 3 if ADMISSION else 1
-    assert conn.execute("SELECT count(*), max(batch) FROM taskq.stream").fetchall() == [(1, last)]
+    assert conn.execute("SELECT count(*), max(batch) FROM taskq_internal.stream").fetchall() == [(1, last)]
     assert left_over(conn) == [(0,)]
 
 
@@ -192,6 +192,6 @@ def test_streams_that_stopped_long_ago_are_forgotten(conn: psycopg.Connection[An
         assert conn.execute("SELECT taskq.begin_batch(%s, 4)", (name,)).fetchall() == [(True,)]
         assert conn.execute("SELECT taskq.begin_batch(%s, 4)", (name,)).fetchall() == [(False,)]
         assert conn.execute("SELECT taskq.begin_batch(%s, 3)", (name,)).fetchall() == [(False,)]
-    conn.execute("UPDATE taskq.stream SET committed = now() - interval '40 days' WHERE name = 'old'")
+    conn.execute("UPDATE taskq_internal.stream SET committed = now() - interval '40 days' WHERE name = 'old'")
     assert conn.execute("SELECT taskq.purge_streams('30 days')").fetchall() == [(1,)]
-    assert conn.execute("SELECT name FROM taskq.stream").fetchall() == [("young",)]
+    assert conn.execute("SELECT name FROM taskq_internal.stream").fetchall() == [("young",)]

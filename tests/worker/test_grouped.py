@@ -210,7 +210,7 @@ def test_a_lease_is_kept_while_a_run_takes_longer(dsn: str, queue: TaskQueue) ->
     [task] = push(queue, 1)
 
     def handle(_task: Task) -> None:
-        row = "SELECT lease_until, lease_until + lease / 2 FROM taskq.owner"
+        row = "SELECT lease_until, lease_until + lease / 2 FROM taskq_internal.owner"
         first = queue.conn.execute(row.encode()).fetchone()
         assert first is not None
         until(lambda: (queue.conn.execute(row.encode()).fetchone() or first)[0] > first[1])

@@ -179,7 +179,7 @@ def test_statistics_tell_how_long_tasks_took_from_due_to_end(queue: TaskQueue, o
     queue.poll("work", owner, 100)
     queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
     queue.conn.execute(
-        "UPDATE taskq.ended SET available_at = completed - make_interval(secs => sequence - %s)",
+        "UPDATE taskq_internal.ended SET available_at = completed - make_interval(secs => sequence - %s)",
         (tasks[0].sequence - 1,),
     )
     [ends] = queue.statistics(topic="work")
@@ -202,10 +202,10 @@ def test_handling_times_are_noted_by_those_who_handle_and_told_by_hour(queue: Ta
     told = (times.took.p50, times.took.p90, times.took.p95, times.took.p99)
     for percentile, expected in zip(told, (0.5, 0.9, 0.95, 0.99), strict=True):
         assert expected <= percentile <= expected * 1.05
-    queue.conn.execute("UPDATE taskq.handling SET hour = hour - interval '3 hours'")
+    queue.conn.execute("UPDATE taskq_internal.handling SET hour = hour - interval '3 hours'")
     assert queue.handling_times() == []
     assert queue.handling_times(6 * HOUR)[0].count == 100
-    queue.conn.execute("UPDATE taskq.handling SET hour = hour - interval '8 days'")
+    queue.conn.execute("UPDATE taskq_internal.handling SET hour = hour - interval '8 days'")
     queue.record_handling_times("work", [1.0])
     assert queue.handling_times(timedelta(days=30))[0].count == 1, "what is older than 8 days is forgotten"
 

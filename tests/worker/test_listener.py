@@ -83,13 +83,13 @@ def test_where_failing_fails_too_it_is_fatal_and_the_tasks_are_held_no_longer(
     queue.push("work", ["a"])
     queue.conn.execute(
         "CREATE FUNCTION pg_temp.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'the disk is full'; END $$;"
-        "CREATE TRIGGER no BEFORE INSERT ON taskq.ended_default FOR EACH ROW EXECUTE FUNCTION pg_temp.no()"
+        "CREATE TRIGGER no BEFORE INSERT ON taskq_internal.ended_default FOR EACH ROW EXECUTE FUNCTION pg_temp.no()"
     )
     try:
         make_worker(lambda _: None, listener=diary, listen=False).start()
         until(lambda: ("fatal", "RaiseException") in diary.heard)
     finally:
-        queue.conn.execute("DROP TRIGGER no ON taskq.ended_default")
+        queue.conn.execute("DROP TRIGGER no ON taskq_internal.ended_default")
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 

@@ -75,7 +75,7 @@ def test_a_start_that_cannot_work_says_why(dsn: str) -> None:
 @pytest.mark.usefixtures("queue")
 def test_a_start_that_gets_no_lease_in_time_is_a_timeout_and_leaves_nothing_behind(dsn: str) -> None:
     with connect(dsn) as blocker:
-        blocker.execute("LOCK TABLE taskq.owner IN ACCESS EXCLUSIVE MODE")
+        blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
         worker = Worker(f"{dsn} options='-c lock_timeout=1s'", "work", lambda _: None)
         with pytest.raises(TimeoutError, match="did not begin"):
             worker.start(timedelta(milliseconds=100))
@@ -87,7 +87,7 @@ def test_a_thread_that_gets_its_lease_when_the_start_was_given_up_takes_nothing(
     queue.push("work", ["a"])
     before = set(threading.enumerate())
     with connect(dsn) as blocker:
-        blocker.execute("LOCK TABLE taskq.owner IN ACCESS EXCLUSIVE MODE")
+        blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
         worker = Worker(dsn, "work", lambda task: seen.append(task.identifier))
         with pytest.raises(TimeoutError, match="did not begin"):
             worker.start(timedelta(milliseconds=100))
@@ -410,7 +410,7 @@ def test_a_drain_does_not_end_at_what_another_poll_looks_at_and_takes_nothing_of
     listener = Empty()
     worker = make_worker(lambda _task: None, listener=listener, condition=Condition.SINGULAR_BY_IDENTIFIER)
     with connect(dsn) as other, ThreadPoolExecutor() as pool:
-        other.execute("SELECT FROM taskq.lane_lock FOR UPDATE")  # as a poll does that began earlier
+        other.execute("SELECT FROM taskq_internal.lane_lock FOR UPDATE")  # as a poll does that began earlier
         drained = pool.submit(worker.drain)
         until(lambda: listener.polls > 2)
         assert not worker.is_idle
@@ -429,7 +429,7 @@ def test_a_drain_leaves_what_a_transaction_keeps_that_stays_open(
     queue.push("work", ["a"])
     worker = make_worker(lambda _task: None, condition=Condition.SINGULAR_BY_IDENTIFIER)
     with connect(dsn) as other:
-        other.execute("SELECT FROM taskq.lane_lock FOR UPDATE")
+        other.execute("SELECT FROM taskq_internal.lane_lock FOR UPDATE")
         assert worker.drain().handled == 0
     assert "leaves what is ready in topic 'work': a transaction that stays open keeps it" in caplog.text
     assert states(queue) == [("a", State.READY)]

@@ -99,8 +99,8 @@ class Driver(RuleBasedStateMachine):
     def begin(self, one_transaction: bool, filled: bool) -> None:
         """An empty queue with its topics; every verb commits, or none does."""
         for table in TABLES:
-            self.conn.execute(f"DELETE FROM taskq.{table}".encode())
-        self.conn.execute("SELECT setval('taskq.task_sequence', 100)")  # so that each run is like any other
+            self.conn.execute(f"DELETE FROM {table}".encode())
+        self.conn.execute("SELECT setval('taskq_internal.task_sequence', 100)")  # so that each run is like any other
         self.conn.autocommit = not one_transaction
         for topic, policy in zip(TOPICS, POLICIES, strict=False):
             assert self.queue.create_topic(topic, policy)
@@ -166,7 +166,7 @@ class Driver(RuleBasedStateMachine):
     def new_sequences(self) -> list[int]:
         """The sequences of tasks that the model does not know yet."""
         rows = self.conn.execute(
-            "SELECT sequence FROM taskq.task WHERE sequence > %s ORDER BY sequence", (self.highest,)
+            "SELECT sequence FROM taskq_internal.task WHERE sequence > %s ORDER BY sequence", (self.highest,)
         ).fetchall()
         return [row[0] for row in rows]
 
@@ -174,7 +174,7 @@ class Driver(RuleBasedStateMachine):
         """By moving all that was, as nobody wants to wait."""
         for table, columns in MOVED.items():
             moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
-            self.conn.execute(f"UPDATE taskq.{table} SET {moves}".encode(), {"by": hours * HOUR})
+            self.conn.execute(f"UPDATE taskq_internal.{table} SET {moves}".encode(), {"by": hours * HOUR})
         self.model.pass_time(hours)
 
     @invariant()

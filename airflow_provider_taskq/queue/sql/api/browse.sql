@@ -1,5 +1,7 @@
 -- Browse: what a page shows of topics, owners, locks, readers and ticks. Everything is read with bounds, so that ten million tasks
 -- cost the same as ten thousand: a count goes up to a cap, a walk over rows up to a budget, and what was not looked at is said.
+--
+-- Browse tasks: those that a filter finds, in the order of their sequences, and what is shown of them.
 
 -- Topics whose name contains p_search (p_exact: is p_search), after a name, in order: at most p_size. Counts go up to p_cap, by
 -- the statuses of taskq.task_info; running and consumers are of the first 10,000 tasks that are held in the database, `running_capped`
@@ -18,10 +20,10 @@ DECLARE
     v_capped    boolean;
 BEGIN
     SELECT array_agg(h.topic_id), array_agg(h.held), array_agg(h.consumers), coalesce(sum(h.held), 0) = 10000
-    INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq.held_by_topic() h;
+    INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq_internal.held_by_topic() h;
     FOR v_topic IN
         SELECT p.topic_id, p.name, p.paused, coalesce(h.held, 0) AS held, coalesce(h.consumers, 0) AS consumers
-        FROM taskq.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers) ON h.topic_id = p.topic_id
+        FROM taskq_internal.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers) ON h.topic_id = p.topic_id
         WHERE (p_after IS NULL OR p.name > p_after)
           AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL OR strpos(lower(p.name), lower(p_search)) > 0 END
         ORDER BY p.name LIMIT greatest(p_size, 0)
@@ -29,96 +31,14 @@ BEGIN
         topic := v_topic.name; paused := v_topic.paused;
         running := v_topic.held; running_capped := v_capped; consumers := v_topic.consumers;
         SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked, paused_tasks
-        FROM taskq.count_waiting(v_topic.topic_id, v_topic.paused, p_cap) r;
-        expired := taskq.count_troubled(v_topic.topic_id, 2, p_cap);
-        failed := taskq.count_troubled(v_topic.topic_id, 3, p_cap);
-        suspended := taskq.count_troubled(v_topic.topic_id, 4, p_cap);
+        FROM taskq_internal.count_waiting(v_topic.topic_id, v_topic.paused, p_cap) r;
+        expired := taskq_internal.count_troubled(v_topic.topic_id, 2, p_cap);
+        failed := taskq_internal.count_troubled(v_topic.topic_id, 3, p_cap);
+        suspended := taskq_internal.count_troubled(v_topic.topic_id, 4, p_cap);
         oldest_seconds := (SELECT extract(epoch FROM v_now - d.since)::bigint FROM taskq.longest_due(v_topic.topic_id) d);
-        last_end_seconds := extract(epoch FROM v_now - taskq.last_end(v_topic.topic_id))::bigint;
+        last_end_seconds := extract(epoch FROM v_now - taskq_internal.last_end(v_topic.topic_id))::bigint;
         RETURN NEXT;
     END LOOP;
-END $$;
-
--- How many tasks of each topic are held, and by how many, among the first 10,000 that are.
-CREATE FUNCTION taskq.held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-BEGIN
-    RETURN QUERY
-    SELECT n.topic_id, count(*), count(DISTINCT n.holder)
-    FROM (SELECT l.topic_id, l.holder FROM taskq.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence LIMIT 10000) n
-    GROUP BY n.topic_id;
-END $$;
-
--- How many READY tasks of a topic have each status of taskq.task_info, each up to a cap. In a paused topic all are paused. Else it looks
--- priority by priority, as only there their times stand in order, at p_cap * 10 rows that are due and as many that are not.
-CREATE FUNCTION taskq.count_waiting(
-    p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
-    OUT paused bigint
-) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-    v_now      timestamptz := clock_timestamp();
-    v_priority smallint := 101;
-    v_asleep   bigint;
-BEGIN
-    ready := 0; scheduled := 0; paused := 0;
-    IF p_paused THEN
-        retrying := 0; blocked := 0;
-        paused := (SELECT count(*) FROM (
-            (SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
-             ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT p_cap)
-            UNION ALL
-            (SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0
-             ORDER BY l.waits, l.available_at, l.sequence LIMIT p_cap) LIMIT p_cap) n);
-        RETURN;
-    END IF;
-    LOOP
-        v_priority := (SELECT l.priority FROM taskq.live l
-                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
-                       ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
-        EXIT WHEN v_priority IS NULL OR ready >= p_cap AND scheduled >= p_cap AND paused >= p_cap;
-        ready := ready + (SELECT count(*) FROM (SELECT FROM (
-            SELECT l.attempt FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
-                AND l.priority = v_priority AND l.available_at <= v_now
-            ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w WHERE w.attempt = 0 LIMIT p_cap - ready) n);
-        scheduled := scheduled + (SELECT count(*) FROM (SELECT FROM (
-            SELECT l.attempt, l.available_at FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
-                AND l.priority = v_priority AND l.available_at > v_now
-            ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w
-            WHERE w.attempt = 0 AND w.available_at <> taskq.paused_until() LIMIT p_cap - scheduled) n);
-        paused := paused + (SELECT count(*) FROM (
-            SELECT FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
-                AND l.priority = v_priority AND l.available_at = taskq.paused_until()
-            ORDER BY l.available_at, l.sequence LIMIT p_cap - paused) n);
-    END LOOP;
-    SELECT count(*) FILTER (WHERE n.due_again IS DISTINCT FROM taskq.paused_until()), count(*) FILTER (WHERE n.due_again = taskq.paused_until())
-    INTO blocked, v_asleep FROM (
-        SELECT l.due_again FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0 AND l.waits = 1
-        ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n;
-    paused := least(p_cap, paused + v_asleep);
-    SELECT count(*) FILTER (WHERE n.available_at <> taskq.paused_until()), count(*) FILTER (WHERE n.available_at = taskq.paused_until() AND n.waits = 2)
-    INTO retrying, v_asleep FROM (
-        SELECT l.available_at, l.waits FROM taskq.live l
-        WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> 1
-        ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n;
-    paused := least(p_cap, paused + v_asleep);
-END $$;
-
--- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.
-CREATE FUNCTION taskq.count_troubled(p_topic_id int, p_state int, p_cap int) RETURNS bigint LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-BEGIN
-    RETURN (SELECT count(*) FROM (
-        SELECT FROM taskq.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state AND e.state::int IN (2, 3, 4)
-        ORDER BY e.sequence LIMIT greatest(p_cap, 0)) n);
-END $$;
-
--- When the last of a topic's newest hundred ended tasks did so.
-CREATE FUNCTION taskq.last_end(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-BEGIN
-    RETURN (SELECT taskq.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p_topic_id
-                                          ORDER BY e.sequence DESC LIMIT 100) n);
 END $$;
 
 -- Owners whose lease is not gone, the newest registration first, before a fence: at most p_size, of the p_budget that are looked
@@ -134,23 +54,23 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT o.name, o.fence, o.lease, o.lease_until, o.lease_until < clock_timestamp(), o.seen, h.held,
-           ARRAY(SELECT p.name FROM taskq.topic p WHERE p.topic_id = ANY (h.topic_ids) ORDER BY p.name)
+           ARRAY(SELECT p.name FROM taskq_internal.topic p WHERE p.topic_id = ANY (h.topic_ids) ORDER BY p.name)
     FROM (SELECT w.* FROM (
-              SELECT n.* FROM taskq.owner n
+              SELECT n.* FROM taskq_internal.owner n
               WHERE NOT p_exact AND n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
               ORDER BY n.fence DESC LIMIT greatest(p_budget, 1)) w
           WHERE p_search IS NULL OR strpos(lower(w.name), lower(p_search)) > 0
           UNION ALL
-          SELECT n.* FROM taskq.owner n WHERE p_exact AND n.name = p_search
+          SELECT n.* FROM taskq_internal.owner n WHERE p_exact AND n.name = p_search
           LIMIT greatest(p_size, 0)) o
     CROSS JOIN LATERAL (
         SELECT count(*) AS held, array_agg(DISTINCT l.topic_id) AS topic_ids
-        FROM (SELECT l.topic_id FROM taskq.live l WHERE l.holder = o.owner_id ORDER BY l.sequence LIMIT 1000) l) h;
+        FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = o.owner_id ORDER BY l.sequence LIMIT 1000) l) h;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count < p_size AND NOT p_exact THEN
         RETURN QUERY
         SELECT NULL::text, n.fence, NULL::interval, NULL::timestamptz, NULL::boolean, NULL::timestamptz, NULL::bigint, NULL::text[]
-        FROM taskq.owner n WHERE n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
+        FROM taskq_internal.owner n WHERE n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
         ORDER BY n.fence DESC OFFSET greatest(p_budget, 1) - 1 LIMIT 1;
     END IF;
 END $$;
@@ -160,20 +80,20 @@ CREATE FUNCTION taskq.browse_holders(p_topic text) RETURNS TABLE (name text, hel
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
     RETURN QUERY
     SELECT o.name, h.held, o.lease_until, o.lease_until < clock_timestamp()
     FROM (SELECT n.holder, count(*) AS held
-          FROM (SELECT l.topic_id, l.holder FROM taskq.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence LIMIT 10000) n
+          FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence LIMIT 10000) n
           WHERE n.topic_id = v_topic_id GROUP BY n.holder ORDER BY 2 DESC, 1 LIMIT 100) h
-    JOIN taskq.owner o ON o.owner_id = h.holder ORDER BY h.held DESC, o.name;
+    JOIN taskq_internal.owner o ON o.owner_id = h.holder ORDER BY h.held DESC, o.name;
 END $$;
 
 -- Locks that are held, or that are nobody's until a time, after a name, in order.
 CREATE FUNCTION taskq.browse_locks(p_after text, p_size int)
 RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint) LANGUAGE sql STABLE AS $$
-    SELECT k.name, k.held_by, k.locked, k.until, extract(epoch FROM taskq.clamp_moment(k.until) - clock_timestamp())::bigint FROM taskq.lock k
+    SELECT k.name, k.held_by, k.locked, k.until, extract(epoch FROM taskq_internal.clamp_moment(k.until) - clock_timestamp())::bigint FROM taskq_internal.lock k
     WHERE k.until > clock_timestamp() AND (p_after IS NULL OR k.name > p_after) ORDER BY k.name LIMIT greatest(p_size, 0)
 $$;
 
@@ -184,9 +104,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN QUERY
     SELECT g.reader_group, p.name, g.partition, g.cursor, g.advanced,
-           (SELECT count(*) FROM (SELECT FROM taskq.task t WHERE t.topic_id = g.topic_id AND t.sequence > g.cursor
+           (SELECT count(*) FROM (SELECT FROM taskq_internal.task t WHERE t.topic_id = g.topic_id AND t.sequence > g.cursor
                                   ORDER BY t.sequence LIMIT greatest(p_cap, 0)) n)
-    FROM taskq.progress g JOIN taskq.topic p ON p.topic_id = g.topic_id
+    FROM taskq_internal.progress g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
     ORDER BY g.reader_group, g.topic_id, g.partition LIMIT greatest(p_size, 0);
 END $$;
 
@@ -199,14 +119,14 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id   bigint := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id   bigint := (taskq_internal.find_topic(p_topic)).topic_id;
     v_identifier text COLLATE "C" := '';
     v_parts      text[];
     v_key        text COLLATE "C";
 BEGIN
     capped := false;
     FOR v_step IN 1 .. p_steps LOOP
-        v_identifier := (SELECT l.identifier FROM taskq.live l
+        v_identifier := (SELECT l.identifier FROM taskq_internal.live l
                          WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier > v_identifier
                          ORDER BY l.identifier LIMIT 1);
         EXIT WHEN v_identifier IS NULL;
@@ -216,11 +136,11 @@ BEGIN
         config_hash := v_parts[2];
         v_key := prefix || '/' || config_hash;
         SELECT count(*), min(n.available_at), max(n.available_at) INTO waiting, next, last FROM (
-            SELECT taskq.due_of(l) AS available_at FROM taskq.live l
+            SELECT taskq_internal.due_of(l) AS available_at FROM taskq_internal.live l
             WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/' AND l.identifier < v_key || '0'
             ORDER BY l.identifier LIMIT 1000) n;
         moments := ARRAY(SELECT to_timestamp(right(t.identifier, 23), 'YYYYMMDD"T"HH24MISS.US"Z"')::timestamp AT TIME ZONE 'UTC'
-                         FROM taskq.task t WHERE t.identifier >= v_key || '/' AND t.identifier < v_key || '0' AND t.topic_id = v_topic_id
+                         FROM taskq_internal.task t WHERE t.identifier >= v_key || '/' AND t.identifier < v_key || '0' AND t.topic_id = v_topic_id
                          ORDER BY t.identifier DESC LIMIT 50);
         RETURN NEXT;
         v_identifier := v_key || '0';  -- the letter after the slash
@@ -230,3 +150,355 @@ BEGIN
         RETURN NEXT;
     END IF;
 END $$;
+
+-- Tasks of a topic by a filter, every part of which may be NULL, in order of sequence (p_newest: descending), beyond p_after. At most
+-- p_size, of p_budget rows that are looked at, in the index that leads to the fewest; looked_to: the last of these where there are
+-- more beyond. p_status is as in taskq.task_info, but that failed includes exhausted; p_since and p_until are about the push, both included; p_error is contained in the
+-- error, in any case, p_error_group is its group (taskq_internal.error_group); without a state they look among EXPIRED, FAILED and SUSPENDED
+-- tasks.
+CREATE FUNCTION taskq.find_tasks(
+    p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz, p_until timestamptz,
+    p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int, OUT hits bigint[], OUT looked_to bigint
+) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_topic  taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_state  int := coalesce(p_state, taskq_internal.state_of_status(p_status));
+    v_low    bigint := CASE WHEN p_since IS NOT NULL THEN coalesce(taskq.resolve(p_since, false), 9223372036854775807) ELSE 0 END;
+    v_high   bigint := CASE WHEN p_until IS NOT NULL THEN coalesce(taskq.resolve(p_until, true), -1) ELSE 9223372036854775807 END;
+    v_held   bigint[];
+    v_source text;
+    v_walk   text;
+    v_filter text;
+    v_order  text := CASE WHEN p_newest THEN 'DESC' ELSE 'ASC' END;
+BEGIN
+    hits := '{}';
+    IF p_status IS NOT NULL AND (taskq_internal.state_of_status(p_status) IS NULL OR v_state <> taskq_internal.state_of_status(p_status)) THEN
+        RETURN;
+    END IF;
+    IF p_newest THEN
+        v_high := least(v_high, p_after - 1);
+    ELSE
+        v_low := greatest(v_low, p_after + 1);
+    END IF;
+    IF v_state = 0 AND coalesce(p_identifier, p_reference) IS NULL THEN
+        v_held := taskq_internal.all_held(v_topic.topic_id, p_budget);
+    END IF;
+    v_source := taskq_internal.source_of(v_state, p_status, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
+    v_walk := taskq_internal.walk_of(v_source, v_order);
+    v_filter := taskq_internal.filter_of(v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
+    EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
+                   taskq_internal.joins_of(v_filter), v_filter, v_order)
+        INTO hits
+        USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held, greatest(p_size, 0), p_error,
+              v_topic.max_attempts, v_topic.paused, p_since, p_until, p_error_group;
+    IF v_filter <> 'WHERE true' AND cardinality(hits) < p_size THEN
+        EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET $7 - 1 LIMIT 1', v_walk)
+            INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held;
+    END IF;
+END $$;
+
+-- Tasks of all topics whose sequence, identifier or reference is this text as a whole: the newest first, at most p_size. Asks the
+-- indexes topic by topic.
+CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_sequence bigint := CASE WHEN p_text ~ '^#?[0-9]{1,18}$' THEN ltrim(p_text, '#')::bigint END;
+    v_size     int := greatest(p_size, 0);
+BEGIN
+    RETURN QUERY
+    SELECT p.name, n.sequence FROM (
+        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq_internal.task t WHERE v_sequence IS NOT NULL AND t.topic_id = q.topic_id AND t.sequence = v_sequence) s
+        UNION
+        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_text AND t.topic_id = q.topic_id
+            ORDER BY t.sequence DESC LIMIT v_size) s
+        UNION
+        SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
+            SELECT t.sequence FROM taskq_internal.task t WHERE t.reference = p_text AND t.topic_id = q.topic_id
+            ORDER BY t.sequence DESC LIMIT v_size) s) n
+    JOIN taskq_internal.topic p ON p.topic_id = n.topic_id ORDER BY n.sequence DESC LIMIT v_size;
+END $$;
+
+-- What is shown of tasks, in no order: everything but payload and output, of which it says the bytes. Tracebacks are cut to p_error
+-- characters; with 0 there are only their summaries. waited and ran are taskq_internal.queue_time and taskq_internal.run_time of the last attempt, of a
+-- running task until now.
+CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
+RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text, attempt int, crashes int,
+               redelivered boolean, priority int, created timestamptz, available_at timestamptz, completed timestamptz, owner text,
+               lease_until timestamptz, error text, error_summary text, payload_bytes int, output_bytes int,
+               waited interval, ran interval)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY  -- OFFSET 0: one task at a time, as the planner would otherwise walk all that has ended for a handful
+    SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt, i.crashes::int, i.redelivered,
+           i.priority::int, i.created, i.available_at, i.completed, i.owner,
+           CASE WHEN i.state = 0 THEN (SELECT o.lease_until FROM taskq_internal.owner o WHERE o.name = i.owner) END,
+           CASE WHEN p_error > 0 THEN left(i.error, p_error) END, i.error_summary, octet_length(i.payload::text), octet_length(i.output::text),
+           taskq_internal.queue_time(i.created, i.available_at, i.polled),
+           taskq_internal.run_time(i.polled, CASE WHEN i.state = 0 THEN statement_timestamp() ELSE i.completed END)
+    FROM unnest(p_sequences) AS u (sequence)
+    CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.sequence = u.sequence OFFSET 0) i;
+END $$;
+
+-- What an owner holds: topics and sequences, in order of sequence, after one. p_workers: what the owners of workers of that name hold,
+-- too, which are named p_owner/...; at most 1,000 of these owners.
+CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int) RETURNS TABLE (topic text, sequence bigint)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT p.name, l.sequence FROM (
+        SELECT n.topic_id, n.sequence FROM (
+            SELECT w.owner_id FROM taskq_internal.owner w WHERE w.name = p_owner
+            UNION ALL
+            (SELECT w.owner_id FROM taskq_internal.owner w
+             WHERE p_workers AND w.name > p_owner || '/' AND w.name < p_owner || '0' AND w.fence IS NOT NULL  -- 0 follows the slash
+             ORDER BY w.name LIMIT 1000)) o
+        CROSS JOIN LATERAL (SELECT h.topic_id, h.sequence FROM taskq_internal.live h
+                            WHERE h.holder = o.owner_id AND h.sequence > coalesce(p_after, 0)
+                            ORDER BY h.sequence LIMIT greatest(p_size, 0)) n
+        ORDER BY n.sequence LIMIT greatest(p_size, 0)) l
+    JOIN taskq_internal.topic p ON p.topic_id = l.topic_id ORDER BY l.sequence;
+END $$;
+
+-- Tasks of a topic that an owner holds or that ended under it since a moment, with their states, in order of sequence. Of what has
+-- ended, the newest p_budget tasks of the topic are looked at.
+CREATE FUNCTION taskq.claimed_by(p_topic text, p_owner text, p_since timestamptz, p_budget int) RETURNS TABLE (sequence bigint, state int)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = on AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner);
+BEGIN
+    RETURN QUERY
+    SELECT n.sequence, n.state FROM (
+        (SELECT l.sequence, 0 AS state FROM taskq_internal.live l WHERE l.holder = v_owner_id AND l.topic_id + 0 = v_topic_id
+         ORDER BY l.sequence LIMIT greatest(p_budget, 0))
+        UNION ALL
+        SELECT e.sequence, e.state::int FROM (
+            SELECT * FROM taskq_internal.ended w WHERE w.topic_id = v_topic_id ORDER BY w.sequence DESC LIMIT greatest(p_budget, 0)) e
+        WHERE e.holder = v_owner_id AND (p_since IS NULL OR e.completed >= p_since)) n
+    ORDER BY n.sequence;
+END $$;
+
+-- The tasks that were pushed in one transaction, from its first to its last, as a push told them: at most p_size of 10,000.
+CREATE FUNCTION taskq.pushed_between(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[] LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN ARRAY(
+        SELECT w.sequence FROM (
+            SELECT t.sequence, t.pushed_in FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_first AND p_last
+            ORDER BY t.sequence LIMIT 10000) w
+        WHERE w.pushed_in = (SELECT f.pushed_in FROM taskq_internal.task f WHERE f.topic_id = v_topic_id AND f.sequence = p_first)
+        LIMIT greatest(p_size, 0));
+END $$;
+
+-- The newest task of each identifier, or none of it, in the order given.
+CREATE FUNCTION taskq.newest_of(p_topic text, p_identifiers text[]) RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT u.identifier, (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = u.identifier AND t.topic_id = v_topic_id
+                          ORDER BY t.sequence DESC LIMIT 1)
+    FROM unnest(p_identifiers) AS u (identifier);
+END $$;
+
+-- What a task depends on: the newest task of each identifier, and its state by name; the first fifty.
+CREATE FUNCTION taskq.dependencies_of(p_topic text, p_sequence bigint)
+RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT p.name, d.on_identifier, n.sequence, taskq_internal.state_of(d.on_topic_id, n.sequence)
+    FROM (SELECT * FROM taskq_internal.dependency d WHERE d.topic_id = (taskq_internal.find_topic(p_topic)).topic_id AND d.sequence = p_sequence LIMIT 50) d
+    JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
+    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                       ORDER BY t.sequence DESC LIMIT 1) n ON true;
+END $$;
+
+-- A task's payload and output as text, cut to so many characters, and their bytes; no row where there is no such task.
+CREATE FUNCTION taskq.texts_of(p_topic text, p_sequence bigint, p_length int)
+RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT left(i.payload::text, greatest(p_length, 0)), octet_length(i.payload::text), left(i.output::text, greatest(p_length, 0)), octet_length(i.output::text)
+    FROM taskq.task_info i WHERE i.topic_id = (taskq_internal.find_topic(p_topic)).topic_id AND i.sequence = p_sequence;
+END $$;
+
+-- How many tasks of each topic are held, and by how many, among the first 10,000 that are.
+CREATE FUNCTION taskq_internal.held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT n.topic_id, count(*), count(DISTINCT n.holder)
+    FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence LIMIT 10000) n
+    GROUP BY n.topic_id;
+END $$;
+
+-- How many READY tasks of a topic have each status of taskq.task_info, each up to a cap. In a paused topic all are paused. Else it looks
+-- priority by priority, as only there their times stand in order, at p_cap * 10 rows that are due and as many that are not.
+CREATE FUNCTION taskq_internal.count_waiting(
+    p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
+    OUT paused bigint
+) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_priority smallint := 101;
+    v_asleep   bigint;
+BEGIN
+    ready := 0; scheduled := 0; paused := 0;
+    IF p_paused THEN
+        retrying := 0; blocked := 0;
+        paused := (SELECT count(*) FROM (
+            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+             ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT p_cap)
+            UNION ALL
+            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0
+             ORDER BY l.waits, l.available_at, l.sequence LIMIT p_cap) LIMIT p_cap) n);
+        RETURN;
+    END IF;
+    LOOP
+        v_priority := (SELECT l.priority FROM taskq_internal.live l
+                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
+                       ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
+        EXIT WHEN v_priority IS NULL OR ready >= p_cap AND scheduled >= p_cap AND paused >= p_cap;
+        ready := ready + (SELECT count(*) FROM (SELECT FROM (
+            SELECT l.attempt FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                AND l.priority = v_priority AND l.available_at <= v_now
+            ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w WHERE w.attempt = 0 LIMIT p_cap - ready) n);
+        scheduled := scheduled + (SELECT count(*) FROM (SELECT FROM (
+            SELECT l.attempt, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                AND l.priority = v_priority AND l.available_at > v_now
+            ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w
+            WHERE w.attempt = 0 AND w.available_at <> taskq_internal.paused_until() LIMIT p_cap - scheduled) n);
+        paused := paused + (SELECT count(*) FROM (
+            SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                AND l.priority = v_priority AND l.available_at = taskq_internal.paused_until()
+            ORDER BY l.available_at, l.sequence LIMIT p_cap - paused) n);
+    END LOOP;
+    SELECT count(*) FILTER (WHERE n.due_again IS DISTINCT FROM taskq_internal.paused_until()), count(*) FILTER (WHERE n.due_again = taskq_internal.paused_until())
+    INTO blocked, v_asleep FROM (
+        SELECT l.due_again FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0 AND l.waits = 1
+        ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n;
+    paused := least(p_cap, paused + v_asleep);
+    SELECT count(*) FILTER (WHERE n.available_at <> taskq_internal.paused_until()), count(*) FILTER (WHERE n.available_at = taskq_internal.paused_until() AND n.waits = 2)
+    INTO retrying, v_asleep FROM (
+        SELECT l.available_at, l.waits FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> 1
+        ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n;
+    paused := least(p_cap, paused + v_asleep);
+END $$;
+
+-- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.
+CREATE FUNCTION taskq_internal.count_troubled(p_topic_id int, p_state int, p_cap int) RETURNS bigint LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+        SELECT FROM taskq_internal.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state AND e.state::int IN (2, 3, 4)
+        ORDER BY e.sequence LIMIT greatest(p_cap, 0)) n);
+END $$;
+
+-- When the last of a topic's newest hundred ended tasks did so.
+CREATE FUNCTION taskq_internal.last_end(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN (SELECT taskq_internal.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
+                                          ORDER BY e.sequence DESC LIMIT 100) n);
+END $$;
+
+-- The state that tasks of a status are in; NULL for what is no status.
+CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN 1
+                WHEN p_status = 'exhausted' THEN 3 WHEN p_status = '' THEN NULL
+                ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded', 'recreated',
+                                          'redundant'], p_status) - 1 END
+$$;
+
+-- The tasks of a topic that are held, in no order; NULL where more than p_budget are held in the database.
+CREATE FUNCTION taskq_internal.all_held(p_topic_id int, p_budget int) RETURNS bigint[] LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN count(*) <= p_budget THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
+            FROM (SELECT l.topic_id, l.sequence FROM taskq_internal.live l WHERE l.holder IS NOT NULL
+                  ORDER BY l.holder, l.sequence LIMIT greatest(p_budget, 0)::bigint + 1) n);
+END $$;
+
+-- Where to look for tasks of a filter.
+CREATE FUNCTION taskq_internal.source_of(p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[])
+RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_identifier IS NOT NULL THEN 'identifier'
+                WHEN p_reference IS NOT NULL THEN 'reference'
+                WHEN p_held IS NOT NULL THEN 'held'
+                WHEN p_status = 'retrying' THEN 'retrying'
+                WHEN p_state <= 1 THEN 'live'
+                WHEN p_state <= 4 THEN 'troubled'
+                WHEN p_state IS NOT NULL THEN 'ended'
+                WHEN p_error IS NOT NULL THEN 'any trouble'
+                ELSE 'task' END
+$$;
+
+-- The statement that looks there, in order, at $7 rows; $1 topic_id, $2 and $3 the bounds, $4 state, $5 identifier, $6 reference, $8 held.
+CREATE FUNCTION taskq_internal.walk_of(p_source text, p_order text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_rest text := format('s.sequence BETWEEN $2 AND $3 ORDER BY s.sequence %s LIMIT $7', p_order);
+BEGIN
+    RETURN CASE p_source
+        WHEN 'identifier' THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = $5 AND s.topic_id = $1 AND ' || v_rest
+        WHEN 'reference' THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.reference = $6 AND s.topic_id = $1 AND ' || v_rest
+        WHEN 'held' THEN 'SELECT s.sequence FROM unnest($8) s (sequence) WHERE ' || v_rest
+        WHEN 'retrying' THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id::bigint = $1 AND s.holder IS NULL AND s.attempt > 0
+                                AND ' || v_rest
+        WHEN 'troubled' THEN 'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4)
+                                AND s.state::int = $4 AND ' || v_rest
+        WHEN 'any trouble' THEN (
+            SELECT format('SELECT n.sequence FROM (%s) n ORDER BY n.sequence %s LIMIT $7', string_agg(format(
+                '(SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4) AND s.state::int = %s
+                  AND %s)', u.state, v_rest), ' UNION ALL '), p_order) FROM unnest(ARRAY[2, 3, 4]) AS u (state))
+        ELSE format('SELECT s.sequence FROM taskq_internal.%I s WHERE s.topic_id = $1 AND %s', p_source, v_rest) END;
+END $$;
+
+-- What the rows that are looked at have to meet; $10 error, $11 max_attempts, $12 whether the topic is paused, $13 since,
+-- $14 until, $15 group of errors.
+CREATE FUNCTION taskq_internal.filter_of(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text)
+RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT concat_ws(' AND ', 'WHERE true',
+        CASE WHEN p_state = 0 THEN 'l.holder IS NOT NULL' WHEN p_state = 1 THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
+             WHEN p_state IS NOT NULL THEN 'e.state = $4' END,
+        CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN CASE p_status WHEN 'paused' THEN '' ELSE 'NOT ' END
+            || '($12 OR coalesce(CASE WHEN l.waits = 1 THEN l.due_again END, l.available_at) = taskq_internal.paused_until())' END,
+        CASE p_status WHEN 'blocked' THEN 'l.waits = 1'
+                      WHEN 'retrying' THEN 'l.waits <> 1 AND l.attempt > 0'
+                      WHEN 'scheduled' THEN 'l.waits <> 1 AND l.attempt = 0 AND l.available_at > clock_timestamp()'
+                      WHEN 'ready' THEN 'l.waits <> 1 AND l.attempt = 0 AND l.available_at <= clock_timestamp()'
+                      WHEN 'exhausted' THEN 'e.attempt >= $11' END,
+        CASE WHEN p_reference IS NOT NULL THEN 't.reference = $6' END,
+        CASE WHEN p_since IS NOT NULL THEN 't.created >= $13' END,
+        CASE WHEN p_until IS NOT NULL THEN 't.created <= $14' END,
+        CASE WHEN p_error IS NOT NULL THEN 'strpos(lower(coalesce(l.error, e.error)), lower($10)) > 0' END,
+        CASE WHEN p_error_group IS NOT NULL THEN
+            'taskq_internal.error_group(coalesce(l.error_summary, e.error_summary), coalesce(l.identifier, e.identifier)) = $15' END)
+$$;
+
+-- The tables that a filter asks.
+CREATE FUNCTION taskq_internal.joins_of(p_filter text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT concat_ws(' ', CASE WHEN strpos(p_filter, 't.') > 0 THEN 'LEFT JOIN taskq_internal.task t ON t.topic_id = $1 AND t.sequence = w.sequence' END,
+                     CASE WHEN strpos(p_filter, 'l.') > 0 THEN 'LEFT JOIN taskq_internal.live l ON l.topic_id = $1 AND l.sequence = w.sequence' END,
+                     CASE WHEN strpos(p_filter, 'e.') > 0 THEN 'LEFT JOIN taskq_internal.ended e ON e.topic_id = $1 AND e.sequence = w.sequence' END)
+$$;

@@ -1,4 +1,6 @@
 -- Complete: a decision ends a task, or puts it back to be tried again. All of a call's decisions, or none.
+--
+-- Exchange: what was done against what is next, in one transaction.
 
 -- Carries out decisions on tasks that the owner holds under this fence, and returns how many they were. Results are
 -- 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS; outputs are JSON texts; a delay snoozes a SUSPENSION. Summaries of errors are found
@@ -10,73 +12,87 @@ CREATE FUNCTION taskq.complete(
 ) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_owner_id  bigint := taskq.hold_lease(p_owner, p_fence);
+    v_owner_id  bigint := taskq_internal.hold_lease(p_owner, p_fence);
     v_done      bigint[] := '{}';
     v_topics    int[];
     v_topic_id  int;
     v_summaries text[];
 BEGIN
-    PERFORM taskq.check_decisions(p_sequences, p_results);
-    PERFORM taskq.check_outputs(p_sequences, p_outputs);
-    IF taskq.anyone_waits() THEN
-        v_topics := taskq.topics_held(v_owner_id, p_sequences);
+    PERFORM taskq_internal.check_decisions(p_sequences, p_results);
+    PERFORM taskq_internal.check_outputs(p_sequences, p_outputs);
+    IF taskq_internal.anyone_waits() THEN
+        v_topics := taskq_internal.topics_held(v_owner_id, p_sequences);
     END IF;
     IF p_errors IS NOT NULL THEN
-        v_summaries := taskq.error_summaries(p_errors, p_summaries);
+        v_summaries := taskq_internal.error_summaries(p_errors, p_summaries);
     END IF;
     IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
-        v_done := taskq.put_back(v_owner_id, p_sequences, p_results, p_errors, v_summaries, p_delays);
+        v_done := taskq_internal.put_back(v_owner_id, p_sequences, p_results, p_errors, v_summaries, p_delays);
     END IF;
-    v_done := v_done || taskq.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors, v_summaries);
+    v_done := v_done || taskq_internal.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors, v_summaries);
     IF cardinality(v_done) <> cardinality(p_sequences) THEN
-        PERFORM taskq.refuse_not_held(p_owner, p_fence, p_sequences, v_done);
+        PERFORM taskq_internal.refuse_not_held(p_owner, p_fence, p_sequences, v_done);
     END IF;
     IF v_topics IS NOT NULL THEN
         FOREACH v_topic_id IN ARRAY v_topics LOOP
-            PERFORM taskq.tell_waiting(v_topic_id, p_sequences, p_results);
+            PERFORM taskq_internal.tell_waiting(v_topic_id, p_sequences, p_results);
         END LOOP;
     END IF;
     RETURN cardinality(v_done);
 END $$;
 
+-- Carries out decisions as taskq.complete does, then polls for the same owner as taskq.poll does. Both or neither.
+CREATE FUNCTION taskq.exchange(
+    p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[],
+    p_delays interval[], p_summaries text[], p_topic text, p_size int, p_order text, p_condition text
+) RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    IF cardinality(p_sequences) > 0 THEN
+        PERFORM taskq.complete(p_owner, p_fence, p_sequences, p_results, p_outputs, p_errors, p_delays, p_summaries);
+    END IF;
+    RETURN QUERY SELECT * FROM taskq.poll(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
+END $$;
+
 -- The topics, in order, of the tasks that the owner holds among these.
-CREATE FUNCTION taskq.topics_held(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.topics_held(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
-    RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) ORDER BY 1);
+    RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) ORDER BY 1);
 END $$;
 
 -- Refuses decisions that are no decisions (TQ002): results outside 0..3, one too few, a task decided twice.
-CREATE FUNCTION taskq.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
 BEGIN
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
     WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN 0 AND 3 LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq.refuse('TQ002', format('the decision on sequence %s has no result in 0..3', v_sequence));
+        PERFORM taskq_internal.refuse('TQ002', format('the decision on sequence %s has no result in 0..3', v_sequence));
     END IF;
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences) AS u (sequence) GROUP BY u.sequence HAVING count(*) > 1 LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq.refuse('TQ002', format('the task of sequence %s is decided twice in one call', v_sequence));
+        PERFORM taskq_internal.refuse('TQ002', format('the task of sequence %s is decided twice in one call', v_sequence));
     END IF;
 END $$;
 
 -- Refuses an output that not every client could read back (TQ002), naming its task.
-CREATE FUNCTION taskq.check_outputs(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_outputs(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
     v_output   text;
 BEGIN
     SELECT u.sequence, u.output INTO v_sequence, v_output FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
-    WHERE taskq.may_be_unreadable(u.output) AND taskq.json_defect(u.output) IS NOT NULL ORDER BY u.sequence LIMIT 1;
+    WHERE taskq_internal.may_be_unreadable(u.output) AND taskq_internal.json_defect(u.output) IS NOT NULL ORDER BY u.sequence LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq.refuse('TQ002', format('the message of the decision on sequence %s %s', v_sequence, taskq.json_defect(v_output)));
+        PERFORM taskq_internal.refuse('TQ002', format('the message of the decision on sequence %s %s', v_sequence, taskq_internal.json_defect(v_output)));
     END IF;
 END $$;
 
 -- Moves held tasks to their end state, with output and error, and returns their sequences.
-CREATE FUNCTION taskq.end_tasks(
+CREATE FUNCTION taskq_internal.end_tasks(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[], p_summaries text[]
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -84,9 +100,9 @@ DECLARE
     v_ended bigint[];
 BEGIN
     WITH gone AS (
-        DELETE FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) RETURNING *
+        DELETE FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) RETURNING *
     ), moved AS (
-    INSERT INTO taskq.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
                              identifier, output, error, error_summary)
     SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, d.result + 3, g.crashes,
            g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error),
@@ -100,7 +116,7 @@ END $$;
 
 -- Puts those tasks back to READY that have a next time, and returns their sequences: a snooze, a failure within
 -- the task's time to live (neither counts), and a noted failure with attempts left.
-CREATE FUNCTION taskq.put_back(
+CREATE FUNCTION taskq_internal.put_back(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[], p_delays interval[]
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -112,29 +128,29 @@ DECLARE
 BEGIN
     v_asked := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
                      WHERE d.result = 0 OR d.result = 1 AND d.delay IS NOT NULL);
-    v_topics := taskq.topics_held(p_owner_id, v_asked);
+    v_topics := taskq_internal.topics_held(p_owner_id, v_asked);
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
                d.result = 0 AND NOT f.young AS noted, p.probe, d.error, d.summary,
-               CASE WHEN d.result = 1 THEN taskq.snoozed_until(v_now, d.delay)
+               CASE WHEN d.result = 1 THEN taskq_internal.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
                                timestamptz '9999-12-31 00:00Z') END AS due
-        FROM (SELECT * FROM taskq.live WHERE holder = p_owner_id AND sequence = ANY (v_asked)) l
-        JOIN (SELECT * FROM taskq.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_asked)) t USING (sequence)
+        FROM (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_asked)) l
+        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_asked)) t USING (sequence)
         JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays) AS d (sequence, result, error, summary, delay) USING (sequence)
-        JOIN taskq.topic p ON p.topic_id = l.topic_id
+        JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
         CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
-                                   taskq.retry_delay(p, l.attempt) AS delay) f
+                                   taskq_internal.retry_delay(p, l.attempt) AS delay) f
         WHERE d.result = 1 OR f.young OR f.delay IS NOT NULL
     ), told AS (
-        INSERT INTO taskq.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder, error, error_summary)
-        SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, 1, 0, j.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = p_owner_id),
+        INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder, error, error_summary)
+        SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, 1, 0, j.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
                right(j.error, 2000), j.summary
         FROM judged j
-        WHERE j.noted AND taskq.is_noted(j.attempt)
+        WHERE j.noted AND taskq_internal.is_noted(j.attempt)
     ), back AS (
-        UPDATE taskq.live l SET
+        UPDATE taskq_internal.live l SET
             holder = NULL,
             polled = NULL,
             available_at = j.due,
@@ -152,7 +168,7 @@ END $$;
 
 -- The delay after so many noted failures, before jitter: min(base * factor ^ (attempts - 1), max_delay).
 -- NULL to give up: no attempts left, or the delays so far add up to max_elapsed.
-CREATE FUNCTION taskq.retry_delay(p_topic taskq.topic, p_attempts int) RETURNS interval LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int) RETURNS interval LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_elapsed interval := interval '0';
     v_earlier int := 1;
@@ -162,18 +178,18 @@ BEGIN
     END IF;
     IF p_topic.max_elapsed IS NOT NULL THEN
         WHILE v_earlier < p_attempts AND v_elapsed < p_topic.max_elapsed LOOP
-            v_elapsed := v_elapsed + taskq.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, v_earlier);
+            v_elapsed := v_elapsed + taskq_internal.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, v_earlier);
             v_earlier := v_earlier + 1;
         END LOOP;
         IF v_elapsed >= p_topic.max_elapsed THEN
             RETURN NULL;
         END IF;
     END IF;
-    RETURN taskq.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
+    RETURN taskq_internal.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
 END $$;
 
 -- min(base * factor ^ (attempts - 1), max_delay), whatever the power: it is compared by logarithms first.
-CREATE FUNCTION taskq.back_off(p_base interval, p_factor double precision, p_max interval, p_attempts int)
+CREATE FUNCTION taskq_internal.back_off(p_base interval, p_factor double precision, p_max interval, p_attempts int)
 RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN p_base = interval '0' THEN interval '0'
@@ -184,13 +200,13 @@ RETURNS interval LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Refuses tasks that the owner does not hold now (TQ004), naming the first few.
-CREATE FUNCTION taskq.refuse_not_held(p_owner text, p_fence bigint, p_sequences bigint[], p_done bigint[])
+CREATE FUNCTION taskq_internal.refuse_not_held(p_owner text, p_fence bigint, p_sequences bigint[], p_done bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_missing bigint[];
 BEGIN
     v_missing := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(p_done) ORDER BY 1);
-    PERFORM taskq.refuse('TQ004', format('owner %L under fence %s does not hold %s of %s tasks: sequence %s%s',
+    PERFORM taskq_internal.refuse('TQ004', format('owner %L under fence %s does not hold %s of %s tasks: sequence %s%s',
         p_owner, p_fence, cardinality(v_missing), cardinality(p_sequences), array_to_string(v_missing[:10], ', '),
         CASE WHEN cardinality(v_missing) > 10 THEN ', ...' ELSE '' END));
 END $$;

@@ -1,6 +1,7 @@
 -- Health: what slows or threatens the queue, in sentences. Everything here is read with bounds, so that it costs
 -- milliseconds however many tasks there are, and needs no rights beyond those on the schema: what a role may not see is said.
--- The server's part is here, the work's part in health_work.sql.
+--
+-- Health of the work: leases that nobody takes back, topics that nobody serves, tasks that wait for ever, and failures.
 
 -- All findings, the worst first. severity: critical, warning, notice, fine; each subject has at least one row, so that
 -- a page or an alarm sees its value also while it is fine. value: seconds, rows, bytes or transactions, as `detail`
@@ -10,28 +11,21 @@ CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE sql AS $$
     SELECT f.* FROM (
         SELECT s.*, NULL::text, NULL::bigint, NULL::text FROM (
-        SELECT * FROM taskq.health_of_vacuum()
-        UNION ALL SELECT * FROM taskq.health_of_horizon()
-        UNION ALL SELECT * FROM taskq.health_of_waits()
-        UNION ALL SELECT * FROM taskq.health_of_numbers()
-        UNION ALL SELECT * FROM taskq.health_of_indexes()
-        UNION ALL SELECT * FROM taskq.health_of_leftovers()
+        SELECT * FROM taskq_internal.health_of_vacuum()
+        UNION ALL SELECT * FROM taskq_internal.health_of_horizon()
+        UNION ALL SELECT * FROM taskq_internal.health_of_waits()
+        UNION ALL SELECT * FROM taskq_internal.health_of_numbers()
+        UNION ALL SELECT * FROM taskq_internal.health_of_indexes()
+        UNION ALL SELECT * FROM taskq_internal.health_of_leftovers()
         ) s
-        UNION ALL SELECT * FROM taskq.health_of_leases(taskq.clamp_age(p_patience))
-        UNION ALL SELECT * FROM taskq.health_of_topics(taskq.clamp_age(p_patience))
-        UNION ALL SELECT * FROM taskq.health_of_dependencies()
-        UNION ALL SELECT * FROM taskq.health_of_failures()
-        UNION ALL SELECT * FROM taskq.health_of_logs()
-        UNION ALL SELECT * FROM taskq.health_of_moves()
+        UNION ALL SELECT * FROM taskq_internal.health_of_leases(taskq_internal.clamp_age(p_patience))
+        UNION ALL SELECT * FROM taskq_internal.health_of_topics(taskq_internal.clamp_age(p_patience))
+        UNION ALL SELECT * FROM taskq_internal.health_of_dependencies()
+        UNION ALL SELECT * FROM taskq_internal.health_of_failures()
+        UNION ALL SELECT * FROM taskq_internal.health_of_logs()
+        UNION ALL SELECT * FROM taskq_internal.health_of_moves()
     ) f (severity, subject, detail, value, pid, topic, sequence, owner)
     ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject, f.value DESC NULLS LAST
-$$;
-
--- How bad a value is, by the three bounds from which on it is.
-CREATE FUNCTION taskq.severity(p_value numeric, p_notice numeric, p_warning numeric, p_critical numeric)
-RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_value >= p_critical THEN 'critical' WHEN p_value >= p_warning THEN 'warning'
-                WHEN p_value >= p_notice THEN 'notice' ELSE 'fine' END
 $$;
 
 -- A duration for people: two units at most, such as 3 h 20 min.
@@ -43,8 +37,60 @@ CREATE FUNCTION taskq.in_words(p_duration interval) RETURNS text LANGUAGE sql IM
     FROM (SELECT floor(greatest(0, extract(epoch FROM p_duration)))::bigint AS s) n
 $$;
 
+-- The task of a topic that has been due for longest, of any priority; NULLs where none is due.
+CREATE FUNCTION taskq.longest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_first record;
+    v_below smallint := 101;
+BEGIN
+    LOOP
+        SELECT l.priority, l.available_at, l.sequence INTO v_first FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_below
+        ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_below := v_first.priority;
+        IF v_first.available_at <= clock_timestamp() AND (since IS NULL OR v_first.available_at < since) THEN
+            since := taskq_internal.clamp_moment(v_first.available_at);
+            sequence := v_first.sequence;
+        END IF;
+    END LOOP;
+END $$;
+
+-- What of its identifier stands in the way of a READY task where one is polled at a time: a sentence, or NULL.
+CREATE FUNCTION taskq.in_the_way(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence);
+    v_other      record;
+BEGIN
+    SELECT l.sequence, o.name, o.lease_until INTO v_other FROM taskq_internal.live l LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
+    WHERE l.identifier = v_identifier AND l.topic_id = p_topic_id AND l.attempt > 0 AND l.sequence <> p_sequence
+    ORDER BY l.holder, l.sequence LIMIT 1;
+    IF FOUND THEN
+        RETURN format('one at a time per identifier, it comes after sequence %s, %s', v_other.sequence,
+            CASE WHEN v_other.name IS NULL THEN 'which is to be tried again'
+                 WHEN v_other.lease_until < clock_timestamp() THEN format('held by %L, whose lease has lapsed', v_other.name)
+                 ELSE format('held by %L', v_other.name) END);
+    END IF;
+    SELECT e.sequence, (ARRAY['EXPIRED', 'FAILED', 'SUSPENDED'])[e.state - 1] AS state INTO v_other FROM taskq_internal.ended e
+    WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (2, 3, 4) ORDER BY e.state, e.sequence LIMIT 1;
+    IF FOUND THEN
+        RETURN format('under the conditions that suspend an identifier, sequence %s of its identifier blocks it, which is %s',
+                      v_other.sequence, v_other.state);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- How bad a value is, by the three bounds from which on it is.
+CREATE FUNCTION taskq_internal.severity(p_value numeric, p_notice numeric, p_warning numeric, p_critical numeric)
+RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_value >= p_critical THEN 'critical' WHEN p_value >= p_warning THEN 'warning'
+                WHEN p_value >= p_notice THEN 'notice' ELSE 'fine' END
+$$;
+
 -- Rows that are dead and not yet vacuumed, by table: against the number at which autovacuum begins.
-CREATE FUNCTION taskq.health_of_vacuum()
+CREATE FUNCTION taskq_internal.health_of_vacuum()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 DECLARE
     v_off text := (SELECT string_agg(name || ' is off', ' and ') FROM pg_settings
@@ -56,21 +102,21 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT w.severity, 'dead rows',
-           format('table taskq.%I has %s dead rows, of %s in all; autovacuum %s, and the table was %s', w.name, w.dead, w.dead + w.alive,
+           format('table %s has %s dead rows, of %s in all; autovacuum %s, and the table was %s', w.name, w.dead, w.dead + w.alive,
                   CASE WHEN w.disabled THEN 'is switched off for it' ELSE 'begins at ' || round(w.bound) END,
                   coalesce('vacuumed last ' || taskq.in_words(clock_timestamp() - w.vacuumed) || ' ago', 'never vacuumed')),
            w.dead, NULL::int
     FROM (SELECT t.*, row_number() OVER (ORDER BY t.dead >= 1000 DESC, t.dead / t.bound DESC) AS place,
                  CASE WHEN t.dead < 1000 THEN 'fine' WHEN t.disabled THEN 'critical'
-                      ELSE taskq.severity(t.dead / greatest(t.bound, 1000), 2, 10, 100) END AS severity  -- a small table is emptied by thousands
-          FROM taskq.vacuum_state() t) w
+                      ELSE taskq_internal.severity(t.dead / greatest(t.bound, 1000), 2, 10, 100) END AS severity  -- a small table is emptied by thousands
+          FROM taskq_internal.vacuum_state() t) w
     WHERE w.place = 1 OR w.place <= 5 AND w.severity <> 'fine';
 END $$;
 
 -- The tables of the schema with their dead and living rows, and the number of dead ones at which autovacuum begins.
-CREATE FUNCTION taskq.vacuum_state()
-RETURNS TABLE (name name, dead bigint, alive bigint, bound numeric, disabled boolean, vacuumed timestamptz) LANGUAGE sql STABLE AS $$
-    SELECT c.relname, s.n_dead_tup, s.n_live_tup,
+CREATE FUNCTION taskq_internal.vacuum_state()
+RETURNS TABLE (name text, dead bigint, alive bigint, bound numeric, disabled boolean, vacuumed timestamptz) LANGUAGE sql STABLE AS $$
+    SELECT c.oid::regclass::text, s.n_dead_tup, s.n_live_tup,
            coalesce(o.threshold, current_setting('autovacuum_vacuum_threshold')::numeric)
            + coalesce(o.scale, current_setting('autovacuum_vacuum_scale_factor')::numeric) * greatest(c.reltuples, 0)::numeric + 1,
            coalesce(o.disabled, false), greatest(s.last_autovacuum, s.last_vacuum)
@@ -81,22 +127,22 @@ RETURNS TABLE (name name, dead bigint, alive bigint, bound numeric, disabled boo
                max(option_value) FILTER (WHERE option_name = 'autovacuum_vacuum_scale_factor')::numeric AS scale,
                bool_or(NOT option_value::boolean) FILTER (WHERE option_name = 'autovacuum_enabled') AS disabled
         FROM pg_options_to_table(c.reloptions)) o ON true
-    WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind = 'r'
+    WHERE c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND c.relkind = 'r'
 $$;
 
 -- Who keeps vacuum from removing what died since: open transactions, standbys, replication slots, prepared transactions.
-CREATE FUNCTION taskq.health_of_horizon()
+CREATE FUNCTION taskq_internal.health_of_horizon()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
-    SELECT CASE WHEN h.since IS NULL THEN taskq.severity(h.age, 100000, 10000000, 500000000)
-                ELSE taskq.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600) END,
+    SELECT CASE WHEN h.since IS NULL THEN taskq_internal.severity(h.age, 100000, 10000000, 500000000)
+                ELSE taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600) END,
            'oldest transaction',
            h.who || ' keeps vacuum from removing what died since: '
            || coalesce('open for ' || taskq.in_words(clock_timestamp() - h.since) || ', ', '') || h.age || ' transactions ago'
            || coalesce(', ' || h.state, ''),
            coalesce(extract(epoch FROM clock_timestamp() - h.since)::bigint, h.age), h.pid
-    FROM taskq.horizon() h ORDER BY h.age DESC LIMIT 3;
+    FROM taskq_internal.horizon() h ORDER BY h.age DESC LIMIT 3;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'oldest transaction', 'nobody keeps vacuum from removing what is dead', 0::bigint, NULL::int;
     END IF;
@@ -107,7 +153,7 @@ BEGIN
 END $$;
 
 -- Everything that holds back the oldest row version that vacuum may remove from this database's tables.
-CREATE FUNCTION taskq.horizon()
+CREATE FUNCTION taskq_internal.horizon()
 RETURNS TABLE (who text, age bigint, since timestamptz, state text, pid int) LANGUAGE sql AS $$
     SELECT CASE WHEN a.backend_type = 'walsender' THEN 'a standby with hot_standby_feedback' ELSE 'a session' END
            || format(' (pid %s, application %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
@@ -129,20 +175,20 @@ RETURNS TABLE (who text, age bigint, since timestamptz, state text, pid int) LAN
 $$;
 
 -- Sessions that have waited for a lock of the queue's for a second or more, with the pid of the one that they wait for.
-CREATE FUNCTION taskq.health_of_waits()
+CREATE FUNCTION taskq_internal.health_of_waits()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
-    SELECT taskq.severity(w.seconds, 1, 10, 60), 'waits for locks',
+    SELECT taskq_internal.severity(w.seconds, 1, 10, 60), 'waits for locks',
            format('session %s has waited for %s s for %s, which session %s holds', w.pid, w.seconds, w.what, w.blocker), w.seconds, w.blocker
     FROM (SELECT l.pid, extract(epoch FROM clock_timestamp() - s.since)::bigint AS seconds, (pg_blocking_pids(l.pid))[1] AS blocker,
                  CASE l.locktype WHEN 'relation' THEN 'the table ' || l.relation::regclass
                                  WHEN 'advisory' THEN 'a topic' ELSE 'a row' END AS what
           FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-          -- The lock of a topic is awaited in steps of 2 seconds (taskq.await_topic_lock), all of them in one statement.
+          -- The lock of a topic is awaited in steps of 2 seconds (taskq_internal.await_topic_lock), all of them in one statement.
           CROSS JOIN LATERAL (SELECT CASE l.locktype WHEN 'advisory' THEN least(a.query_start, l.waitstart) ELSE l.waitstart END AS since) s
           WHERE NOT l.granted AND s.since < clock_timestamp() - interval '1 second'
-            AND (l.locktype = 'advisory' AND l.classid = taskq.topic_lock_class()::oid OR EXISTS (
+            AND (l.locktype = 'advisory' AND l.classid = taskq_internal.topic_lock_class()::oid OR EXISTS (
                 SELECT FROM pg_locks o JOIN pg_class c ON c.oid = o.relation
                 WHERE o.pid = l.pid AND o.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                   AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)))
@@ -153,11 +199,11 @@ BEGIN
 END $$;
 
 -- Numbers that run out: transactions and multixacts until they are frozen, and the values of sequences.
-CREATE FUNCTION taskq.health_of_numbers()
+CREATE FUNCTION taskq_internal.health_of_numbers()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
-    SELECT taskq.severity(n.age, greatest(300000000, 1.5 * n.bound), 1000000000, 1600000000), 'numbers that run out',
+    SELECT taskq_internal.severity(n.age, greatest(300000000, 1.5 * n.bound), 1000000000, 1600000000), 'numbers that run out',
            format('the oldest %s of this database is %s old; autovacuum freezes from %s on, and the server stops taking writes at 2100000000',
                   n.what, n.age, n.bound), n.age, NULL::int
     FROM (SELECT 'transaction' AS what, age(d.datfrozenxid)::bigint AS age, current_setting('autovacuum_freeze_max_age')::bigint AS bound
@@ -166,27 +212,270 @@ BEGIN
           SELECT 'multixact', mxid_age(d.datminmxid)::bigint, current_setting('autovacuum_multixact_freeze_max_age')::bigint
           FROM pg_database d WHERE d.datname = current_database()) n;
     RETURN QUERY
-    SELECT taskq.severity(s.last_value::numeric / s.max_value, 0.5, 0.8, 0.95), 'numbers that run out',
+    SELECT taskq_internal.severity(s.last_value::numeric / s.max_value, 0.5, 0.8, 0.95), 'numbers that run out',
            format('sequence %I.%I is at %s of %s', s.schemaname, s.sequencename, s.last_value, s.max_value), s.last_value, NULL::int
-    FROM pg_sequences s WHERE s.schemaname = 'taskq' AND s.last_value IS NOT NULL
+    FROM pg_sequences s WHERE s.schemaname = 'taskq_internal' AND s.last_value IS NOT NULL
     ORDER BY s.last_value::numeric / s.max_value DESC LIMIT 1;
 END $$;
 
 -- Indexes of the hot table that are much larger than their entries need: told by the pages that vacuum saw last.
-CREATE FUNCTION taskq.health_of_indexes()
+CREATE FUNCTION taskq_internal.health_of_indexes()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT 'notice', 'bloated indexes',
-           format('index taskq.%I has %s for %s entries, some %s each: REINDEX INDEX CONCURRENTLY taskq.%1$I makes it small again',
+           format('index taskq_internal.%I has %s for %s entries, some %s each: REINDEX INDEX CONCURRENTLY taskq_internal.%1$I makes it small again',
                   b.name, pg_size_pretty(b.bytes), b.entries, pg_size_pretty(b.bytes / greatest(b.entries, 1))),
            b.bytes, NULL::int
     FROM (SELECT i.relname AS name, i.relpages::bigint * current_setting('block_size')::bigint AS bytes, greatest(i.reltuples, 0)::bigint AS entries
           FROM pg_inherits h JOIN pg_index x ON x.indrelid = h.inhrelid JOIN pg_class i ON i.oid = x.indexrelid
-          WHERE h.inhparent = 'taskq.live'::regclass) b
+          WHERE h.inhparent = 'taskq_internal.live'::regclass) b
     WHERE b.bytes >= 67108864 AND b.bytes > 8 * b.entries * 150
     ORDER BY b.bytes DESC LIMIT 5;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'bloated indexes', 'no index of taskq.live is much larger than its entries need', NULL::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'bloated indexes', 'no index of taskq_internal.live is much larger than its entries need', NULL::bigint, NULL::int;
+    END IF;
+END $$;
+
+-- Leases that lapsed and that no expire() has taken since.
+CREATE FUNCTION taskq_internal.health_of_leases(p_patience interval)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_count  bigint;
+    v_oldest interval;
+    v_owner  text;
+    v_held   bigint;
+BEGIN
+    SELECT count(*), max(clock_timestamp() - taskq_internal.clamp_moment(o.lease_until)), (array_agg(o.name ORDER BY o.lease_until))[1], sum(o.held)
+    INTO v_count, v_oldest, v_owner, v_held
+    FROM (SELECT n.*, (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = n.owner_id LIMIT 100) h) AS held
+          FROM taskq_internal.owner n WHERE n.fence IS NOT NULL AND n.lease_until < clock_timestamp() LIMIT 1000) o;
+    IF v_count = 0 THEN
+        RETURN QUERY SELECT 'fine', 'lapsed leases', 'no lease has lapsed', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT CASE WHEN v_oldest < p_patience THEN 'fine' WHEN v_held = 0 THEN 'notice' WHEN v_oldest < 12 * p_patience THEN 'warning'
+                ELSE 'critical' END,
+           'lapsed leases',
+           format('%s leases have lapsed, the longest %s ago (owner %L); some %s tasks wait under them for taskq.expire() to give them back',
+                  CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.in_words(v_oldest), v_owner, v_held),
+           v_count, NULL::int, NULL::text, NULL::bigint, v_owner;
+END $$;
+
+-- Topics whose due tasks have waited longer than p_patience, and why as far as it can be told: nobody takes them, others
+-- of their identifiers stand in the way, or there is more than those who work on it can do. Paused topics are told too.
+--
+-- A poll leaves no trace of its own, which would be a write. That a topic is served is told by what it leads to: somebody
+-- with a running lease holds tasks of it now, or one of its newest ended tasks ended within p_patience.
+CREATE FUNCTION taskq_internal.health_of_topics(p_patience interval)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_held  int[] := taskq_internal.topics_served();
+    v_topic record;
+    v_count int := 0;
+    v_why   text;
+BEGIN
+    FOR v_topic IN
+        SELECT p.topic_id, p.name, p.paused, d.sequence, v_now - d.since AS age
+        FROM taskq_internal.topic p CROSS JOIN LATERAL taskq.longest_due(p.topic_id) d
+        WHERE d.since < v_now - p_patience ORDER BY d.since
+    LOOP
+        v_count := v_count + 1;
+        CONTINUE WHEN v_count > 10;
+        subject := 'waiting tasks';
+        value := extract(epoch FROM v_topic.age);
+        topic := v_topic.name;
+        sequence := v_topic.sequence;
+        v_why := taskq.in_the_way(v_topic.topic_id, v_topic.sequence);
+        IF v_topic.paused THEN
+            severity := 'notice';
+            detail := 'it is paused';
+        ELSIF v_topic.topic_id = ANY (v_held) OR taskq_internal.ended_since(v_topic.topic_id, v_now - p_patience) THEN
+            severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'notice' ELSE 'warning' END;
+            detail := coalesce(v_why, 'it is worked on, but more comes in than goes out, or what goes first passes by');
+        ELSE
+            severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'warning' ELSE 'critical' END;
+            detail := format('nobody seems to poll it: no running lease holds any of its tasks, and none of its newest has ended for %s%s',
+                             taskq.in_words(p_patience), coalesce('; ' || v_why, ''));
+        END IF;
+        detail := format('topic %L, sequence %s has been due for %s: %s', v_topic.name, v_topic.sequence, taskq.in_words(v_topic.age), detail);
+        RETURN NEXT;
+    END LOOP;
+    RETURN QUERY
+    SELECT CASE WHEN v_count = 0 THEN 'fine' ELSE 'notice' END, 'waiting tasks',
+           format('%s topics have tasks that have been due for longer than %s', v_count, taskq.in_words(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+END $$;
+
+-- The topics of which owners with a running lease hold tasks now: of a thousand owners, and of the first and the last
+-- hundred tasks of each.
+CREATE FUNCTION taskq_internal.topics_served() RETURNS int[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT DISTINCT h.topic_id
+        FROM (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.fence IS NOT NULL AND o.lease_until >= clock_timestamp() LIMIT 1000) w
+        CROSS JOIN LATERAL (
+            (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = w.owner_id ORDER BY l.sequence LIMIT 100)
+            UNION ALL
+            (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = w.owner_id ORDER BY l.sequence DESC LIMIT 100)) h);
+END $$;
+
+-- Whether one of the newest hundred ended tasks of a topic has ended since.
+CREATE FUNCTION taskq_internal.ended_since(p_topic_id int, p_since timestamptz) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id ORDER BY e.sequence DESC LIMIT 100) n
+        WHERE n.completed >= p_since);
+END $$;
+
+-- Tasks that wait for a task which has ended otherwise than by success, and so wait until somebody does something about it.
+-- Looks at the first two thousand dependencies that are waited for.
+CREATE FUNCTION taskq_internal.health_of_dependencies()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_count   bigint;
+    v_example record;
+BEGIN
+    SELECT count(*), (array_agg(d.topic_id))[1] AS topic_id, (array_agg(d.sequence))[1] AS sequence,
+           (array_agg(d.on_topic_id))[1] AS on_topic_id, (array_agg(e.sequence))[1] AS on_sequence, (array_agg(e.state))[1] AS state
+    INTO v_example
+    FROM (SELECT * FROM taskq_internal.dependency n WHERE n.waiting LIMIT 2000) d
+    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                        ORDER BY t.sequence DESC LIMIT 1) n
+    JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence AND e.state <> 6;
+    v_count := v_example.count;
+    IF v_count = 0 THEN
+        RETURN QUERY SELECT 'fine', 'dependencies', 'no task waits for one that has ended otherwise than by success', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT 'warning', 'dependencies',
+           format('%s dependencies can''t be fulfilled until somebody revives, reassigns or replaces what they wait for: sequence %s of topic %L'
+                  ' waits for sequence %s of topic %L, which is %s', v_count, v_example.sequence, a.name, v_example.on_sequence, b.name,
+                  taskq.state_name(v_example.state)), v_count, NULL::int, a.name, v_example.sequence, NULL::text
+    FROM taskq_internal.topic a, taskq_internal.topic b WHERE a.topic_id = v_example.topic_id AND b.topic_id = v_example.on_topic_id;
+END $$;
+
+-- Open pushes, whose end the readers of their topics' logs wait for (taskq.log_holders has those of one topic).
+CREATE FUNCTION taskq_internal.health_of_logs()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+    SELECT coalesce(taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600), 'fine'), 'open pushes',
+           format('%s has an open push to %s: readers of these logs wait for its end, %s', h.who,
+                  CASE WHEN h.everywhere THEN 'a topic whose lock another session holds, so to any topic'
+                       ELSE format('topic %L', p.name) || CASE WHEN h.topics > 1 THEN format(' and %s others', h.topics - 1) ELSE '' END END,
+                  coalesce('for ' || taskq.in_words(clock_timestamp() - h.since) || ' now', 'nobody may see since when')),
+           extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid, p.name, NULL::bigint, NULL::text
+    FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
+                                 format('prepared transaction %L', x.gid)) AS who,
+                 coalesce(a.xact_start, x.prepared) AS since, cardinality(o.topics) AS topics, o.everywhere,
+                 (SELECT min(t.topic_id) FROM unnest(o.topics) AS t (topic_id)) AS topic_id
+          FROM taskq_internal.open_transactions() o LEFT JOIN pg_stat_activity a ON a.pid = o.pid
+          LEFT JOIN (SELECT k.virtualtransaction, p.* FROM pg_prepared_xacts p
+                     JOIN pg_locks k ON k.locktype = 'transactionid' AND k.transactionid = p.transaction) x
+              ON o.pid IS NULL AND x.virtualtransaction = o.virtualtransaction) h
+    LEFT JOIN taskq_internal.topic p ON p.topic_id = h.topic_id
+    WHERE h.since IS NULL OR h.since < clock_timestamp() - interval '1 minute'
+    ORDER BY h.since NULLS LAST LIMIT 3;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'fine', 'open pushes', 'no push has been open for a minute', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+    END IF;
+END $$;
+
+-- Moves of topics to their own tables that have not ended, and what dropped topics left of such tables.
+CREATE FUNCTION taskq_internal.health_of_moves()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
+DECLARE
+    v_vacant bigint := (SELECT count(*) FROM taskq_internal.vacant_topics());
+BEGIN
+    RETURN QUERY
+    SELECT CASE WHEN n.moving THEN taskq_internal.severity(n.seconds, 60, 600, 'Infinity') ELSE 'critical' END, 'unfinished moves',
+           format('the move of topic %L to its own tables, by session %s, started %s ago, ', n.name, n.pid,
+                  taskq.in_words(make_interval(secs => n.seconds)))
+           || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
+                   ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'
+                               ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or shared_partition(%4$L)'
+                               ' undoes it', n.step, CASE n.step WHEN 'the shared tables were closed' THEN ', and refuses pushes' ELSE '' END,
+                               CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END, n.name) END,
+           n.seconds, CASE WHEN n.moving THEN n.pid END, n.name, NULL::bigint, NULL::text
+    FROM (SELECT p.name, m.pid, m.step, taskq_internal.is_moving(m) AS moving, extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
+          FROM taskq_internal.topic_move m JOIN taskq_internal.topic p USING (topic_id)) n
+    ORDER BY n.seconds DESC LIMIT 5;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+    END IF;
+    RETURN QUERY SELECT taskq_internal.severity(v_vacant, 1, 100, 'Infinity'), 'left behind',
+        format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions() drops these',
+               v_vacant),
+        v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text;
+END $$;
+
+-- What is left behind and nobody has cleared away: stages of jobs that died, and the rows of owners of long ago.
+CREATE FUNCTION taskq_internal.health_of_leftovers()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_stages bigint := (
+        WITH RECURSIVE known AS (
+            (SELECT s.stage, 1 AS nth FROM taskq.staged s ORDER BY s.stage LIMIT 1)
+            UNION ALL
+            SELECT (SELECT s.stage FROM taskq.staged s WHERE s.stage > k.stage ORDER BY s.stage LIMIT 1), k.nth + 1
+            FROM known k WHERE k.stage IS NOT NULL AND k.nth < 1000)
+        SELECT count(*) FROM known k
+        WHERE taskq_internal.stage_fence(k.stage) IS NOT NULL
+          AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(k.stage)));
+    v_owners bigint := (SELECT greatest(c.reltuples, s.n_live_tup) FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid
+                        WHERE c.oid = 'taskq_internal.owner'::regclass);
+BEGIN
+    RETURN QUERY SELECT taskq_internal.severity(v_stages, 1, 1000, 'Infinity'), 'left behind',
+        format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() forgets them', v_stages), v_stages, NULL::int;
+    RETURN QUERY SELECT taskq_internal.severity(v_owners, 100000, 1000000, 'Infinity'), 'left behind',
+        format('some %s owners are known; taskq.purge_owners() forgets those that hold nothing and gave no sign of life for long', v_owners),
+        v_owners, NULL::int;
+END $$;
+
+-- Tasks that FAILED in the last hour: a row for each of the ten topics with most of them, with their share in what ended and their errors
+-- in groups. What ended is an estimate where there is much of it (taskq.throughput); the failures are those among the topic's
+-- newest 1,000. From a tenth on it is a warning, from a half on critical; fewer than 5 are a notice.
+CREATE FUNCTION taskq_internal.health_of_failures()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
+DECLARE
+    v_since  timestamptz := clock_timestamp() - interval '1 hour';
+    v_topic  record;
+    v_failed bigint;
+    v_ended  bigint;
+    v_errors text;
+    v_topics int := 0;
+BEGIN
+    FOR v_topic IN
+        SELECT p.topic_id, p.name, sum(n.count) FILTER (WHERE n.state = 3) AS failed, sum(n.count)::bigint AS ended
+        FROM taskq.throughput('1 hour', 1) n JOIN taskq_internal.topic p ON p.name = n.topic WHERE n.state BETWEEN 3 AND 6
+        GROUP BY p.topic_id, p.name HAVING count(*) FILTER (WHERE n.state = 3) > 0 ORDER BY 3 DESC, 2 LIMIT 10
+    LOOP
+        SELECT sum(f.failed), string_agg(format('%s x %s', f.failed, f.error_group), ', ' ORDER BY f.failed DESC, f.error_group) FILTER (WHERE f.place <= 3)
+            || CASE WHEN count(*) > 3 THEN format(' and %s other errors', count(*) - 3) ELSE '' END
+        INTO v_failed, v_errors
+        FROM (SELECT g.failed, g.error_group, row_number() OVER (ORDER BY g.failed DESC, g.error_group) AS place
+              FROM taskq_internal.failed_groups(v_topic.topic_id, v_since, 1000) g) f;
+        CONTINUE WHEN v_failed IS NULL;
+        v_topics := v_topics + 1;
+        v_failed := CASE WHEN v_failed < 1000 THEN v_failed ELSE greatest(v_failed, v_topic.failed) END;
+        v_ended := greatest(v_topic.ended, v_failed);
+        severity := CASE WHEN v_failed < 5 THEN 'notice' ELSE taskq_internal.severity(v_failed::numeric / v_ended, 0, 0.1, 0.5) END;
+        subject := 'failures';
+        detail := format('topic %L: %s of %s tasks that ended in the last hour FAILED (%s %%): %s', v_topic.name, v_failed, v_ended,
+                         round(100.0 * v_failed / v_ended, 1), v_errors);
+        value := v_failed;
+        topic := v_topic.name;
+        RETURN NEXT;
+    END LOOP;
+    IF v_topics = 0 THEN
+        RETURN QUERY SELECT 'fine', 'failures', 'no task has FAILED in the last hour', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
     END IF;
 END $$;

@@ -1,46 +1,10 @@
 -- History: how a task came to be what it is.
-
--- Who acts in this transaction, as the page and the command line say by the setting taskq.actor; NULL for programs. Any client may
--- set it, so history and audit keep session_user, the role that logged in, beside it.
-CREATE FUNCTION taskq.actor() RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
-$$;
-
--- Notes what is about to happen to ended tasks: kind 3, 4 or 5. p_others goes with p_sequences where the kind has one.
-CREATE FUNCTION taskq.note_ended(p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
-BEGIN
-    INSERT INTO taskq.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, role, error, error_summary)
-    SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt,
-           (SELECT o.name FROM taskq.owner o WHERE o.owner_id = e.holder), u.other, taskq.actor(), session_user,
-           right(e.error, 2000), e.error_summary
-    FROM unnest(p_sequences, p_others) AS u (sequence, other)
-    JOIN (SELECT * FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e ON e.sequence = u.sequence;
-END $$;
-
--- Whether the failure of an attempt is noted in the history: of the first hundred each, then every hundredth, so that a
--- task that is tried for ever does not fill the disk.
-CREATE FUNCTION taskq.is_noted(p_attempt int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_attempt <= 100 OR p_attempt % 100 = 0
-$$;
-
--- How long an attempt waited in the queue: from when the task was due, or from its push if that was later, to the poll that
--- claimed it; NULL if it was not claimed.
-CREATE FUNCTION taskq.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_polled IS NOT NULL
-                THEN greatest(taskq.clamp_moment(p_polled) - taskq.clamp_moment(greatest(p_created, p_due)), interval '0') END
-$$;
-
--- How long an attempt ran: from the poll that claimed it to its end; NULL if it was not claimed or has no end.
-CREATE FUNCTION taskq.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_polled IS NOT NULL AND p_end IS NOT NULL
-                THEN greatest(taskq.clamp_moment(p_end) - taskq.clamp_moment(p_polled), interval '0') END
-$$;
+--
+-- Why: one sentence for whoever asks why a task is not running, and what a topic did lately.
 
 -- The history of a task, the last 200 happenings and of errors their ends, the oldest first, with its push and its end. what: pushed, failed, lapsed, started anew, recreated,
 -- reassigned, paused, resumed, due set, attempts set, priority set, canceled, held, ended; state: the state that it had before, or has now (held, ended).
--- waited and ran: taskq.queue_time and taskq.run_time of the attempt that failed, lapsed or ended, or is held, until now.
+-- waited and ran: taskq_internal.queue_time and taskq_internal.run_time of the attempt that failed, lapsed or ended, or is held, until now.
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text, other bigint, error text,
                error_summary text, waited interval, ran interval)
@@ -48,28 +12,224 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
-    v_created  timestamptz := (SELECT t.created FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence);
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_created  timestamptz := (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence);
 BEGIN
     RETURN QUERY
     SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error,
-           n.error_summary, taskq.queue_time(v_created, n.due, n.polled), taskq.run_time(n.polled, n.until) FROM (
+           n.error_summary, taskq_internal.queue_time(v_created, n.due, n.polled), taskq_internal.run_time(n.polled, n.until) FROM (
         SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder, NULL::text AS actor,
                NULL::text AS role, NULL::bigint AS other, NULL::text AS error,
                NULL::text AS error_summary, NULL::timestamptz AS due, NULL::timestamptz AS polled, NULL::timestamptz AS until, 0 AS place
-        FROM taskq.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
+        FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
         SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned', 'paused', 'resumed', 'due set', 'attempts set', 'priority set', 'canceled'])[h.kind], h.state, h.attempt, h.holder,
                h.actor, h.role, h.other, h.error, h.error_summary, h.due, h.polled, h.happened, 1
-        FROM (SELECT * FROM taskq.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
+        FROM (SELECT * FROM taskq_internal.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
               ORDER BY m.happened DESC LIMIT 200) h
         UNION ALL
-        SELECT l.polled, 'held', 0, l.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, NULL,
+        SELECT l.polled, 'held', 0, l.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, NULL,
                l.available_at, l.polled, statement_timestamp(), 2
-        FROM taskq.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
+        FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
         UNION ALL
-        SELECT e.completed, 'ended', e.state, e.attempt, (SELECT o.name FROM taskq.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
+        SELECT e.completed, 'ended', e.state, e.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
                e.error, e.error_summary, e.available_at, e.polled, e.completed, 2
-        FROM taskq.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
+        FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
     ORDER BY n.place, n.happened;
+END $$;
+
+-- Why a task is not running, in one sentence; of one that runs or has ended: that it does. NULL where there is no such task.
+CREATE FUNCTION taskq.why(p_topic text, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_live  taskq_internal.live;
+    v_ended record;
+BEGIN
+    SELECT * INTO v_live FROM taskq_internal.live l WHERE l.topic_id = v_topic.topic_id AND l.sequence = p_sequence;
+    IF FOUND THEN
+        RETURN CASE WHEN v_live.holder IS NULL THEN taskq_internal.why_waiting(v_topic, v_live) ELSE taskq_internal.why_held(v_live.holder) END;
+    END IF;
+    SELECT taskq.why_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name) AS why, e.state, e.completed, e.error_summary
+    INTO v_ended FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
+    WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
+    IF FOUND THEN
+        RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE WHEN v_ended.completed IS NOT NULL
+            THEN format(' since %s', taskq.in_words(statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))) END), v_ended.why,
+            CASE WHEN v_ended.state = 3 THEN v_ended.error_summary END);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- How many tasks of each topic ended in each of the states FAILED to SUCCEEDED, by spans of time up to now: spans counted back, 0 the last one. Reads at most
+-- p_pages pages of what has ended, a random share of them where there are more, and multiplies: so it costs the same for ten
+-- million tasks as for ten thousand. sampled: the share that was read.
+CREATE FUNCTION taskq.throughput(p_span interval, p_spans int, p_topic text DEFAULT NULL, p_pages int DEFAULT 2000)
+RETURNS TABLE (topic text, span int, state int, count bigint, sampled double precision) LANGUAGE plpgsql
+SET plan_cache_mode = force_custom_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_table record;
+    v_pages bigint;
+    v_share double precision;
+    v_reach interval;
+BEGIN
+    PERFORM taskq_internal.check_duration('throughput: the span', p_span);
+    v_reach := CASE WHEN p_spans * extract(epoch FROM p_span) < 31536000000 THEN p_spans * p_span ELSE interval '365000 days' END;
+    FOR v_table IN SELECT c.oid::regclass AS name, pg_relation_size(c.oid) / current_setting('block_size')::int AS pages
+                   FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid WHERE h.inhparent = 'taskq_internal.ended'::regclass LOOP
+        v_share := least(100, 100.0 * p_pages / greatest(v_table.pages, 1));
+        RETURN QUERY EXECUTE format(
+            'SELECT p.name, n.span, n.state, round(n.count * 100 / $1)::bigint, $1 / 100 FROM (
+                 SELECT e.topic_id, e.state::int, floor(extract(epoch FROM $2 - e.completed) / $3)::int AS span, count(*) AS count
+                 FROM %s e %s WHERE e.completed > $2 - $4 AND e.completed <= $2 AND e.state BETWEEN 3 AND 6
+                 GROUP BY 1, 2, 3) n
+             JOIN taskq_internal.topic p ON p.topic_id = n.topic_id WHERE $5 IS NULL OR p.name = $5',
+            v_table.name, CASE WHEN v_share < 100 THEN format('TABLESAMPLE SYSTEM (%s)', v_share) ELSE '' END)
+        USING v_share, v_now, extract(epoch FROM p_span), v_reach, p_topic;
+    END LOOP;
+END $$;
+
+-- What a task that waits for dependencies waits for: a sentence about the first that is not fulfilled.
+CREATE FUNCTION taskq.unfulfilled(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_first record;
+BEGIN
+    SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, 1) AS state INTO v_first
+    FROM taskq_internal.dependency d
+    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                        ORDER BY t.sequence DESC LIMIT 1) n
+    LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
+    LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
+    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM 6 LIMIT 1;
+    RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll looks again'
+                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name, v_first.sequence,
+                            CASE WHEN v_first.state = 1 THEN 'not ended' ELSE taskq.state_name(v_first.state) END) END;
+END $$;
+
+-- Why a READY task is not running, by its columns in taskq_internal.live.
+CREATE FUNCTION taskq.why_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz)
+RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN CASE WHEN p_paused THEN 'the topic is paused'
+                WHEN p_due = taskq_internal.paused_until() THEN 'paused, until somebody resumes it'
+                WHEN p_waits = 1 THEN taskq.unfulfilled(p_topic_id, p_sequence)
+                WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
+                WHEN p_due > statement_timestamp() THEN
+                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.in_words(taskq_internal.clamp_moment(p_due) - statement_timestamp()))
+                ELSE concat_ws('; ', 'may be polled', taskq.in_the_way(p_topic_id, p_sequence)) END;
+END $$;
+
+-- Why a task in one of the other states is in it; NULL of one that ended without a failure. p_owner: the name of its last owner.
+CREATE FUNCTION taskq.why_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_state = 2 THEN format('the lease of %s ran out; it waits to be revived', p_owner)
+                WHEN p_state = 3 AND p_attempt < p_max_attempts THEN
+                    format('given up at attempt %s; now its topic allows %s', p_attempt, p_max_attempts)
+                WHEN p_state = 3 THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
+                WHEN p_state = 4 THEN 'waits to be released or revived'
+                WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END
+$$;
+
+-- Who acts in this transaction, as the page and the command line say by the setting taskq_internal.actor; NULL for programs. Any client may
+-- set it, so history and audit keep session_user, the role that logged in, beside it.
+CREATE FUNCTION taskq_internal.actor() RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
+$$;
+
+-- Notes what is about to happen to ended tasks: kind 3, 4 or 5. p_others goes with p_sequences where the kind has one.
+CREATE FUNCTION taskq_internal.note_ended(p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+BEGIN
+    INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, role, error, error_summary)
+    SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt,
+           (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), u.other, taskq_internal.actor(), session_user,
+           right(e.error, 2000), e.error_summary
+    FROM unnest(p_sequences, p_others) AS u (sequence, other)
+    JOIN (SELECT * FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e ON e.sequence = u.sequence;
+END $$;
+
+-- Whether the failure of an attempt is noted in the history: of the first hundred each, then every hundredth, so that a
+-- task that is tried for ever does not fill the disk.
+CREATE FUNCTION taskq_internal.is_noted(p_attempt int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_attempt <= 100 OR p_attempt % 100 = 0
+$$;
+
+-- How long an attempt waited in the queue: from when the task was due, or from its push if that was later, to the poll that
+-- claimed it; NULL if it was not claimed.
+CREATE FUNCTION taskq_internal.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_polled IS NOT NULL
+                THEN greatest(taskq_internal.clamp_moment(p_polled) - taskq_internal.clamp_moment(greatest(p_created, p_due)), interval '0') END
+$$;
+
+-- How long an attempt ran: from the poll that claimed it to its end; NULL if it was not claimed or has no end.
+CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_polled IS NOT NULL AND p_end IS NOT NULL
+                THEN greatest(taskq_internal.clamp_moment(p_end) - taskq_internal.clamp_moment(p_polled), interval '0') END
+$$;
+
+-- Of a task that an owner holds: who, and until when at least.
+CREATE FUNCTION taskq_internal.why_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN o.lease_until < statement_timestamp()
+        THEN format('it was taken by %s, whose lease lapsed %s ago: the next expire() takes it back', o.name,
+                    taskq.in_words(statement_timestamp() - taskq_internal.clamp_moment(o.lease_until)))
+        ELSE format('it is running: held by %s, whose lease goes on for another %s', o.name,
+                    taskq.in_words(taskq_internal.clamp_moment(o.lease_until) - statement_timestamp())) END
+    FROM taskq_internal.owner o WHERE o.owner_id = p_holder
+$$;
+
+-- Of a READY task: the first thing that keeps it, else its place in the line.
+CREATE FUNCTION taskq_internal.why_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_way text;
+BEGIN
+    IF p_topic.paused THEN
+        RETURN 'its topic is paused';
+    ELSIF taskq_internal.due_of(p_task) = taskq_internal.paused_until() THEN
+        RETURN 'it is paused, until somebody resumes it';
+    ELSIF p_task.waits = 1 THEN
+        RETURN format('it %s', taskq.unfulfilled(p_topic.topic_id, p_task.sequence));
+    ELSIF p_task.waits = 2 AND p_task.available_at <= statement_timestamp() THEN
+        RETURN 'retries of its topic fail, and another one is tried first';
+    ELSIF p_task.available_at > statement_timestamp() THEN
+        RETURN concat_ws(': ', format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
+                                      taskq.in_words(taskq_internal.clamp_moment(p_task.available_at) - statement_timestamp())),
+                         CASE WHEN p_task.attempt > 0 THEN p_task.error_summary END);
+    END IF;
+    v_way := taskq.in_the_way(p_topic.topic_id, p_task.sequence);
+    RETURN concat_ws('; ', v_way, taskq_internal.why_unserved(p_topic.topic_id),
+                     CASE WHEN v_way IS NULL THEN taskq_internal.place_in_line(p_topic.topic_id, p_task.sequence) END);
+END $$;
+
+-- That nobody seems to poll a topic, where nobody holds its tasks and none has ended for a minute; NULL where somebody does.
+CREATE FUNCTION taskq_internal.why_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_last timestamptz := (SELECT taskq_internal.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
+                                                         ORDER BY e.sequence DESC LIMIT 100) n);
+BEGIN
+    IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq_internal.topics_served()) THEN
+        RETURN NULL;
+    END IF;
+    RETURN 'nobody seems to poll its topic: ' || coalesce(
+        'the last task of it ended ' || taskq.in_words(statement_timestamp() - v_last) || ' ago', 'none of its tasks has ended yet');
+END $$;
+
+-- The place of a READY task among those that may be polled, looked for among the first thousand.
+CREATE FUNCTION taskq_internal.place_in_line(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_place bigint;
+BEGIN
+    SELECT f.place INTO v_place FROM (
+        SELECT l.sequence, row_number() OVER () AS place FROM (
+            SELECT n.sequence FROM taskq_internal.live n WHERE n.topic_id = p_topic_id AND n.holder IS NULL AND n.waits <= 0
+            ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) f
+    WHERE f.sequence = p_sequence;
+    RETURN CASE WHEN v_place = 1 THEN 'it is ready, and the next in line'
+                WHEN v_place IS NULL THEN 'it is ready, with 1,000 or more before it'
+                ELSE format('it is ready, with %s before it', v_place - 1) END;
 END $$;

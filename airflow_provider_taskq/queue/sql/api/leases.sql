@@ -1,4 +1,13 @@
 -- Owners: a name, a lease on the server's clock, and a fence that locks out whoever used the name before.
+--
+-- The end of a lease: given back by its owner, or taken when it has lapsed.
+--
+-- Locks by name: a lease on the database's clock. Who can't get one goes on without it, and nobody ever waits.
+--
+-- A transaction that is about to change a name's row locks the name's row of taskq_internal.mutex until it ends, and never waits
+-- for that. So an open transaction that takes, extends or gives back a lock keeps others out of it, rather than waiting.
+--
+-- Workers by name: whether they are to work, whatever processes there are of them.
 
 -- Registers a name under a new, greater fence. Tasks that the name still holds are taken over, all of them or,
 -- where expire() came first, none: both lock the owner's row before they look.
@@ -7,17 +16,17 @@ RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz,
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_owner taskq.owner;
+    v_owner taskq_internal.owner;
 BEGIN
-    PERFORM taskq.check_duration(format('owner %L: the lease', p_owner), p_lease);
-    INSERT INTO taskq.owner AS o (name, fence, lease, lease_until, seen)
-    VALUES (p_owner, nextval('taskq.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp())
+    PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
+    INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen)
+    VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET  -- drawn anew, as the wait for the row may have let others pass
-        fence = nextval('taskq.fence'), claim_fence = NULL, lease = p_lease,
+        fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp()
     RETURNING o.* INTO v_owner;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
-                        EXISTS (SELECT FROM taskq.live l WHERE l.holder = v_owner.owner_id);
+                        EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
 
 -- Registers a name under a new, greater fence to continue the claim that was made under fence p_claim. Refuses (TQ005)
@@ -28,19 +37,19 @@ RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz,
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_owner taskq.owner;
+    v_owner taskq_internal.owner;
 BEGIN
-    PERFORM taskq.check_duration(format('owner %L: the lease', p_owner), p_lease);
-    UPDATE taskq.owner o SET
-        fence = nextval('taskq.fence'), claim_fence = p_claim, lease = p_lease,
+    PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
+    UPDATE taskq_internal.owner o SET
+        fence = nextval('taskq_internal.fence'), claim_fence = p_claim, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp()
     WHERE o.name = p_owner AND o.fence IS NOT NULL AND (o.fence = p_claim OR o.claim_fence = p_claim)
     RETURNING o.* INTO v_owner;
     IF NOT FOUND THEN
-        PERFORM taskq.refuse_lease(p_owner, p_claim);
+        PERFORM taskq_internal.refuse_lease(p_owner, p_claim);
     END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
-                        EXISTS (SELECT FROM taskq.live l WHERE l.holder = v_owner.owner_id);
+                        EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
 
 -- Extends a lease by its length, a lapsed one too; refuses once it is gone (TQ005).
@@ -48,60 +57,21 @@ CREATE FUNCTION taskq.heartbeat(p_owner text, p_fence bigint) RETURNS timestampt
 DECLARE
     v_until timestamptz;
 BEGIN
-    UPDATE taskq.owner SET lease_until = clock_timestamp() + lease, seen = clock_timestamp()
+    UPDATE taskq_internal.owner SET lease_until = clock_timestamp() + lease, seen = clock_timestamp()
     WHERE name = p_owner AND fence = p_fence RETURNING lease_until INTO v_until;
     IF NOT FOUND THEN
-        PERFORM taskq.refuse_lease(p_owner, p_fence);
+        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
     END IF;
     RETURN v_until;
-END $$;
-
--- Refuses an owner whose lease is gone (TQ005).
-CREATE FUNCTION taskq.refuse_lease(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
-    SELECT taskq.refuse('TQ005', format(
-        'the lease of owner %L under fence %s is gone: it expired, was released, or the name was registered anew',
-        p_owner, p_fence))
-$$;
-
--- The number of an owner whose lease is not gone, and stays so until this transaction ends. Lapsed or not:
--- a lease lapses by time, but is gone only when somebody took it. Waits for whoever is taking it right now.
-CREATE FUNCTION taskq.hold_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_owner_id bigint;
-BEGIN
-    SELECT owner_id INTO v_owner_id FROM taskq.owner WHERE name = p_owner AND fence = p_fence FOR KEY SHARE;
-    IF NOT FOUND THEN
-        PERFORM taskq.refuse_lease(p_owner, p_fence);
-    END IF;
-    RETURN v_owner_id;
-END $$;
-
--- The same for a poll, which never waits and needs a lease that has not lapsed (else TQ005): NULL while
--- another transaction is about to take the lease away.
-CREATE FUNCTION taskq.hold_running_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_owner_id bigint;
-BEGIN
-    SELECT owner_id INTO v_owner_id FROM taskq.owner
-    WHERE name = p_owner AND fence = p_fence AND lease_until > clock_timestamp() FOR KEY SHARE SKIP LOCKED;
-    IF NOT FOUND AND NOT EXISTS (SELECT FROM taskq.owner WHERE name = p_owner AND fence = p_fence
-                                 AND lease_until > clock_timestamp()) THEN
-        IF EXISTS (SELECT FROM taskq.owner WHERE name = p_owner AND fence = p_fence) THEN
-            PERFORM taskq.refuse('TQ005', format(
-                'the lease of owner %L under fence %s has lapsed; a heartbeat renews it', p_owner, p_fence));
-        END IF;
-        PERFORM taskq.refuse_lease(p_owner, p_fence);
-    END IF;
-    RETURN v_owner_id;
 END $$;
 
 -- The owners whose lease has not lapsed; with p_within only those that gave a sign of life so recently.
 CREATE FUNCTION taskq.owners(p_within interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
-    SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq.owner o
+    SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
     WHERE o.fence IS NOT NULL AND o.lease_until > clock_timestamp()
-      AND (p_within IS NULL OR o.seen >= clock_timestamp() - taskq.clamp_age(p_within))
+      AND (p_within IS NULL OR o.seen >= clock_timestamp() - taskq_internal.clamp_age(p_within))
     ORDER BY o.name
 $$;
 
@@ -110,7 +80,246 @@ $$;
 CREATE FUNCTION taskq.owner_named(p_owner text, p_claim bigint DEFAULT NULL)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
-    SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq.owner o
+    SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
     WHERE o.name = p_owner AND o.fence IS NOT NULL
       AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
+$$;
+
+-- Gives back what the owner has not finished: READY in its old place, the attempt not counted. Ends the lease.
+-- Returns how many tasks, 0 where the lease is gone already.
+CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_owner_id bigint;
+    v_count    bigint;
+BEGIN
+    PERFORM taskq_internal.need_read_committed('leases end');
+    UPDATE taskq_internal.owner SET fence = NULL, seen = clock_timestamp()
+    WHERE name = p_owner AND fence = p_fence RETURNING owner_id INTO v_owner_id;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq_internal.waits_again(l.topic_id, l.attempt, l.waits),
+        available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+    WHERE l.holder = v_owner_id;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    DELETE FROM taskq.staged WHERE stage = taskq_internal.aside(p_fence);
+    RETURN v_count;
+END $$;
+
+-- Takes every lease that lapsed more than p_grace ago, with its tasks, and returns how many tasks those were. Leaves
+-- out the owners that p_except names: a worker does not take its own leases, whose heartbeats may be under way.
+-- By the policy of its topic a task becomes READY in its old place, marked redelivered, its attempt not counted;
+-- or FAILED with the reason where this was its last permitted crash; or EXPIRED until somebody revives it.
+-- Skips an owner whose poll, completion or registration is in flight: whoever commits first decides. Forgets what the executors of
+-- owners that are gone have staged.
+CREATE FUNCTION taskq.expire(p_grace interval, p_except text[] DEFAULT '{}') RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_lapsed bigint[];
+    v_given  bigint;
+    v_ended  bigint;
+BEGIN
+    PERFORM taskq_internal.need_read_committed('leases end');
+    v_lapsed := ARRAY(SELECT owner_id FROM taskq_internal.owner
+                      WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
+                        AND name <> ALL (p_except)
+                      FOR UPDATE SKIP LOCKED);
+    UPDATE taskq_internal.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
+    INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
+    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, 2, 0, l.attempt, o.name
+    FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = ANY (v_lapsed);
+    WITH gone AS (
+        DELETE FROM taskq_internal.live l USING taskq_internal.topic p
+        WHERE l.holder = ANY (v_lapsed) AND p.topic_id = l.topic_id
+          AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
+        RETURNING l.*, p.on_expiry)
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
+                             identifier, error, error_summary)
+    SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
+           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry WHEN 'redeliver' THEN 3 ELSE 2 END, g.crashes + 1, g.redelivered,
+           g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
+    FROM gone g
+    CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
+        THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
+        ELSE g.error END AS error) n;
+    GET DIAGNOSTICS v_ended = ROW_COUNT;
+    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1, redelivered = true,
+        waits = taskq_internal.waits_again(l.topic_id, l.attempt, l.waits), available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+    WHERE l.holder = ANY (v_lapsed);
+    GET DIAGNOSTICS v_given = ROW_COUNT;
+    PERFORM taskq.prune_stages();
+    RETURN v_given + v_ended;
+END $$;
+
+-- What this owner holds under this fence, in polled order; nothing once the lease is gone.
+CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
+RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int, redelivered boolean)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner AND o.fence = p_fence);
+    v_held     bigint[] := ARRAY(SELECT l.sequence FROM taskq_internal.live l WHERE l.holder = v_owner_id);
+    v_topics   int[] := ARRAY(SELECT DISTINCT l.topic_id FROM taskq_internal.live l WHERE l.holder = v_owner_id);
+BEGIN
+    RETURN QUERY
+    SELECT t.sequence, p.name, t.identifier, t.payload, t.reference, l.attempt, l.redelivered
+    FROM (SELECT * FROM taskq_internal.live WHERE holder = v_owner_id) l
+    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_held)) t USING (sequence)
+    JOIN taskq_internal.topic p ON p.topic_id = t.topic_id
+    WHERE p_topic IS NULL OR p.name = p_topic
+    ORDER BY l.priority DESC, l.available_at, l.sequence;
+END $$;
+
+-- Takes the lock of that name for p_by, or extends it where p_by has it: for p_at_most from now, and not given back for p_at_least
+-- from now. False, and nothing changed, where somebody else has it, or is about to.
+CREATE FUNCTION taskq.lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    PERFORM taskq_internal.check_lock(p_name, p_by, p_at_most, p_at_least);
+    IF NOT taskq_internal.is_free(p_name, p_by) OR NOT taskq_internal.try_name(p_name) OR NOT taskq_internal.is_free(p_name, p_by) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO taskq_internal.lock AS k (name, held_by, locked, at_least, until)
+    VALUES (p_name, p_by, v_now, v_now + p_at_least, v_now + p_at_most)
+    ON CONFLICT (name) DO UPDATE SET
+        held_by = p_by,
+        locked = CASE WHEN k.until > v_now THEN k.locked ELSE v_now END,
+        at_least = CASE WHEN k.until > v_now THEN greatest(k.at_least, excluded.at_least) ELSE excluded.at_least END,
+        until = CASE WHEN k.until > v_now THEN greatest(k.until, excluded.until) ELSE excluded.until END;
+    RETURN true;
+END $$;
+
+-- Gives the lock of that name back, where p_by has it. Before its p_at_least is over it becomes nobody's until then.
+-- False, and nothing changed, where p_by does not have it, or somebody is about to take it.
+CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT taskq_internal.is_held(p_name, p_by) OR NOT taskq_internal.try_name(p_name) OR NOT taskq_internal.is_held(p_name, p_by) THEN
+        RETURN false;
+    END IF;
+    UPDATE taskq_internal.lock SET held_by = '', until = at_least WHERE name = p_name;
+    DELETE FROM taskq_internal.lock WHERE name = p_name AND until <= clock_timestamp();
+    RETURN true;
+END $$;
+
+-- Says that workers of a name are to work, or not, and tells all that listen on the channel `taskq_worker` once that is committed.
+-- Returns what was said before; NULL where nothing was.
+CREATE FUNCTION taskq.set_worker(p_name text, p_active boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_before boolean;
+BEGIN
+    SELECT w.active INTO v_before FROM taskq_internal.worker w WHERE w.name = p_name FOR UPDATE;
+    INSERT INTO taskq_internal.worker AS w (name, active, changed) VALUES (p_name, p_active, clock_timestamp())
+    ON CONFLICT (name) DO UPDATE SET active = p_active, changed = excluded.changed WHERE w.active <> p_active;
+    IF v_before IS DISTINCT FROM p_active THEN
+        PERFORM pg_notify('taskq_worker', left(p_name, 1000));
+    END IF;
+    RETURN v_before;
+END $$;
+
+-- Whether workers of a name are to work; NULL where nobody has said.
+CREATE FUNCTION taskq.worker_is_active(p_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT w.active FROM taskq_internal.worker w WHERE w.name = p_name
+$$;
+
+-- All that was said of workers, by name.
+CREATE FUNCTION taskq.workers() RETURNS TABLE (name text, active boolean, changed timestamptz) LANGUAGE sql STABLE AS $$
+    SELECT w.name, w.active, w.changed FROM taskq_internal.worker w ORDER BY w.name
+$$;
+
+-- Forgets what was said of workers of a name; false where nothing was.
+CREATE FUNCTION taskq.forget_worker(p_name text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM taskq_internal.worker WHERE name = p_name;
+    RETURN FOUND;
+END $$;
+
+-- Refuses an owner whose lease is gone (TQ005).
+CREATE FUNCTION taskq_internal.refuse_lease(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
+    SELECT taskq_internal.refuse('TQ005', format(
+        'the lease of owner %L under fence %s is gone: it expired, was released, or the name was registered anew',
+        p_owner, p_fence))
+$$;
+
+-- The number of an owner whose lease is not gone, and stays so until this transaction ends. Lapsed or not:
+-- a lease lapses by time, but is gone only when somebody took it. Waits for whoever is taking it right now.
+CREATE FUNCTION taskq_internal.hold_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_owner_id bigint;
+BEGIN
+    SELECT owner_id INTO v_owner_id FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence FOR KEY SHARE;
+    IF NOT FOUND THEN
+        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
+    END IF;
+    RETURN v_owner_id;
+END $$;
+
+-- The same for a poll, which never waits and needs a lease that has not lapsed (else TQ005): NULL while
+-- another transaction is about to take the lease away.
+CREATE FUNCTION taskq_internal.hold_running_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_owner_id bigint;
+BEGIN
+    SELECT owner_id INTO v_owner_id FROM taskq_internal.owner
+    WHERE name = p_owner AND fence = p_fence AND lease_until > clock_timestamp() FOR KEY SHARE SKIP LOCKED;
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
+                                 AND lease_until > clock_timestamp()) THEN
+        IF EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence) THEN
+            PERFORM taskq_internal.refuse('TQ005', format(
+                'the lease of owner %L under fence %s has lapsed; a heartbeat renews it', p_owner, p_fence));
+        END IF;
+        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
+    END IF;
+    RETURN v_owner_id;
+END $$;
+
+-- What a task waits for when it is given back: a retry of a probing topic for its probe again, others for nothing.
+CREATE FUNCTION taskq_internal.waits_again(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id) THEN
+        RETURN 2;
+    END IF;
+    RETURN p_waits;
+END $$;
+
+-- Refuses a lock of nobody, or for no time (TQ000).
+CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_by IS NULL OR p_by !~ '\S' THEN
+        PERFORM taskq_internal.refuse('TQ000', format('lock %L: who takes it has to have a name', p_name));
+    END IF;
+    IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0' AND p_at_most THEN
+        PERFORM taskq_internal.refuse('TQ000', format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',
+                                             p_name, p_at_most, p_at_least));
+    END IF;
+    PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
+    PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');
+END $$;
+
+-- Whether p_by may have the lock of that name: nobody has it, p_by does, or it ran out.
+CREATE FUNCTION taskq_internal.is_free(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN NOT EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by <> p_by AND until > clock_timestamp());
+END $$;
+
+-- Whether p_by has the lock of that name.
+CREATE FUNCTION taskq_internal.is_held(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by AND until > clock_timestamp());
+END $$;
+
+-- Keeps all others from changing the lock of that name until this transaction ends; false where somebody else does so.
+CREATE FUNCTION taskq_internal.try_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(0, p_name) FOR UPDATE SKIP LOCKED;
+    RETURN FOUND;
+END $$;
+
+-- The bucket of taskq_internal.mutex for a name of a kind: 0 locks, 1 prefixes of ticks, 2 stages. Rows, as no outsider can lock
+-- them; one in 4,096 pairs of names shares a bucket by chance, and then one waits for the other, or is told that it is taken.
+CREATE FUNCTION taskq_internal.mutex_of(p_kind int, p_name text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_kind * 4096 + (hashtext(p_name) & 4095)
 $$;

@@ -5,7 +5,7 @@
 -- a number, all of them locks that end with it:
 --
 --   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
---   topic   an advisory lock on the topic (taskq.keep_topic), or ROW SHARE on taskq_internal.unplaced_push: all topics
+--   topic   an advisory lock on the topic (taskq_internal.keep_topic), or ROW SHARE on taskq_internal.unplaced_push: all topics
 --   push    ROW SHARE on taskq_internal.push, taken last
 --
 -- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction that
@@ -36,26 +36,96 @@
 --
 -- Numbers are drawn one by one (CACHE 1), which all this rests on.
 
+-- Who holds a topic's log back: readers get no task from `floor` on before all of them have ended. For the operator.
+-- Of other users' transactions `since` and `application` are NULL where the schema's owner may not see them: that takes
+-- pg_read_all_stats.
+CREATE FUNCTION taskq.log_holders(p_topic text)
+RETURNS TABLE (pid int, since timestamptz, application text, floor bigint) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT o.pid, coalesce(a.xact_start, p.prepared),
+           coalesce(a.application_name, format('prepared transaction %s', p.gid)), o.floor
+    FROM taskq_internal.open_pushes(v_topic_id) o
+    LEFT JOIN pg_stat_activity a ON a.pid = o.pid
+    LEFT JOIN pg_locks x
+        ON o.pid IS NULL AND x.locktype = 'transactionid' AND x.virtualtransaction = o.virtualtransaction
+    LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+    ORDER BY o.floor, o.pid;
+END $$;
+
+-- The next tasks of a topic's log after p_after (NULL: from its beginning), in order, at most p_size, of one partition
+-- of p_partitions; p_level is that of taskq_internal.sequence_id. The tasks come as they were pushed, whatever their state is
+-- now; what was deleted or purged since has left the log. Fewer than p_size: a last row without a task says how far the
+-- log was read, past the tasks of other partitions too; the next read may begin there.
+-- That place is one of a committed task, as the server may forget numbers that were only drawn when it crashes.
+-- Needs READ COMMITTED, and the primary: a standby does not know which pushes are open.
+CREATE FUNCTION taskq.events(p_topic text, p_after bigint, p_size int, p_partition int, p_partitions int, p_level int)
+RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_after    bigint := coalesce(p_after, 0);
+    v_horizon  bigint;
+    v_count    bigint;
+BEGIN
+    PERFORM taskq_internal.check_reader(p_partition, p_partitions, p_level);
+    v_horizon := taskq_internal.log_horizon(v_topic_id);
+    RETURN QUERY
+    SELECT t.sequence, t.identifier, t.payload, t.reference FROM taskq_internal.task t
+    WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < v_horizon
+      AND (p_partitions = 1 OR taskq_internal.partition_of(t.identifier, p_partitions, p_level, t.sequence) = p_partition)
+    ORDER BY t.sequence LIMIT greatest(p_size, 0);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count < p_size THEN
+        RETURN QUERY
+        SELECT greatest(v_after, (SELECT t.sequence FROM taskq_internal.task t
+                                  WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
+                                  ORDER BY t.sequence DESC LIMIT 1)), NULL, NULL::json, NULL;
+    END IF;
+END $$;
+
+-- How far a group of readers has handled a partition of a topic; NULL where it has not begun.
+CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN (SELECT p.cursor FROM taskq_internal.progress p
+            WHERE p.reader_group = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
+END $$;
+
+-- Stores how far a group of readers has handled a partition of a topic. An earlier place than before is stored as well:
+-- that is how one replays. Of two transactions that store it at once the one that commits last stands, after a wait.
+CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO taskq_internal.progress AS p (reader_group, topic_id, partition, cursor, advanced)
+    VALUES (p_group, (taskq_internal.find_topic(p_topic)).topic_id, p_partition, p_cursor, clock_timestamp())
+    ON CONFLICT (reader_group, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
+END $$;
+
 -- The upper 16 of the 64 bits of the advisory locks that carry a floor.
-CREATE FUNCTION taskq.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 32327  -- 0x7E47, "taskq" to nobody else
 $$;
 
--- Announces this transaction's floor and that it pushes, before it draws a number from taskq.task_sequence. Never
+-- Announces this transaction's floor and that it pushes, before it draws a number from taskq_internal.task_sequence. Never
 -- waits. Returns the floor.
 -- To lock again what the transaction holds adds no entry to the server's lock table: so 10,000 pushes take one floor, that
 -- of the first, which taskq.log_floor carries; the setting ends with the lock, at the end of the transaction or a rollback to
 -- a savepoint. A floor in use by another program is passed by steps at random, which cannot be foreseen; if 0 is in use
 -- too, there is none, and readers count it as 0.
-CREATE FUNCTION taskq.open_log() RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.open_log() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_hint  text := current_setting('taskq.log_floor', true);
-    v_floor bigint := least(coalesce(pg_sequence_last_value('taskq.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
+    v_floor bigint := least(coalesce(pg_sequence_last_value('taskq_internal.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
 BEGIN
     IF v_hint ~ '^[0-9]{1,15}$' THEN
         v_floor := least(v_floor, v_hint::bigint);
     END IF;
-    WHILE NOT pg_try_advisory_xact_lock_shared((taskq.log_lock_class()::bigint << 48) | v_floor) LOOP
+    WHILE NOT pg_try_advisory_xact_lock_shared((taskq_internal.log_lock_class()::bigint << 48) | v_floor) LOOP
         EXIT WHEN v_floor = 0;
         v_floor := greatest(v_floor - 1 - floor(random() * 1000)::int, 0);
     END LOOP;
@@ -66,20 +136,20 @@ BEGIN
     RETURN v_floor;
 END $$;
 
--- Draws the numbers of new tasks, ascending, for a transaction that has announced its push (taskq.keep_topic, taskq.open_log).
-CREATE FUNCTION taskq.draw_sequences(p_count int) RETURNS bigint[] LANGUAGE plpgsql AS $$
+-- Draws the numbers of new tasks, ascending, for a transaction that has announced its push (taskq_internal.keep_topic, taskq_internal.open_log).
+CREATE FUNCTION taskq_internal.draw_sequences(p_count int) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ARRAY(SELECT nextval('taskq.task_sequence') FROM generate_series(1, p_count));
+    RETURN ARRAY(SELECT nextval('taskq_internal.task_sequence') FROM generate_series(1, p_count));
 END $$;
 
 -- The open transactions that push: the number from which on each holds logs back, and the topics that it announced; `everywhere`
 -- if it could not announce one. One look at pg_locks. A transaction prepared for a two-phase commit has no pid.
-CREATE FUNCTION taskq.open_transactions()
+CREATE FUNCTION taskq_internal.open_transactions()
 RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean) LANGUAGE sql STABLE AS $$
     SELECT l.virtualtransaction, min(l.pid),
            coalesce(min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
-                        FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq.log_lock_class()), 0),
-           coalesce(array_agg(l.objid::bigint) FILTER (WHERE l.objsubid = 2 AND l.classid::bigint = taskq.topic_lock_class()), '{}'),
+                        FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq_internal.log_lock_class()), 0),
+           coalesce(array_agg(l.objid::bigint) FILTER (WHERE l.objsubid = 2 AND l.classid::bigint = taskq_internal.topic_lock_class()), '{}'),
            bool_or(l.relation = 'taskq_internal.unplaced_push'::regclass) IS TRUE
     FROM pg_locks l
     WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -90,92 +160,41 @@ RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], 
 $$;
 
 -- Those that push to a topic.
-CREATE FUNCTION taskq.open_pushes(p_topic_id int) RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
+CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int) RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT o.virtualtransaction, o.pid, o.floor FROM taskq.open_transactions() o
+    SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.open_transactions() o
     WHERE o.everywhere OR p_topic_id = ANY (o.topics)
 $$;
 
--- Who holds a topic's log back: readers get no task from `floor` on before all of them have ended. For the operator.
--- Of other users' transactions `since` and `application` are NULL where the schema's owner may not see them: that takes
--- pg_read_all_stats.
-CREATE FUNCTION taskq.log_holders(p_topic text)
-RETURNS TABLE (pid int, since timestamptz, application text, floor bigint) LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
-BEGIN
-    RETURN QUERY
-    SELECT o.pid, coalesce(a.xact_start, p.prepared),
-           coalesce(a.application_name, format('prepared transaction %s', p.gid)), o.floor
-    FROM taskq.open_pushes(v_topic_id) o
-    LEFT JOIN pg_stat_activity a ON a.pid = o.pid
-    LEFT JOIN pg_locks x
-        ON o.pid IS NULL AND x.locktype = 'transactionid' AND x.virtualtransaction = o.virtualtransaction
-    LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
-    ORDER BY o.floor, o.pid;
-END $$;
-
 -- The number up to which a topic's log is settled: no task below it will ever appear that is not there now, for a
 -- statement that begins after this one. See above for the order of its two looks.
-CREATE FUNCTION taskq.log_horizon(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.log_horizon(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_next bigint := (SELECT s.last_value + s.is_called::int FROM taskq.task_sequence s);
+    v_next bigint := (SELECT s.last_value + s.is_called::int FROM taskq_internal.task_sequence s);
 BEGIN
-    RETURN least(v_next, (SELECT min(o.floor) FROM taskq.open_pushes(p_topic_id) o));
-END $$;
-
--- The next tasks of a topic's log after p_after (NULL: from its beginning), in order, at most p_size, of one partition
--- of p_partitions; p_level is that of taskq.sequence_id. The tasks come as they were pushed, whatever their state is
--- now; what was deleted or purged since has left the log. Fewer than p_size: a last row without a task says how far the
--- log was read, past the tasks of other partitions too; the next read may begin there.
--- That place is one of a committed task, as the server may forget numbers that were only drawn when it crashes.
--- Needs READ COMMITTED, and the primary: a standby does not know which pushes are open.
-CREATE FUNCTION taskq.events(p_topic text, p_after bigint, p_size int, p_partition int, p_partitions int, p_level int)
-RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-#variable_conflict use_column
-DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
-    v_after    bigint := coalesce(p_after, 0);
-    v_horizon  bigint;
-    v_count    bigint;
-BEGIN
-    PERFORM taskq.check_reader(p_partition, p_partitions, p_level);
-    v_horizon := taskq.log_horizon(v_topic_id);
-    RETURN QUERY
-    SELECT t.sequence, t.identifier, t.payload, t.reference FROM taskq.task t
-    WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < v_horizon
-      AND (p_partitions = 1 OR taskq.partition_of(t.identifier, p_partitions, p_level, t.sequence) = p_partition)
-    ORDER BY t.sequence LIMIT greatest(p_size, 0);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF v_count < p_size THEN
-        RETURN QUERY
-        SELECT greatest(v_after, (SELECT t.sequence FROM taskq.task t
-                                  WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
-                                  ORDER BY t.sequence DESC LIMIT 1)), NULL, NULL::json, NULL;
-    END IF;
+    RETURN least(v_next, (SELECT min(o.floor) FROM taskq_internal.open_pushes(p_topic_id) o));
 END $$;
 
 -- Refuses a partition that there is none of, and a reader for whom nothing is promised (TQ000).
-CREATE FUNCTION taskq.check_reader(p_partition int, p_partitions int, p_level int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_reader(p_partition int, p_partitions int, p_level int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_partitions < 1 OR p_partition NOT BETWEEN 0 AND p_partitions - 1 THEN
-        PERFORM taskq.refuse('TQ000', format('partition %s of %s: partitions count from 0, and there is at least one',
+        PERFORM taskq_internal.refuse('TQ000', format('partition %s of %s: partitions count from 0, and there is at least one',
                                              p_partition, p_partitions));
     END IF;
     IF p_level < 0 THEN
-        PERFORM taskq.refuse('TQ000', format('level %s: 0 is the task itself, n its first n levels', p_level));
+        PERFORM taskq_internal.refuse('TQ000', format('level %s: 0 is the task itself, n its first n levels', p_level));
     END IF;
-    PERFORM taskq.need_read_committed('the log is read');
+    PERFORM taskq_internal.need_read_committed('the log is read');
     IF pg_is_in_recovery() THEN
-        PERFORM taskq.refuse('TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
+        PERFORM taskq_internal.refuse('TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
     END IF;
 END $$;
 
 -- What decides on a task's partition. p_level NULL: its identifier; n: the first n levels of it, from its first slash
 -- on (whatever stands before is no level; without a slash it has none, and is taken whole); 0: its own sequence.
 -- STABLE, like array_to_string: declared IMMUTABLE it could not be expanded in place, and would cost a call a task.
-CREATE FUNCTION taskq.sequence_id(p_identifier text, p_level int, p_sequence bigint) RETURNS text
+CREATE FUNCTION taskq_internal.sequence_id(p_identifier text, p_level int, p_sequence bigint) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN p_level IS NULL THEN p_identifier
                 WHEN p_level = 0 THEN p_sequence::text
@@ -184,22 +203,22 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- The partition of a task: the CRC-32 of its sequence id, modulo the partitions.
-CREATE FUNCTION taskq.partition_of(p_identifier text, p_partitions int, p_level int, p_sequence bigint)
+CREATE FUNCTION taskq_internal.partition_of(p_identifier text, p_partitions int, p_level int, p_sequence bigint)
 RETURNS int LANGUAGE sql STABLE AS $$
-    SELECT (taskq.crc32(taskq.sequence_id(p_identifier, p_level, p_sequence)) % p_partitions)::int
+    SELECT (taskq_internal.crc32(taskq_internal.sequence_id(p_identifier, p_level, p_sequence)) % p_partitions)::int
 $$;
 
 -- The CRC-32 of a text's UTF-8, as zlib has it.
-CREATE FUNCTION taskq.crc32(p_text text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+CREATE FUNCTION taskq_internal.crc32(p_text text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 BEGIN
     IF current_setting('server_version_num')::int >= 180000 THEN
         RETURN crc32(convert_to(p_text, 'UTF8'));  -- a tenth of the time
     END IF;
-    RETURN taskq.crc32_of(convert_to(p_text, 'UTF8'));
+    RETURN taskq_internal.crc32_of(convert_to(p_text, 'UTF8'));
 END $$;
 
 -- The same on servers before 18: a byte at a time, by the table of all 256.
-CREATE FUNCTION taskq.crc32_of(p_bytes bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+CREATE FUNCTION taskq_internal.crc32_of(p_bytes bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
     v_crc bigint := 4294967295;
 BEGIN
@@ -234,23 +253,4 @@ BEGIN
         }'::bigint[])[((v_crc # get_byte(p_bytes, v_place)) & 255) + 1];
     END LOOP;
     RETURN v_crc # 4294967295;
-END $$;
-
--- How far a group of readers has handled a partition of a topic; NULL where it has not begun.
-CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
-BEGIN
-    RETURN (SELECT p.cursor FROM taskq.progress p
-            WHERE p.reader_group = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
-END $$;
-
--- Stores how far a group of readers has handled a partition of a topic. An earlier place than before is stored as well:
--- that is how one replays. Of two transactions that store it at once the one that commits last stands, after a wait.
-CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO taskq.progress AS p (reader_group, topic_id, partition, cursor, advanced)
-    VALUES (p_group, (taskq.find_topic(p_topic)).topic_id, p_partition, p_cursor, clock_timestamp())
-    ON CONFLICT (reader_group, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
 END $$;

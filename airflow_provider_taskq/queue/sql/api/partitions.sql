@@ -2,7 +2,7 @@
 -- number, which is never used again. So its vacuum is its own, and to empty or drop it is instant.
 --
 -- A move there takes five transactions, as no verb may wait longer than a moment for it:
---   1. begin_move    pauses the topic, and stores in taskq.topic_move that it moves.
+--   1. begin_move    pauses the topic, and stores in taskq_internal.topic_move that it moves.
 --   2. make_tables   makes the tables apart. No session waits.
 --   3. close_shared  tells the shared tables, by a constraint, to take no more rows of this topic. For a moment it has to have
 --                    these tables alone. From now on the topic has to stand still: paused, nothing held, pushes kept out.
@@ -13,109 +13,35 @@
 -- "Alone" is asked for with a lock_timeout of 10 ms a table, again and again: as others wait behind whoever waits for such a lock.
 -- Each of these functions has to be a transaction of its own, as others wait for its end.
 --
--- A session that ends on the way leaves its row in taskq.topic_move. Then begin_move takes the move over, and the steps are
--- repeated; move_back undoes it. One session at a time changes tables: taskq.lock_moves.
-
--- Whether a topic has tables of its own.
-CREATE FUNCTION taskq.is_apart(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq.live'::regclass AND inhrelid = to_regclass('taskq.live_' || p_topic_id))
-$$;
-
--- Locks out the other sessions that change tables, until this transaction ends. Before anything else is locked: two of them would
--- wait for each other's tables in a circle. Roles have no rights on this table, so no other session can hold the lock.
-CREATE FUNCTION taskq.lock_moves(p_patience interval) RETURNS void LANGUAGE plpgsql
-SET lock_timeout = '1min' AS $$
-BEGIN
-    PERFORM taskq.need_read_committed('topics move');
-    PERFORM set_config('lock_timeout', taskq.lock_timeout_of(p_patience), true);
-    LOCK TABLE taskq.topic_move IN SHARE UPDATE EXCLUSIVE MODE;  -- it conflicts with itself, and with no reading or writing of rows
-EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq.refuse('TQ000', format('session %s has been moving another topic for longer than %s: repeat this when it is done',
-        (SELECT l.pid FROM pg_locks l
-         WHERE l.relation = 'taskq.topic_move'::regclass AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted LIMIT 1),
-        taskq.in_words(p_patience)));
-END $$;
-
--- A duration as a lock_timeout, for which 0 would mean to wait for ever.
-CREATE FUNCTION taskq.lock_timeout_of(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
-$$;
+-- A session that ends on the way leaves its row in taskq_internal.topic_move. Then begin_move takes the move over, and the steps are
+-- repeated; move_back undoes it. One session at a time changes tables: taskq_internal.lock_moves.
 
 -- Begins a move of a topic to tables of its own, or takes over one whose session has ended. Pauses the topic. Returns the token
 -- that each step has to name; NULL if the topic has its own tables. Refuses a topic that another session is moving (TQ000).
 CREATE FUNCTION taskq.begin_move(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic  taskq.topic;
+    v_topic  taskq_internal.topic;
     v_paused boolean;
     v_token  bigint;
 BEGIN
-    PERFORM taskq.lock_moves(p_patience);
-    v_topic := taskq.find_topic(p_topic);
-    PERFORM taskq.refuse_moving(v_topic);
-    IF taskq.is_apart(v_topic.topic_id) THEN
+    PERFORM taskq_internal.lock_moves(p_patience);
+    v_topic := taskq_internal.find_topic(p_topic);
+    PERFORM taskq_internal.refuse_moving(v_topic);
+    IF taskq_internal.is_apart(v_topic.topic_id) THEN
         RETURN NULL;
     END IF;
-    PERFORM FROM taskq.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;  -- waits for a taskq.set_paused that has not ended
-    v_paused := EXISTS (SELECT FROM taskq.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
-                AND taskq.note_pause(v_topic.topic_id, true, 'the move to its own tables');
+    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;  -- waits for a taskq.set_paused that has not ended
+    v_paused := EXISTS (SELECT FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
+                AND taskq_internal.note_pause(v_topic.topic_id, true, 'the move to its own tables');
     LOOP  -- another program may hold the very same key by chance
         v_token := ('x' || replace(gen_random_uuid()::text, '-', ''))::bit(64)::bigint;
         EXIT WHEN pg_try_advisory_lock(v_token);
     END LOOP;
-    INSERT INTO taskq.topic_move AS m (topic_id, token, pid, since, step, resumes)
+    INSERT INTO taskq_internal.topic_move AS m (topic_id, token, pid, since, step, resumes)
     VALUES (v_topic.topic_id, v_token, pg_backend_pid(), clock_timestamp(), 'the topic was paused', v_paused)
     ON CONFLICT (topic_id) DO UPDATE SET token = v_token, pid = pg_backend_pid(), since = clock_timestamp(),
         resumes = m.resumes OR v_paused;
     RETURN v_token;
-END $$;
-
--- Whether the session of a move is still connected.
-CREATE FUNCTION taskq.is_moving(p_move taskq.topic_move) RETURNS boolean LANGUAGE sql AS $$
-    SELECT EXISTS (
-        SELECT FROM pg_locks l
-        WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid = p_move.pid
-          AND l.classid::bigint << 32 | l.objid::bigint = p_move.token
-          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
-$$;
-
--- Refuses a topic that another session is moving (TQ000).
-CREATE FUNCTION taskq.refuse_moving(p_topic taskq.topic) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_move taskq.topic_move;
-BEGIN
-    SELECT * INTO v_move FROM taskq.topic_move WHERE topic_id = p_topic.topic_id;
-    IF FOUND AND v_move.pid <> pg_backend_pid() AND taskq.is_moving(v_move) THEN
-        PERFORM taskq.refuse('TQ000', format('topic %L is being moved to its own tables by session %s since %s: wait until the move has'
-            ' ended, or end it with pg_terminate_backend(%s) and repeat this', p_topic.name, v_move.pid,
-            to_char(v_move.since, 'YYYY-MM-DD HH24:MI:SS TZ'), v_move.pid));
-    END IF;
-END $$;
-
--- The number of the topic that moves under a token. Refuses a move that has ended or that another session has taken over (TQ000).
-CREATE FUNCTION taskq.hold_move(p_topic text, p_token bigint, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int;
-BEGIN
-    PERFORM taskq.lock_moves(p_patience);
-    SELECT m.topic_id INTO v_topic_id FROM taskq.topic_move m WHERE m.token = p_token;
-    IF NOT FOUND THEN
-        PERFORM taskq.refuse('TQ000', format('this move of topic %L has ended: another session has finished, undone or replaced it,'
-                                             ' or the topic was dropped', p_topic));
-    END IF;
-    RETURN v_topic_id;
-END $$;
-
--- Ends a move in this transaction, and resumes the topic if the move has paused it. Locks the topic's row first, as
--- taskq.set_paused does.
-CREATE FUNCTION taskq.end_move(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_resumes boolean;
-BEGIN
-    PERFORM FROM taskq.topic WHERE topic_id = p_topic_id FOR NO KEY UPDATE;
-    DELETE FROM taskq.topic_move WHERE topic_id = p_topic_id RETURNING resumes INTO v_resumes;
-    IF v_resumes THEN
-        PERFORM taskq.note_pause(p_topic_id, false, NULL);
-    END IF;
 END $$;
 
 -- Gives up the lock that marks this session as the one of a move.
@@ -127,17 +53,231 @@ $$;
 -- that an earlier try left: they are empty until they are attached.
 CREATE FUNCTION taskq.make_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := taskq.hold_move(p_topic, p_token, p_patience);
+    v_topic_id int := taskq_internal.hold_move(p_topic, p_token, p_patience);
     v_table    text;
     v_options  text;
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-        v_options := (SELECT array_to_string(c.reloptions, ', ') FROM pg_class c WHERE c.oid = format('taskq.%I_default', v_table)::regclass);
-        EXECUTE format('DROP TABLE IF EXISTS taskq.%I', v_table || '_' || v_topic_id);
-        EXECUTE format('CREATE TABLE taskq.%I (LIKE taskq.%I INCLUDING ALL, CONSTRAINT apart CHECK (topic_id = %s))%s',
+        v_options := (SELECT array_to_string(c.reloptions, ', ') FROM pg_class c WHERE c.oid = format('taskq_internal.%I_default', v_table)::regclass);
+        EXECUTE format('DROP TABLE IF EXISTS taskq_internal.%I', v_table || '_' || v_topic_id);
+        EXECUTE format('CREATE TABLE taskq_internal.%I (LIKE taskq_internal.%I INCLUDING ALL, CONSTRAINT apart CHECK (topic_id = %s))%s',
                        v_table || '_' || v_topic_id, v_table, v_topic_id, coalesce(' WITH (' || v_options || ')', ''));
     END LOOP;
-    UPDATE taskq.topic_move SET step = 'its tables were made' WHERE topic_id = v_topic_id AND step = 'the topic was paused';
+    UPDATE taskq_internal.topic_move SET step = 'its tables were made' WHERE topic_id = v_topic_id AND step = 'the topic was paused';
+END $$;
+
+-- Keeps pushes to a topic out, in this session until taskq.let_in, over several transactions; returns the topic's number. Gives up
+-- (TQ000) where a push stays open for longer than p_patience. Needs a session that no pooler shares.
+CREATE FUNCTION taskq.keep_out(p_topic text, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    PERFORM set_config('lock_timeout', least(ceil(extract(epoch FROM p_patience) * 1000), 2147483647) || 'ms', true);
+    PERFORM taskq_internal.close_topic(v_topic_id);
+    PERFORM pg_advisory_lock(taskq_internal.topic_lock_class(), v_topic_id);  -- granted at once: this transaction holds it
+    RETURN v_topic_id;
+EXCEPTION WHEN lock_not_available THEN
+    PERFORM taskq_internal.refuse('TQ000', format('pushes to topic %L have been open for longer than %s', p_topic, taskq.in_words(p_patience)));
+END $$;
+
+-- Lets pushes to a topic in again.
+CREATE FUNCTION taskq.let_in(p_topic_id int) RETURNS boolean LANGUAGE sql AS $$
+    SELECT pg_advisory_unlock(taskq_internal.topic_lock_class(), p_topic_id)
+$$;
+
+-- The same by a topic's name.
+CREATE FUNCTION taskq.topic_is_held(p_topic text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT taskq_internal.any_held(p.topic_id) FROM taskq_internal.find_topic(p_topic) p
+$$;
+
+-- Lets the shared tables take no more rows of a topic that stands still. False, and nothing is changed, if tasks of it are held, or
+-- if a session that uses these tables waits for this one: let it go on, and repeat this.
+CREATE FUNCTION taskq.close_shared(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := taskq_internal.hold_move(p_topic, p_token, p_patience);
+    v_table    text;
+BEGIN
+    IF NOT taskq_internal.have_alone(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience)
+       OR taskq_internal.any_held(v_topic_id) THEN
+        RETURN false;
+    END IF;
+    FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
+        EXECUTE format('ALTER TABLE taskq_internal.%1$I_default DROP CONSTRAINT IF EXISTS %2$I,'
+                       ' ADD CONSTRAINT %2$I CHECK (topic_id <> %3$s) NOT VALID', v_table, 'topic_moves_' || v_topic_id, v_topic_id);
+    END LOOP;
+    UPDATE taskq_internal.topic_move SET step = 'the shared tables were closed' WHERE topic_id = v_topic_id;
+    RETURN true;
+END $$;
+
+-- Moves a topic that stands still to its tables, attaches them, and ends the move. False, and nothing is changed, if a session that
+-- uses the tables waits for this one: let it go on, and repeat this.
+CREATE FUNCTION taskq.move_rows(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := taskq_internal.hold_move(p_topic, p_token, p_patience);
+    v_table    text;
+    v_own      text;
+BEGIN
+    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'task'] LOOP
+        v_own := v_table || '_' || v_topic_id;
+        EXECUTE format('WITH moved AS (DELETE FROM taskq_internal.%1$I_default WHERE topic_id = %2$s RETURNING *)'
+                       ' INSERT INTO taskq_internal.%3$I SELECT * FROM moved', v_table, v_topic_id, v_own);
+        EXECUTE format('ALTER TABLE taskq_internal.%I_default VALIDATE CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
+        EXECUTE format('ANALYZE taskq_internal.%I', v_own);
+    END LOOP;
+    IF NOT taskq_internal.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
+        RAISE lock_not_available;
+    END IF;
+    FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
+        v_own := v_table || '_' || v_topic_id;
+        EXECUTE format('ALTER TABLE taskq_internal.%I ATTACH PARTITION taskq_internal.%I FOR VALUES IN (%s)', v_table, v_own, v_topic_id);
+        EXECUTE format('ALTER TABLE taskq_internal.%I DROP CONSTRAINT apart', v_own);
+        EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
+    END LOOP;
+    PERFORM taskq_internal.end_move(v_topic_id);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN  -- takes back what was moved
+    RETURN false;
+END $$;
+
+-- Undoes a move, and resumes the topic if the move has paused it; false if this move has ended already.
+CREATE FUNCTION taskq.undo_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq_internal.lock_moves(p_patience);
+    IF NOT EXISTS (SELECT FROM taskq_internal.topic_move WHERE token = p_token) THEN
+        RETURN false;
+    END IF;
+    PERFORM taskq_internal.open_shared(taskq_internal.hold_move(p_topic, p_token, p_patience), p_patience);
+    RETURN true;
+END $$;
+
+-- Moves a topic back to the shared tables; false where it is there. Undoes a move to its own tables whose session has ended. All
+-- topics wait while rows move back, as a detached table's tasks are nowhere until they are back: so it is refused (TQ000) to a
+-- topic of more than p_most tasks. Refuses a topic that another session is moving (TQ000).
+CREATE FUNCTION taskq.move_back(p_topic text, p_most bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic    taskq_internal.topic;
+    v_topic_id int;
+    v_table    text;
+    v_own      text;
+BEGIN
+    PERFORM taskq_internal.lock_moves(p_patience);
+    v_topic := taskq_internal.find_topic(p_topic);
+    v_topic_id := v_topic.topic_id;
+    PERFORM taskq_internal.refuse_moving(v_topic);
+    IF EXISTS (SELECT FROM taskq_internal.topic_move WHERE topic_id = v_topic_id) THEN
+        PERFORM taskq_internal.open_shared(v_topic_id, p_patience);
+        RETURN true;
+    ELSIF NOT taskq_internal.is_apart(v_topic_id) THEN
+        RETURN false;
+    END IF;
+    IF NOT taskq_internal.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default']
+                            || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), p_patience) THEN
+        PERFORM taskq_internal.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+    END IF;
+    IF (SELECT count(*) FROM (SELECT FROM taskq_internal.task WHERE topic_id = v_topic_id LIMIT p_most + 1) t) > p_most THEN
+        PERFORM taskq_internal.refuse('TQ000', format('topic %L has more than %s tasks, and everybody would wait while they move back:'
+                                             ' purge it first, or allow for more', p_topic, p_most));
+    END IF;
+    FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
+        v_own := v_table || '_' || v_topic_id;
+        EXECUTE format('ALTER TABLE taskq_internal.%I DETACH PARTITION taskq_internal.%I', v_table, v_own);
+        EXECUTE format('INSERT INTO taskq_internal.%I SELECT * FROM taskq_internal.%I', v_table, v_own);
+        EXECUTE format('DROP TABLE taskq_internal.%I', v_own);
+    END LOOP;
+    RETURN true;
+END $$;
+
+-- Drops the empty tables of topics that were dropped, with what an unfinished move of such a topic left, and returns how many
+-- topics that were.
+CREATE FUNCTION taskq.drop_vacant(p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_vacant   int[];
+    v_topic_id int;
+BEGIN
+    PERFORM taskq_internal.lock_moves(p_patience);
+    v_vacant := ARRAY(SELECT * FROM taskq_internal.vacant_topics());
+    IF cardinality(v_vacant) > 0
+       AND NOT taskq_internal.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
+        PERFORM taskq_internal.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+    END IF;
+    FOREACH v_topic_id IN ARRAY v_vacant LOOP
+        PERFORM taskq_internal.open_shared(v_topic_id, p_patience);
+    END LOOP;
+    RETURN cardinality(v_vacant);
+END $$;
+
+-- Whether a topic has tables of its own.
+CREATE FUNCTION taskq_internal.is_apart(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq_internal.live'::regclass AND inhrelid = to_regclass('taskq_internal.live_' || p_topic_id))
+$$;
+
+-- Locks out the other sessions that change tables, until this transaction ends. Before anything else is locked: two of them would
+-- wait for each other's tables in a circle. Roles have no rights on this table, so no other session can hold the lock.
+CREATE FUNCTION taskq_internal.lock_moves(p_patience interval) RETURNS void LANGUAGE plpgsql
+SET lock_timeout = '1min' AS $$
+BEGIN
+    PERFORM taskq_internal.need_read_committed('topics move');
+    PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_of(p_patience), true);
+    LOCK TABLE taskq_internal.topic_move IN SHARE UPDATE EXCLUSIVE MODE;  -- it conflicts with itself, and with no reading or writing of rows
+EXCEPTION WHEN lock_not_available THEN
+    PERFORM taskq_internal.refuse('TQ000', format('session %s has been moving another topic for longer than %s: repeat this when it is done',
+        (SELECT l.pid FROM pg_locks l
+         WHERE l.relation = 'taskq_internal.topic_move'::regclass AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted LIMIT 1),
+        taskq.in_words(p_patience)));
+END $$;
+
+-- A duration as a lock_timeout, for which 0 would mean to wait for ever.
+CREATE FUNCTION taskq_internal.lock_timeout_of(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
+$$;
+
+-- Whether the session of a move is still connected.
+CREATE FUNCTION taskq_internal.is_moving(p_move taskq_internal.topic_move) RETURNS boolean LANGUAGE sql AS $$
+    SELECT EXISTS (
+        SELECT FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid = p_move.pid
+          AND l.classid::bigint << 32 | l.objid::bigint = p_move.token
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+$$;
+
+-- Refuses a topic that another session is moving (TQ000).
+CREATE FUNCTION taskq_internal.refuse_moving(p_topic taskq_internal.topic) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_move taskq_internal.topic_move;
+BEGIN
+    SELECT * INTO v_move FROM taskq_internal.topic_move WHERE topic_id = p_topic.topic_id;
+    IF FOUND AND v_move.pid <> pg_backend_pid() AND taskq_internal.is_moving(v_move) THEN
+        PERFORM taskq_internal.refuse('TQ000', format('topic %L is being moved to its own tables by session %s since %s: wait until the move has'
+            ' ended, or end it with pg_terminate_backend(%s) and repeat this', p_topic.name, v_move.pid,
+            to_char(v_move.since, 'YYYY-MM-DD HH24:MI:SS TZ'), v_move.pid));
+    END IF;
+END $$;
+
+-- The number of the topic that moves under a token. Refuses a move that has ended or that another session has taken over (TQ000).
+CREATE FUNCTION taskq_internal.hold_move(p_topic text, p_token bigint, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int;
+BEGIN
+    PERFORM taskq_internal.lock_moves(p_patience);
+    SELECT m.topic_id INTO v_topic_id FROM taskq_internal.topic_move m WHERE m.token = p_token;
+    IF NOT FOUND THEN
+        PERFORM taskq_internal.refuse('TQ000', format('this move of topic %L has ended: another session has finished, undone or replaced it,'
+                                             ' or the topic was dropped', p_topic));
+    END IF;
+    RETURN v_topic_id;
+END $$;
+
+-- Ends a move in this transaction, and resumes the topic if the move has paused it. Locks the topic's row first, as
+-- taskq.set_paused does.
+CREATE FUNCTION taskq_internal.end_move(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_resumes boolean;
+BEGIN
+    PERFORM FROM taskq_internal.topic WHERE topic_id = p_topic_id FOR NO KEY UPDATE;
+    DELETE FROM taskq_internal.topic_move WHERE topic_id = p_topic_id RETURNING resumes INTO v_resumes;
+    IF v_resumes THEN
+        PERFORM taskq_internal.note_pause(p_topic_id, false, NULL);
+    END IF;
 END $$;
 
 -- Waits for the tables of the queue until nobody else is using any, and locks them: for changes of the catalogue that end at once.
@@ -145,26 +285,26 @@ END $$;
 -- all, where each try makes others wait for at most a few times 10 ms. Gives up after p_patience (TQ000), naming a session. False,
 -- and nothing is locked, if a session that uses these tables waits for this one: neither could go on, and PostgreSQL would end one
 -- of the two. It looks for such a session before each try, and a try is shorter than the server's deadlock_timeout.
-CREATE FUNCTION taskq.have_alone(p_tables text[], p_patience interval) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.have_alone(p_tables text[], p_patience interval) RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
     v_until timestamptz := clock_timestamp() + p_patience;
-    v_lock  text := (SELECT format('LOCK TABLE %s IN %%s MODE', string_agg('ONLY taskq.' || quote_ident(t), ', ')) FROM unnest(p_tables) AS t);
+    v_lock  text := (SELECT format('LOCK TABLE %s IN %%s MODE', string_agg('ONLY taskq_internal.' || quote_ident(t), ', ')) FROM unnest(p_tables) AS t);
 BEGIN
     LOOP
         BEGIN
             PERFORM set_config('lock_timeout', '2s', true);
             EXECUTE format(v_lock, 'SHARE UPDATE EXCLUSIVE');
             PERFORM set_config('lock_timeout', '10ms', true);
-            IF taskq.is_awaited_by_user_of(p_tables) THEN
+            IF taskq_internal.is_awaited_by_user_of(p_tables) THEN
                 RETURN false;
             END IF;
             EXECUTE format(v_lock, 'ACCESS EXCLUSIVE');
             RETURN true;
         EXCEPTION WHEN lock_not_available THEN
             IF clock_timestamp() > v_until THEN
-                PERFORM taskq.refuse('TQ000', format('the tables of the queue are in use, by session %s among others: try again when'
-                    ' it has ended, or with more patience', taskq.user_of(p_tables)));
+                PERFORM taskq_internal.refuse('TQ000', format('the tables of the queue are in use, by session %s among others: try again when'
+                    ' it has ended, or with more patience', taskq_internal.user_of(p_tables)));
             END IF;
         END;
         PERFORM pg_sleep(0.05 + 0.1 * random());
@@ -172,15 +312,15 @@ BEGIN
 END $$;
 
 -- Whether a session that has any of these tables in use waits for this session.
-CREATE FUNCTION taskq.is_awaited_by_user_of(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.is_awaited_by_user_of(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
-        SELECT FROM taskq.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid
-        WHERE l.relation = ANY (ARRAY(SELECT ('taskq.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t)) AND l.granted
+        SELECT FROM taskq_internal.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid
+        WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t)) AND l.granted
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
 $$;
 
 -- The sessions that wait for this session, directly or for one that does, and since when.
-CREATE FUNCTION taskq.waiting_sessions() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.waiting_sessions() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
     WITH RECURSIVE blocked AS MATERIALIZED (
         SELECT l.pid, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers FROM pg_locks l WHERE NOT l.granted GROUP BY l.pid
     ), waiting AS (
@@ -191,240 +331,100 @@ CREATE FUNCTION taskq.waiting_sessions() RETURNS TABLE (pid int, since timestamp
 $$;
 
 -- The pid of the session with the oldest transaction of those that have any of these tables in use.
-CREATE FUNCTION taskq.user_of(p_tables text[]) RETURNS int LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.user_of(p_tables text[]) RETURNS int LANGUAGE sql AS $$
     SELECT l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-    WHERE l.relation = ANY (ARRAY(SELECT ('taskq.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t))
+    WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t))
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AND l.pid <> pg_backend_pid()
     ORDER BY a.xact_start LIMIT 1
 $$;
 
--- Keeps pushes to a topic out, in this session until taskq.let_in, over several transactions; returns the topic's number. Gives up
--- (TQ000) where a push stays open for longer than p_patience. Needs a session that no pooler shares.
-CREATE FUNCTION taskq.keep_out(p_topic text, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
-BEGIN
-    PERFORM set_config('lock_timeout', least(ceil(extract(epoch FROM p_patience) * 1000), 2147483647) || 'ms', true);
-    PERFORM taskq.close_topic(v_topic_id);
-    PERFORM pg_advisory_lock(taskq.topic_lock_class(), v_topic_id);  -- granted at once: this transaction holds it
-    RETURN v_topic_id;
-EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq.refuse('TQ000', format('pushes to topic %L have been open for longer than %s', p_topic, taskq.in_words(p_patience)));
-END $$;
-
--- Lets pushes to a topic in again.
-CREATE FUNCTION taskq.let_in(p_topic_id int) RETURNS boolean LANGUAGE sql AS $$
-    SELECT pg_advisory_unlock(taskq.topic_lock_class(), p_topic_id)
-$$;
-
 -- Whether somebody holds tasks of a topic. What is held is few, and has an index.
-CREATE FUNCTION taskq.any_held(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.any_held(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM (SELECT l.topic_id FROM taskq.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence) h
+    RETURN EXISTS (SELECT FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence) h
                    WHERE h.topic_id = p_topic_id);
 END $$;
 
--- The same by a topic's name.
-CREATE FUNCTION taskq.topic_is_held(p_topic text) RETURNS boolean LANGUAGE sql AS $$
-    SELECT taskq.any_held(p.topic_id) FROM taskq.find_topic(p_topic) p
-$$;
-
--- Lets the shared tables take no more rows of a topic that stands still. False, and nothing is changed, if tasks of it are held, or
--- if a session that uses these tables waits for this one: let it go on, and repeat this.
-CREATE FUNCTION taskq.close_shared(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := taskq.hold_move(p_topic, p_token, p_patience);
-    v_table    text;
-BEGIN
-    IF NOT taskq.have_alone(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience)
-       OR taskq.any_held(v_topic_id) THEN
-        RETURN false;
-    END IF;
-    FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-        EXECUTE format('ALTER TABLE taskq.%1$I_default DROP CONSTRAINT IF EXISTS %2$I,'
-                       ' ADD CONSTRAINT %2$I CHECK (topic_id <> %3$s) NOT VALID', v_table, 'topic_moves_' || v_topic_id, v_topic_id);
-    END LOOP;
-    UPDATE taskq.topic_move SET step = 'the shared tables were closed' WHERE topic_id = v_topic_id;
-    RETURN true;
-END $$;
-
--- Moves a topic that stands still to its tables, attaches them, and ends the move. False, and nothing is changed, if a session that
--- uses the tables waits for this one: let it go on, and repeat this.
-CREATE FUNCTION taskq.move_rows(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := taskq.hold_move(p_topic, p_token, p_patience);
-    v_table    text;
-    v_own      text;
-BEGIN
-    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'task'] LOOP
-        v_own := v_table || '_' || v_topic_id;
-        EXECUTE format('WITH moved AS (DELETE FROM taskq.%1$I_default WHERE topic_id = %2$s RETURNING *)'
-                       ' INSERT INTO taskq.%3$I SELECT * FROM moved', v_table, v_topic_id, v_own);
-        EXECUTE format('ALTER TABLE taskq.%I_default VALIDATE CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
-        EXECUTE format('ANALYZE taskq.%I', v_own);
-    END LOOP;
-    IF NOT taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
-        RAISE lock_not_available;
-    END IF;
-    FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-        v_own := v_table || '_' || v_topic_id;
-        EXECUTE format('ALTER TABLE taskq.%I ATTACH PARTITION taskq.%I FOR VALUES IN (%s)', v_table, v_own, v_topic_id);
-        EXECUTE format('ALTER TABLE taskq.%I DROP CONSTRAINT apart', v_own);
-        EXECUTE format('ALTER TABLE taskq.%I_default DROP CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
-    END LOOP;
-    PERFORM taskq.end_move(v_topic_id);
-    RETURN true;
-EXCEPTION WHEN lock_not_available THEN  -- takes back what was moved
-    RETURN false;
-END $$;
-
--- Undoes a move, and resumes the topic if the move has paused it; false if this move has ended already.
-CREATE FUNCTION taskq.undo_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM taskq.lock_moves(p_patience);
-    IF NOT EXISTS (SELECT FROM taskq.topic_move WHERE token = p_token) THEN
-        RETURN false;
-    END IF;
-    PERFORM taskq.open_shared(taskq.hold_move(p_topic, p_token, p_patience), p_patience);
-    RETURN true;
-END $$;
-
 -- Undoes what is left of the move of a topic, by its number, and ends the move. For a topic that was dropped as well.
-CREATE FUNCTION taskq.open_shared(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.open_shared(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_table text;
 BEGIN
     IF EXISTS (SELECT FROM pg_constraint
-               WHERE conrelid = 'taskq.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
-        IF NOT taskq.have_alone(ARRAY['task_default', 'live_default', 'ended_default'], p_patience) THEN
-            PERFORM taskq.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+               WHERE conrelid = 'taskq_internal.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
+        IF NOT taskq_internal.have_alone(ARRAY['task_default', 'live_default', 'ended_default'], p_patience) THEN
+            PERFORM taskq_internal.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
         END IF;
         FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-            EXECUTE format('ALTER TABLE taskq.%I_default DROP CONSTRAINT IF EXISTS %I', v_table, 'topic_moves_' || p_topic_id);
+            EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT IF EXISTS %I', v_table, 'topic_moves_' || p_topic_id);
         END LOOP;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-        EXECUTE format('DROP TABLE IF EXISTS taskq.%I', v_table || '_' || p_topic_id);
+        EXECUTE format('DROP TABLE IF EXISTS taskq_internal.%I', v_table || '_' || p_topic_id);
     END LOOP;
-    PERFORM taskq.end_move(p_topic_id);
-END $$;
-
--- Moves a topic back to the shared tables; false where it is there. Undoes a move to its own tables whose session has ended. All
--- topics wait while rows move back, as a detached table's tasks are nowhere until they are back: so it is refused (TQ000) to a
--- topic of more than p_most tasks. Refuses a topic that another session is moving (TQ000).
-CREATE FUNCTION taskq.move_back(p_topic text, p_most bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic    taskq.topic;
-    v_topic_id int;
-    v_table    text;
-    v_own      text;
-BEGIN
-    PERFORM taskq.lock_moves(p_patience);
-    v_topic := taskq.find_topic(p_topic);
-    v_topic_id := v_topic.topic_id;
-    PERFORM taskq.refuse_moving(v_topic);
-    IF EXISTS (SELECT FROM taskq.topic_move WHERE topic_id = v_topic_id) THEN
-        PERFORM taskq.open_shared(v_topic_id, p_patience);
-        RETURN true;
-    ELSIF NOT taskq.is_apart(v_topic_id) THEN
-        RETURN false;
-    END IF;
-    IF NOT taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default']
-                            || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), p_patience) THEN
-        PERFORM taskq.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
-    END IF;
-    IF (SELECT count(*) FROM (SELECT FROM taskq.task WHERE topic_id = v_topic_id LIMIT p_most + 1) t) > p_most THEN
-        PERFORM taskq.refuse('TQ000', format('topic %L has more than %s tasks, and everybody would wait while they move back:'
-                                             ' purge it first, or allow for more', p_topic, p_most));
-    END IF;
-    FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-        v_own := v_table || '_' || v_topic_id;
-        EXECUTE format('ALTER TABLE taskq.%I DETACH PARTITION taskq.%I', v_table, v_own);
-        EXECUTE format('INSERT INTO taskq.%I SELECT * FROM taskq.%I', v_table, v_own);
-        EXECUTE format('DROP TABLE taskq.%I', v_own);
-    END LOOP;
-    RETURN true;
+    PERFORM taskq_internal.end_move(p_topic_id);
 END $$;
 
 -- Empties a topic that has tables of its own, at once, and returns how many tasks it had; NULL, and nothing is changed, where it
 -- has none, or where they are in use for longer than a second or a push to it is open: then it has to be done row by row. For a
 -- transaction that ends at once, as all that meet these tables wait for its end: p_drops, that it removes the topic as well, and
 -- with it rows that somebody may hold, which it is not to wait for either.
-CREATE FUNCTION taskq.truncate_topic(p_topic_id int, p_drops boolean) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.truncate_topic(p_topic_id int, p_drops boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    IF NOT taskq.is_apart(p_topic_id) THEN
+    IF NOT taskq_internal.is_apart(p_topic_id) THEN
         RETURN NULL;
     END IF;
     BEGIN  -- what is locked here is let go where it comes to nothing
-        IF NOT pg_try_advisory_xact_lock(taskq.topic_lock_class(), p_topic_id) THEN
+        IF NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), p_topic_id) THEN
             RETURN NULL;
         END IF;
-        v_count := (SELECT count(*) FROM taskq.task WHERE topic_id = p_topic_id);
-        IF NOT taskq.is_apart(p_topic_id) THEN  -- it was moved back meanwhile; from here on taskq.task is in use, and it stays
+        v_count := (SELECT count(*) FROM taskq_internal.task WHERE topic_id = p_topic_id);
+        IF NOT taskq_internal.is_apart(p_topic_id) THEN  -- it was moved back meanwhile; from here on taskq_internal.task is in use, and it stays
             RETURN NULL;
-        ELSIF NOT taskq.have_alone(ARRAY(SELECT t || '_' || p_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), '1 second') THEN
+        ELSIF NOT taskq_internal.have_alone(ARRAY(SELECT t || '_' || p_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), '1 second') THEN
             RAISE lock_not_available;
         END IF;
         IF p_drops THEN
-            PERFORM taskq.hold_what_goes_along(p_topic_id);
+            PERFORM taskq_internal.hold_what_goes_along(p_topic_id);
         END IF;
     EXCEPTION WHEN SQLSTATE 'TQ000' OR lock_not_available THEN
         RETURN NULL;
     END;
-    EXECUTE format('TRUNCATE taskq.task_%1$s, taskq.live_%1$s, taskq.ended_%1$s', p_topic_id);
-    PERFORM taskq.forget_waits(p_topic_id);
+    EXECUTE format('TRUNCATE taskq_internal.task_%1$s, taskq_internal.live_%1$s, taskq_internal.ended_%1$s', p_topic_id);
+    PERFORM taskq_internal.forget_waits(p_topic_id);
     RETURN v_count;
 END $$;
 
 -- Locks what is removed along with a topic and others write to while they use its tasks; an error (55P03) where they do just now.
-CREATE FUNCTION taskq.hold_what_goes_along(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.hold_what_goes_along(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq.reader WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
-    PERFORM FROM taskq.reader_partition WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
-    PERFORM FROM taskq.progress WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
-    PERFORM FROM taskq.handling WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
-    PERFORM FROM taskq.probe WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
-    PERFORM FROM taskq.juncture WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.reader WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.reader_partition WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.progress WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.handling WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.juncture WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
 END $$;
 
 -- Forgets what the tasks of a topic, which are gone, waited for and what happened to them, and wakes those that wait for them.
-CREATE FUNCTION taskq.forget_waits(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.forget_waits(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM taskq.dependency WHERE topic_id = p_topic_id;
-    DELETE FROM taskq.history WHERE topic_id = p_topic_id;
-    PERFORM taskq.wake_dependents(p_topic_id, ARRAY(
-        SELECT DISTINCT d.on_identifier FROM taskq.dependency d WHERE d.on_topic_id = p_topic_id AND d.waiting));
-END $$;
-
--- Drops the empty tables of topics that were dropped, with what an unfinished move of such a topic left, and returns how many
--- topics that were.
-CREATE FUNCTION taskq.drop_vacant(p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE
-    v_vacant   int[];
-    v_topic_id int;
-BEGIN
-    PERFORM taskq.lock_moves(p_patience);
-    v_vacant := ARRAY(SELECT * FROM taskq.vacant_topics());
-    IF cardinality(v_vacant) > 0
-       AND NOT taskq.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
-        PERFORM taskq.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
-    END IF;
-    FOREACH v_topic_id IN ARRAY v_vacant LOOP
-        PERFORM taskq.open_shared(v_topic_id, p_patience);
-    END LOOP;
-    RETURN cardinality(v_vacant);
+    DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id;
+    DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id;
+    PERFORM taskq_internal.wake_dependents(p_topic_id, ARRAY(
+        SELECT DISTINCT d.on_identifier FROM taskq_internal.dependency d WHERE d.on_topic_id = p_topic_id AND d.waiting));
 END $$;
 
 -- The numbers of the dropped topics of which a table, or the constraint of an unfinished move, is left.
-CREATE FUNCTION taskq.vacant_topics() RETURNS SETOF int LANGUAGE sql STABLE AS $$
+CREATE FUNCTION taskq_internal.vacant_topics() RETURNS SETOF int LANGUAGE sql STABLE AS $$
     SELECT n.topic_id FROM (
         SELECT substring(c.relname FROM '[0-9]+$')::int AS topic_id FROM pg_class c
-        WHERE c.relnamespace = 'taskq'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^(task|live|ended)_[0-9]+$'
+        WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^(task|live|ended)_[0-9]+$'
         UNION
         SELECT substring(o.conname FROM '[0-9]+$')::int FROM pg_constraint o
-        WHERE o.conrelid = 'taskq.live_default'::regclass AND o.conname ~ '^topic_moves_[0-9]+$') n
-    WHERE NOT EXISTS (SELECT FROM taskq.topic p WHERE p.topic_id = n.topic_id) ORDER BY 1
+        WHERE o.conrelid = 'taskq_internal.live_default'::regclass AND o.conname ~ '^topic_moves_[0-9]+$') n
+    WHERE NOT EXISTS (SELECT FROM taskq_internal.topic p WHERE p.topic_id = n.topic_id) ORDER BY 1
 $$;

@@ -1,4 +1,16 @@
 -- Push: tasks come in, all of them or none, in the order in which they were given.
+--
+-- Offer: at most one waiting task per identifier, among the transactions that offer.
+--
+-- A waiting task is READY and not held: scheduled tasks and tasks that wait to be retried are waiting tasks. A row that another
+-- transaction has locked counts as held, so an offer never waits for a consumer, and creates a task then.
+--
+-- An offer locks the bucket of its identifier in taskq_internal.offer_lock until the transaction ends. A second offer of the
+-- identifier waits for that lock, and then looks for the waiting task in a new statement, whose snapshot has what the first one
+-- committed. With the older snapshot of REPEATABLE READ it would miss that task, so offers are refused there.
+--
+-- The row of the waiting task stays locked as well, also if the offer changes nothing: a poll could otherwise hand the task out
+-- before the offering transaction commits the data that the task is about, and no task would be left that sees that data.
 
 -- Stores tasks at the end of a topic and returns their sequences in input order, NULL for one not stored.
 -- Each array but the first may be NULL, or holds a value or NULL per task; payloads are JSON texts.
@@ -15,34 +27,34 @@ CREATE FUNCTION taskq.push(
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic     taskq.topic := taskq.keep_topic(p_topic);
-    v_floor     bigint := taskq.open_log();
+    v_topic     taskq_internal.topic := taskq_internal.keep_topic(p_topic);
+    v_floor     bigint := taskq_internal.open_log();
     v_now       timestamptz := clock_timestamp();
     v_sequences bigint[];
     v_states    smallint[];
 BEGIN
     IF p_insertion IS NULL OR p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
-        PERFORM taskq.refuse('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
+        PERFORM taskq_internal.refuse('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
     END IF;
-    PERFORM taskq.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities,
+    PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities,
                               p_offset);
     IF p_insertion <> 'APPEND' THEN
-        PERFORM taskq.displace(v_topic.topic_id, p_insertion, p_identifiers, p_since);
+        PERFORM taskq_internal.displace(v_topic.topic_id, p_insertion, p_identifiers, p_since);
     END IF;
     IF p_insertion <> 'APPEND' OR p_suspended IS NOT NULL THEN
-        v_states := taskq.states_of_push(p_insertion, p_identifiers, p_suspended);
+        v_states := taskq_internal.states_of_push(p_insertion, p_identifiers, p_suspended);
     END IF;
-    v_sequences := taskq.draw_sequences(cardinality(p_identifiers));
+    v_sequences := taskq_internal.draw_sequences(cardinality(p_identifiers));
     IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
         PERFORM taskq.wake(p_topic);
     END IF;
-    INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
+    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
     SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
            v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
     FROM unnest(v_sequences, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, v_states)
          AS n (sequence, identifier, payload, reference, available_at, delay, ttl, priority, state)
     WHERE n.state IS DISTINCT FROM 0;
-    INSERT INTO taskq.live (sequence, available_at, topic_id, priority, identifier)
+    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
     SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0), n.identifier
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, p_priorities, v_states)
          AS n (sequence, identifier, available_at, delay, priority, state)
@@ -50,14 +62,14 @@ BEGIN
     IF v_states IS NULL AND p_depend_places IS NULL THEN
         RETURN v_sequences;
     END IF;
-    INSERT INTO taskq.ended (sequence, available_at, topic_id, state, descent, identifier)
+    INSERT INTO taskq_internal.ended (sequence, available_at, topic_id, state, descent, identifier)
     SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, n.state,
            CASE WHEN n.state = 8 THEN CASE WHEN n.suspended THEN 4 ELSE 1 END END, n.identifier
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, v_states, p_suspended)
          AS n (sequence, identifier, available_at, delay, state, suspended)
     WHERE n.state IN (4, 8);
     IF p_depend_places IS NOT NULL THEN
-        PERFORM taskq.depend(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
+        PERFORM taskq_internal.depend(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
     END IF;
     IF v_states IS NULL THEN
         RETURN v_sequences;
@@ -74,16 +86,16 @@ CREATE FUNCTION taskq.push_one(
 ) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic    taskq.topic := taskq.keep_topic(p_topic);
-    v_floor    bigint := taskq.open_log();
+    v_topic    taskq_internal.topic := taskq_internal.keep_topic(p_topic);
+    v_floor    bigint := taskq_internal.open_log();
     v_now      timestamptz := clock_timestamp();
     v_due      timestamptz := v_now;
     v_sequence bigint;
 BEGIN
     IF (p_identifier ~ '\S' AND length(p_identifier) <= 500 AND coalesce(octet_length(p_payload) <= v_topic.max_payload_bytes, true)
-        AND taskq.may_be_unreadable(p_payload) IS NOT TRUE AND coalesce(p_priority BETWEEN -100 AND 100, true)) IS NOT TRUE
-       OR p_available_at IS NOT NULL OR NOT taskq.is_duration(p_delay, interval '-3650 days')
-       OR NOT taskq.is_duration(p_ttl, interval '0') THEN
+        AND taskq_internal.may_be_unreadable(p_payload) IS NOT TRUE AND coalesce(p_priority BETWEEN -100 AND 100, true)) IS NOT TRUE
+       OR p_available_at IS NOT NULL OR NOT taskq_internal.is_duration(p_delay, interval '-3650 days')
+       OR NOT taskq_internal.is_duration(p_ttl, interval '0') THEN
         RETURN (taskq.push(p_topic, 'APPEND', ARRAY[p_identifier], ARRAY[p_payload], ARRAY[p_reference], NULL, ARRAY[p_available_at],
                            ARRAY[p_delay], ARRAY[p_ttl], ARRAY[p_priority]))[1];
     END IF;
@@ -93,11 +105,11 @@ BEGIN
     IF v_topic.notify THEN
         PERFORM taskq.wake(p_topic);
     END IF;
-    v_sequence := nextval('taskq.task_sequence');
-    INSERT INTO taskq.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
+    v_sequence := nextval('taskq_internal.task_sequence');
+    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
     VALUES (v_sequence, v_now, v_due, pg_current_xact_id(), v_topic.topic_id, coalesce(p_priority, 0), p_identifier,
             p_reference, p_ttl, p_payload::json);
-    INSERT INTO taskq.live (sequence, available_at, topic_id, priority, identifier)
+    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
     VALUES (v_sequence, v_due, v_topic.topic_id, coalesce(p_priority, 0), p_identifier);
     RETURN v_sequence;
 END $$;
@@ -105,16 +117,102 @@ END $$;
 -- The lowest sequence of a topic that this transaction pushed from p_since on and that is still stored.
 CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
-    RETURN (SELECT t.sequence FROM taskq.task t
+    RETURN (SELECT t.sequence FROM taskq_internal.task t
             WHERE t.topic_id = v_topic_id AND t.sequence >= p_since AND t.pushed_in = pg_current_xact_id()
             ORDER BY t.sequence LIMIT 1);
 END $$;
 
+-- Offers one task. outcome: CREATED, UPDATED or IGNORED. if_exists: 'update' gives a waiting task the payload, reference, ttl,
+-- priority and schedule of the offer, 'ignore' leaves the waiting task as it is.
+CREATE FUNCTION taskq.offer(
+    topic text, identifier text, payload text DEFAULT NULL, if_exists text DEFAULT 'update', reference text DEFAULT NULL,
+    available_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL, ttl interval DEFAULT NULL, priority int DEFAULT 0,
+    OUT outcome text, OUT sequence bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT o.outcomes[1], o.sequences[1] INTO outcome, sequence
+    FROM taskq.offer_many(topic, if_exists, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[available_at], ARRAY[delay],
+                          ARRAY[ttl], ARRAY[priority]) o;
+END $$;
+
+-- Offers many tasks, all or none. The arrays are those of taskq.push, the results are in input order. An identifier that comes
+-- again in the call meets the task that the call created or updated before. p_offset: the number of tasks sent before.
+CREATE FUNCTION taskq.offer_many(
+    p_topic text, p_if_exists text, p_identifiers text[], p_payloads text[] DEFAULT NULL, p_references text[] DEFAULT NULL,
+    p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_ttls interval[] DEFAULT NULL,
+    p_priorities int[] DEFAULT NULL, p_offset int DEFAULT 0, OUT outcomes text[], OUT sequences bigint[]
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_topic  taskq_internal.topic := taskq_internal.keep_topic_open(p_topic);
+    v_round  bigint[];
+    v_places bigint[] := '{}';
+    v_made   record;
+BEGIN
+    IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore') THEN
+        PERFORM taskq_internal.refuse('TQ008', format('topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
+    END IF;
+    PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
+    PERFORM taskq.lock_offers(p_topic, p_identifiers);
+    outcomes := '{}';
+    sequences := '{}';
+    FOR v_round IN  -- the first offer of each identifier, then the second of each, and so on
+        SELECT array_agg(n.place ORDER BY n.place)
+        FROM (SELECT u.place, row_number() OVER (PARTITION BY u.identifier ORDER BY u.place) AS nth
+              FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)) n
+        GROUP BY n.nth ORDER BY n.nth
+    LOOP
+        IF cardinality(v_round) = cardinality(p_identifiers) THEN
+            SELECT d.outcomes, d.sequences INTO outcomes, sequences
+            FROM taskq_internal.offer_distinct(v_topic, p_if_exists = 'update', p_identifiers, p_payloads, p_references, p_available_at,
+                                      p_delays, p_ttls, p_priorities) d;
+            RETURN;
+        END IF;
+        v_made := taskq_internal.offer_distinct(
+            v_topic, p_if_exists = 'update', taskq_internal.picked(p_identifiers, v_round), taskq_internal.picked(p_payloads, v_round),
+            taskq_internal.picked(p_references, v_round), taskq_internal.picked(p_available_at, v_round), taskq_internal.picked(p_delays, v_round),
+            taskq_internal.picked(p_ttls, v_round), taskq_internal.picked(p_priorities, v_round));
+        v_places := v_places || v_round;
+        outcomes := outcomes || v_made.outcomes;
+        sequences := sequences || v_made.sequences;
+    END LOOP;
+    SELECT coalesce(array_agg(u.outcome ORDER BY u.place), '{}'), coalesce(array_agg(u.sequence ORDER BY u.place), '{}')
+    INTO outcomes, sequences FROM unnest(outcomes, sequences, v_places) AS u (outcome, sequence, place);
+END $$;
+
+-- Removes the waiting tasks of an identifier; false if there is none. If all tasks of the identifier were offered, there is at
+-- most one. Waits for open offers of the identifier, and leaves out a task that another transaction has locked.
+CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.keep_topic_open(topic)).topic_id;
+    v_waiting  bigint[];
+BEGIN
+    PERFORM taskq.lock_offers(topic, ARRAY[identifier]);
+    v_waiting := taskq_internal.lock_waiting(v_topic_id, identifier);
+    IF cardinality(v_waiting) = 0 THEN
+        RETURN false;
+    END IF;
+    PERFORM taskq_internal.remove(v_topic_id, v_waiting);
+    RETURN true;
+END $$;
+
+-- Waits for the open transactions that offer or drop one of these identifiers, and makes later ones wait for this transaction.
+-- Buckets are locked in their order, so two calls never wait for each other. Two identifiers share a bucket by chance: one in
+-- 65,536 pairs. A call takes one statement for its locks, so a caller that sends many calls locks for all of them first.
+CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_buckets int[] := ARRAY(SELECT DISTINCT (hashtext(p_topic || '/' || u.identifier) & 65535) FROM unnest(p_identifiers) AS u (identifier));
+BEGIN
+    PERFORM taskq_internal.need_read_committed('tasks are offered and dropped');
+    PERFORM FROM taskq_internal.offer_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
+END $$;
+
 -- Refuses the first task that breaks a rule (TQ002), naming its position.
-CREATE FUNCTION taskq.check_tasks(
-    p_topic taskq.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[], p_delays interval[],
+CREATE FUNCTION taskq_internal.check_tasks(
+    p_topic taskq_internal.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[], p_delays interval[],
     p_ttls interval[], p_priorities int[], p_offset int
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -128,14 +226,14 @@ BEGIN
                 format('its identifier has %s characters, more than 500', length(identifier))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
             WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
-            WHEN NOT taskq.is_moment(available_at) THEN 'its available_at lies outside of the years 1 to 9999'
-            WHEN NOT taskq.is_duration(delay, interval '-3650 days') THEN 'its delay is longer than 3650 days'
-            WHEN NOT taskq.is_duration(ttl, interval '0') THEN 'its ttl is negative, or longer than 3650 days'
+            WHEN NOT taskq_internal.is_moment(available_at) THEN 'its available_at lies outside of the years 1 to 9999'
+            WHEN NOT taskq_internal.is_duration(delay, interval '-3650 days') THEN 'its delay is longer than 3650 days'
+            WHEN NOT taskq_internal.is_duration(ttl, interval '0') THEN 'its ttl is negative, or longer than 3650 days'
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
                 format('its payload has %s bytes, more than the %s that topic %L takes',
                        octet_length(payload), p_topic.max_payload_bytes, p_topic.name)
-            WHEN taskq.may_be_unreadable(payload) AND taskq.json_defect(payload) IS NOT NULL THEN
-                'its payload ' || taskq.json_defect(payload)
+            WHEN taskq_internal.may_be_unreadable(payload) AND taskq_internal.json_defect(payload) IS NOT NULL THEN
+                'its payload ' || taskq_internal.json_defect(payload)
             END AS reason
         FROM (SELECT generate_series(1, greatest(cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_available_at),
                                                  cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities))) AS place,
@@ -143,14 +241,14 @@ BEGIN
                      unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u  -- stored nowhere, unlike unnest in FROM
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq.refuse('TQ002', format('topic %L, task at position %s: %s',
+        PERFORM taskq_internal.refuse('TQ002', format('topic %L, task at position %s: %s',
                                              p_topic.name, p_offset + v_place - 1, v_reason));
     END IF;
 END $$;
 
 -- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT where the same identifier comes
 -- again later in the push, or 0 (not at all) under DELETE.
-CREATE FUNCTION taskq.states_of_push(p_insertion text, p_identifiers text[], p_suspended boolean[])
+CREATE FUNCTION taskq_internal.states_of_push(p_insertion text, p_identifiers text[], p_suspended boolean[])
 RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(
         SELECT CASE WHEN n.again AND p_insertion = 'DELETE' THEN 0
@@ -165,7 +263,7 @@ $$;
 -- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another transaction
 -- holds counts as ACTIVE. Mostly it is being polled or ended; where it is another push that displaces it too, both
 -- pushes stand, as if one had come after a poll.
-CREATE FUNCTION taskq.displace(p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint)
+CREATE FUNCTION taskq_internal.displace(p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint)
 RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -177,36 +275,141 @@ BEGIN
     -- the topic and compare each row with the whole array. A subquery that locks, or has an OFFSET, stays a lookup.
     v_waiting := ARRAY(SELECT l.sequence FROM unnest(v_lanes) AS u (identifier)
                        CROSS JOIN LATERAL (
-                           SELECT b.sequence FROM taskq.live b
+                           SELECT b.sequence FROM taskq_internal.live b
                            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
                            FOR UPDATE SKIP LOCKED) l);
     IF p_insertion IN ('REPLACE', 'DELETE') OR p_since IS NOT NULL THEN
         v_ended := ARRAY(SELECT t.sequence FROM unnest(v_lanes) AS u (identifier)
                          CROSS JOIN LATERAL (
-                             SELECT b.sequence FROM taskq.task b
+                             SELECT b.sequence FROM taskq_internal.task b
                              WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id
                                AND (p_insertion <> 'SUPERSEDE'
                                     OR b.sequence >= p_since AND b.pushed_in = pg_current_xact_id())
                              OFFSET 0) t);
-        v_ended := ARRAY(SELECT e.sequence FROM taskq.ended e
+        v_ended := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
                          WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_ended) FOR UPDATE SKIP LOCKED);
     END IF;
     IF p_insertion = 'DELETE' THEN
-        DELETE FROM taskq.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting);
-        DELETE FROM taskq.ended WHERE topic_id = p_topic_id AND sequence = ANY (v_ended);
-        DELETE FROM taskq.task WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
-        DELETE FROM taskq.dependency WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
-        DELETE FROM taskq.history WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
+        DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting);
+        DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (v_ended);
+        DELETE FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
+        DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
+        DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
         RETURN;
     END IF;
     WITH gone AS (
-        DELETE FROM taskq.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
-    INSERT INTO taskq.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes, redelivered,
+        DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
+    INSERT INTO taskq_internal.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes, redelivered,
                              identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.waits = 1 THEN (  -- that was when to look at its dependencies
-               SELECT t.due FROM taskq.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence) ELSE g.available_at END,
+               SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence) ELSE g.available_at END,
            g.holder, g.topic_id, g.attempt, 8, 1, g.crashes, g.redelivered, g.identifier, g.error, g.error_summary
     FROM gone g;
-    UPDATE taskq.ended SET descent = state, state = 8
+    UPDATE taskq_internal.ended SET descent = state, state = 8
     WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN 2 AND 6;
+END $$;
+
+-- The newest waiting task of each identifier, NULL where there is none, locked; in input order. The caller holds lock_offers.
+CREATE FUNCTION taskq_internal.lock_newest_waiting(p_topic_id int, p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN ARRAY(SELECT w.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
+                 LEFT JOIN LATERAL (
+                     SELECT b.sequence FROM taskq_internal.live b
+                     WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+                     ORDER BY b.sequence DESC LIMIT 1 FOR UPDATE SKIP LOCKED) w ON true
+                 ORDER BY u.place);
+END $$;
+
+-- All waiting tasks of an identifier that no other transaction has locked, locked.
+CREATE FUNCTION taskq_internal.lock_waiting(p_topic_id int, p_identifier text) RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN ARRAY(SELECT b.sequence FROM taskq_internal.live b
+                 WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL FOR UPDATE SKIP LOCKED);
+END $$;
+
+-- Offers tasks of different identifiers, for which the caller holds lock_offers. Results in input order.
+CREATE FUNCTION taskq_internal.offer_distinct(
+    p_topic taskq_internal.topic, p_update boolean, p_identifiers text[], p_payloads text[], p_references text[],
+    p_available_at timestamptz[], p_delays interval[], p_ttls interval[], p_priorities int[],
+    OUT outcomes text[], OUT sequences bigint[]
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_waiting bigint[] := taskq_internal.lock_newest_waiting(p_topic.topic_id, p_identifiers);
+    v_updated bigint[] := '{}';
+    v_missing bigint[];
+    v_created bigint[];
+BEGIN
+    IF p_update THEN
+        v_updated := taskq_internal.replace_waiting(p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls,
+                                           p_priorities);
+        IF p_topic.notify AND cardinality(v_updated) > 0 THEN  -- may be due earlier; a task that is created is pushed below
+            PERFORM taskq.wake(p_topic.name);
+        END IF;
+    END IF;
+    v_missing := ARRAY(SELECT u.place FROM unnest(v_waiting) WITH ORDINALITY AS u (sequence, place)
+                       WHERE u.sequence IS NULL ORDER BY u.place);
+    IF cardinality(v_missing) = cardinality(p_identifiers) THEN
+        v_created := taskq.push(p_topic.name, 'APPEND', p_identifiers, p_payloads, p_references, NULL, p_available_at, p_delays,
+                                p_ttls, p_priorities);
+    ELSIF cardinality(v_missing) > 0 THEN
+        v_created := taskq.push(
+            p_topic.name, 'APPEND', taskq_internal.picked(p_identifiers, v_missing), taskq_internal.picked(p_payloads, v_missing),
+            taskq_internal.picked(p_references, v_missing), NULL, taskq_internal.picked(p_available_at, v_missing),
+            taskq_internal.picked(p_delays, v_missing), taskq_internal.picked(p_ttls, v_missing), taskq_internal.picked(p_priorities, v_missing));
+    END IF;
+    SELECT array_agg(CASE WHEN w.sequence IS NULL THEN 'CREATED' WHEN w.sequence = ANY (v_updated) THEN 'UPDATED' ELSE 'IGNORED' END
+                     ORDER BY w.place),
+           array_agg(coalesce(w.sequence, c.sequence) ORDER BY w.place)
+    INTO outcomes, sequences
+    FROM unnest(v_waiting) WITH ORDINALITY AS w (sequence, place)
+    LEFT JOIN unnest(v_missing, v_created) AS c (place, sequence) ON c.place = w.place;
+END $$;
+
+-- Gives waiting tasks, whose rows this transaction has locked, what was offered, and returns the sequences of those that differed.
+-- Sequences may be NULL; the other arrays are those of taskq.push. Payloads are compared as texts.
+--
+-- An offer without a due time asks for a task that is due at once. A task that is due already keeps its place in the order then.
+-- A paused task stays paused, and a task that waits for dependencies or a probe waits on: the offer changes when they are due then.
+-- Attempts and the last error stay.
+CREATE FUNCTION taskq_internal.replace_waiting(
+    p_topic_id int, p_sequences bigint[], p_payloads text[], p_references text[], p_available_at timestamptz[], p_delays interval[],
+    p_ttls interval[], p_priorities int[]
+) RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now     timestamptz := clock_timestamp();
+    v_changed bigint[];
+    v_dues    timestamptz[];
+    v_paused  boolean[];
+BEGIN
+    SELECT array_agg(c.sequence), array_agg(c.due), array_agg(c.paused) INTO v_changed, v_dues, v_paused
+    FROM (SELECT t.sequence, s.due AS was_due, coalesce(n.available_at, v_now + n.delay, least(s.due, v_now)) AS due, w.paused,
+                 (t.payload::text, t.reference, t.ttl, t.priority::int) IS DISTINCT FROM
+                 (n.payload, n.reference, n.ttl, coalesce(n.priority, 0)) AS differs
+          FROM unnest(p_sequences, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities)
+               AS n (sequence, payload, reference, available_at, delay, ttl, priority)
+          JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t USING (sequence)
+          JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l USING (sequence)
+          CROSS JOIN LATERAL (SELECT CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE l.available_at END AS due) d
+          CROSS JOIN LATERAL (SELECT d.due = taskq_internal.paused_until() AS paused) w
+          CROSS JOIN LATERAL (SELECT CASE WHEN w.paused THEN t.due ELSE d.due END AS due) s) c
+    WHERE c.differs OR c.due <> c.was_due;
+    IF v_changed IS NULL THEN
+        RETURN '{}';
+    END IF;
+    UPDATE taskq_internal.task t SET payload = n.payload::json, reference = n.reference, ttl = n.ttl, priority = coalesce(n.priority, 0), due = c.due
+    FROM unnest(p_sequences, p_payloads, p_references, p_ttls, p_priorities) AS n (sequence, payload, reference, ttl, priority)
+    JOIN unnest(v_changed, v_dues) AS c (sequence, due) USING (sequence)
+    WHERE t.topic_id = p_topic_id AND t.sequence = ANY (v_changed) AND t.sequence = n.sequence;
+    UPDATE taskq_internal.live l SET
+        priority = coalesce(n.priority, 0),
+        available_at = CASE WHEN l.waits = 1 OR c.paused THEN l.available_at ELSE c.due END,
+        due_again = CASE WHEN c.paused THEN l.due_again END
+    FROM unnest(p_sequences, p_priorities) AS n (sequence, priority)
+    JOIN unnest(v_changed, v_dues, v_paused) AS c (sequence, due, paused) USING (sequence)
+    WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_changed) AND l.sequence = n.sequence;
+    RETURN v_changed;
 END $$;

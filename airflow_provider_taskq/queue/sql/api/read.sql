@@ -1,4 +1,6 @@
 -- Reading: one task, the latest of an identifier, pages, counts, moments. None of these change or lock anything.
+--
+-- For a distributed engine: the tasks of a topic, and its log, in ranges of sequences that many read at once, changing nothing.
 
 -- One row a task, whichever tables it is in, with the names of things.
 CREATE VIEW taskq.task_info AS
@@ -10,7 +12,7 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        CASE WHEN l.holder IS NOT NULL THEN 'running'
             WHEN l.sequence IS NOT NULL THEN CASE
                 WHEN p.paused OR coalesce(CASE WHEN l.waits = 1 THEN l.due_again END, l.available_at) = timestamptz '4999-12-03 10:15:30Z'
-                    THEN 'paused'  -- taskq.paused_until()
+                    THEN 'paused'  -- taskq_internal.paused_until()
                 WHEN l.waits = 1 THEN 'blocked'
                 WHEN l.attempt > 0 THEN 'retrying'
                 WHEN l.available_at > clock_timestamp() THEN 'scheduled'
@@ -27,17 +29,17 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        coalesce(l.error_summary, e.error_summary) AS error_summary,
        coalesce(l.polled, e.polled) AS polled,
        t.topic_id
-FROM taskq.task t
-JOIN taskq.topic p ON p.topic_id = t.topic_id
-LEFT JOIN taskq.live l ON l.topic_id = t.topic_id AND l.sequence = t.sequence
-LEFT JOIN taskq.ended e ON e.topic_id = t.topic_id AND e.sequence = t.sequence
-LEFT JOIN taskq.owner o ON o.owner_id = coalesce(l.holder, e.holder);
+FROM taskq_internal.task t
+JOIN taskq_internal.topic p ON p.topic_id = t.topic_id
+LEFT JOIN taskq_internal.live l ON l.topic_id = t.topic_id AND l.sequence = t.sequence
+LEFT JOIN taskq_internal.ended e ON e.topic_id = t.topic_id AND e.sequence = t.sequence
+LEFT JOIN taskq_internal.owner o ON o.owner_id = coalesce(l.holder, e.holder);
 
 -- One task with everything about it; no row where the topic has none of that sequence.
 CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
 END $$;
@@ -46,12 +48,12 @@ END $$;
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
-    v_topic_id  int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id  int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_sequences bigint[];
 BEGIN
     v_sequences := ARRAY(
         SELECT n.sequence FROM (SELECT DISTINCT u.identifier FROM unnest(p_identifiers) AS u (identifier)) d
-        CROSS JOIN LATERAL (SELECT t.sequence FROM taskq.task t
+        CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
                             WHERE t.identifier = d.identifier AND t.topic_id = v_topic_id
                             ORDER BY t.sequence DESC LIMIT 1) n);
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (v_sequences);
@@ -67,7 +69,7 @@ CREATE FUNCTION taskq.page(
 ) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id  int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id  int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_direction text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
     v_source    text := CASE WHEN p_state <= 1 THEN 'live' WHEN p_state <= 4 THEN 'ended'
                              WHEN coalesce(p_identifier, p_reference) IS NULL AND p_state IS NOT NULL THEN 'ended' ELSE 'task' END;
@@ -82,11 +84,11 @@ BEGIN
         || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
         || CASE WHEN p_state IS NULL THEN '' WHEN p_state = 0 THEN ' AND s.holder IS NOT NULL' WHEN p_state = 1 THEN ' AND s.holder IS NULL'
                 WHEN v_source = 'ended' THEN ' AND s.state::int = $5'
-                ELSE ' AND (SELECT e.state FROM taskq.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence) = $5' END
+                ELSE ' AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence) = $5' END
         || CASE WHEN p_reference IS NULL THEN ''
                 WHEN v_source = 'task' THEN ' AND s.reference = $6'
-                ELSE ' AND (SELECT t.reference FROM taskq.task t WHERE t.topic_id = s.topic_id AND t.sequence = s.sequence) = $6' END;
-    EXECUTE format('SELECT ARRAY(SELECT s.sequence FROM taskq.%I s WHERE %s ORDER BY s.sequence %s LIMIT $7)',
+                ELSE ' AND (SELECT t.reference FROM taskq_internal.task t WHERE t.topic_id = s.topic_id AND t.sequence = s.sequence) = $6' END;
+    EXECUTE format('SELECT ARRAY(SELECT s.sequence FROM taskq_internal.%I s WHERE %s ORDER BY s.sequence %s LIMIT $7)',
                    v_source, v_where, v_direction)
         INTO v_sequences
         USING v_topic_id, p_after, p_before, p_identifier, p_state, p_reference, greatest(p_size, 0), p_from, p_to;
@@ -102,7 +104,7 @@ CREATE FUNCTION taskq.count(
 ) RETURNS TABLE (topic text, state int, count bigint, last bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (SELECT topic_id FROM taskq.topic WHERE name = p_topic);
+    v_topic_id int := (SELECT topic_id FROM taskq_internal.topic WHERE name = p_topic);
     v_where    text := 's.sequence >= $2'
         || CASE WHEN p_topic IS NOT NULL THEN ' AND s.topic_id = $1' ELSE '' END
         || CASE WHEN p_to IS NOT NULL THEN ' AND s.sequence <= $3' ELSE '' END
@@ -111,21 +113,21 @@ DECLARE
     v_rows     text := format(
         CASE WHEN coalesce(p_identifier, p_reference) IS NULL THEN
             'SELECT s.topic_id, s.sequence, s.identifier, CASE WHEN s.holder IS NULL THEN 1 ELSE 0 END AS state
-             FROM taskq.live s WHERE %1$s
-             UNION ALL SELECT s.topic_id, s.sequence, s.identifier, s.state FROM taskq.ended s WHERE %1$s'
+             FROM taskq_internal.live s WHERE %1$s
+             UNION ALL SELECT s.topic_id, s.sequence, s.identifier, s.state FROM taskq_internal.ended s WHERE %1$s'
         ELSE
             'SELECT s.topic_id, s.sequence, s.identifier, coalesce(
-                 (SELECT CASE WHEN l.holder IS NULL THEN 1 ELSE 0 END FROM taskq.live l
+                 (SELECT CASE WHEN l.holder IS NULL THEN 1 ELSE 0 END FROM taskq_internal.live l
                   WHERE l.topic_id = s.topic_id AND l.sequence = s.sequence),
-                 (SELECT e.state FROM taskq.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
-             FROM taskq.task s WHERE %1$s' END, v_where);
+                 (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
+             FROM taskq_internal.task s WHERE %1$s' END, v_where);
 BEGIN
     IF p_recent THEN
         v_rows := format('SELECT DISTINCT ON (r.topic_id, r.identifier) r.* FROM (%s) r
                           ORDER BY r.topic_id, r.identifier, r.sequence DESC', v_rows);
     END IF;
     RETURN QUERY EXECUTE format(
-        'SELECT p.name, c.state::int, c.count, c.last FROM taskq.topic p
+        'SELECT p.name, c.state::int, c.count, c.last FROM taskq_internal.topic p
          LEFT JOIN (SELECT n.topic_id, n.state, count(*), max(n.sequence) AS last FROM (%s) n
                     WHERE $6 IS NULL OR n.state = $6 GROUP BY n.topic_id, n.state) c ON c.topic_id = p.topic_id
          WHERE $7 IS NULL OR p.name = $7 ORDER BY p.name, c.state', v_rows)
@@ -139,20 +141,9 @@ RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS 
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT p.name, c.state - 3, c.count FROM taskq.topic p
-    LEFT JOIN taskq.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c ON c.topic_id = p.topic_id
+    SELECT p.name, c.state - 3, c.count FROM taskq_internal.topic p
+    LEFT JOIN taskq_internal.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c ON c.topic_id = p.topic_id
     ORDER BY p.name, c.state;
-END $$;
-
--- The same by number of topic and state, topics without any left out.
-CREATE FUNCTION taskq.count_completed(p_since timestamptz, p_until timestamptz)
-RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    SELECT e.topic_id, e.state::int, count(*) FROM taskq.ended e
-    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN 3 AND 6 GROUP BY e.topic_id, e.state;
 END $$;
 
 -- The first sequence, of all topics, created at or after a moment; p_preceding: the last one created at or before it. NULL where
@@ -162,29 +153,142 @@ CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS
 SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
     v_slack   interval := '10 seconds';
-    v_range   record := taskq.created_range();
+    v_range   record := taskq_internal.created_range();
     v_nearest timestamptz;
 BEGIN
     IF p_preceding THEN
-        v_nearest := taskq.created_before(least(p_moment, v_range.newest + v_slack), v_range.oldest - v_slack);
-        RETURN (SELECT max(t.sequence) FROM taskq.task t WHERE t.created BETWEEN v_nearest - v_slack AND p_moment);
+        v_nearest := taskq_internal.created_before(least(p_moment, v_range.newest + v_slack), v_range.oldest - v_slack);
+        RETURN (SELECT max(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN v_nearest - v_slack AND p_moment);
     END IF;
-    v_nearest := taskq.created_after(greatest(p_moment, v_range.oldest - v_slack), v_range.newest + v_slack);
-    RETURN (SELECT min(t.sequence) FROM taskq.task t WHERE t.created BETWEEN p_moment AND v_nearest + v_slack);
+    v_nearest := taskq_internal.created_after(greatest(p_moment, v_range.oldest - v_slack), v_range.newest + v_slack);
+    RETURN (SELECT min(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN p_moment AND v_nearest + v_slack);
+END $$;
+
+-- Cuts the tasks that are asked for (NULL: of any sequence, state, identifier, time) into at most p_parts ranges of sequences of nearly
+-- equal length. What is pushed later is in none of them.
+CREATE FUNCTION taskq.task_bounds(
+    p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz, p_until timestamptz, p_parts int
+) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_low      bigint := greatest(p_low, 0);
+    v_high     bigint := least(p_high, (SELECT s.last_value FROM taskq_internal.task_sequence s));
+BEGIN
+    IF p_since IS NOT NULL THEN
+        v_low := greatest(v_low, coalesce(taskq.resolve(p_since, false), v_high + 1));
+    END IF;
+    IF p_until IS NOT NULL THEN
+        v_high := least(v_high, coalesce(taskq.resolve(p_until, true), v_low - 1));
+    END IF;
+    RETURN QUERY EXECUTE format(
+        'SELECT min(n.sequence), max(n.sequence), count(*)
+         FROM (SELECT f.sequence, ntile($6) OVER (ORDER BY f.sequence) AS part FROM (%s) f) n GROUP BY n.part ORDER BY 1',
+        taskq_internal.slice_source(p_states, p_identifiers))
+        USING v_topic_id, v_low, v_high, p_states, p_identifiers, greatest(p_parts, 1);
+END $$;
+
+-- The tasks that are asked for in one range of sequences, in their order, with the names of things; payload and output only where
+-- p_bulky. One look: each task as it is at that moment, while other ranges are read at others.
+CREATE FUNCTION taskq.task_slice(
+    p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz, p_until timestamptz,
+    p_bulky boolean
+) RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int, redelivered boolean,
+                 state text, descent text, status text, owner text, crashes int, priority int, created timestamptz,
+                 available_at timestamptz, completed timestamptz, output text, error text) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET work_mem = '32MB' AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY EXECUTE format(
+        'SELECT i.sequence, i.topic, i.identifier, CASE WHEN $8 THEN i.payload::text END, i.reference, i.attempt, i.redelivered,
+                taskq.state_name(i.state), taskq.state_name(i.descent::int), i.status, i.owner, i.crashes::int, i.priority::int, i.created,
+                i.available_at, i.completed, CASE WHEN $8 THEN i.output::text END, i.error
+         FROM taskq.task_info i
+         WHERE i.topic_id = $1 AND i.sequence BETWEEN $2 AND $3 AND ($4 IS NULL OR i.state = ANY ($4))
+           AND ($5 IS NULL OR i.identifier = ANY ($5)) AND ($6 IS NULL OR i.created >= $6) AND ($7 IS NULL OR i.created <= $7)
+           %s ORDER BY i.sequence',
+        CASE WHEN coalesce(p_identifiers::text, p_states::text) IS NOT NULL
+             THEN format('AND i.sequence IN (%s)', taskq_internal.slice_source(p_states, p_identifiers)) END)
+        USING v_topic_id, p_low, p_high, p_states, p_identifiers, p_since, p_until, p_bulky;
+END $$;
+
+-- The last task of a topic's log after p_after, at most p_size tasks on (NULL: as many as there are); p_after where there is none. What
+-- is up to there stays the same for good but for what is deleted or purged: no task comes in below it. See log.sql.
+CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_horizon  bigint;
+    v_end      bigint;
+BEGIN
+    PERFORM taskq_internal.check_reader(0, 1, 0);
+    v_horizon := taskq_internal.log_horizon(v_topic_id);
+    IF p_size IS NOT NULL THEN
+        v_end := (SELECT t.sequence FROM taskq_internal.task t
+                  WHERE t.topic_id = v_topic_id AND t.sequence > p_after AND t.sequence < v_horizon
+                  ORDER BY t.sequence OFFSET greatest(p_size, 1) - 1 LIMIT 1);
+    END IF;
+    IF v_end IS NULL THEN
+        v_end := (SELECT t.sequence FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
+                  ORDER BY t.sequence DESC LIMIT 1);
+    END IF;
+    RETURN greatest(v_end, p_after);
+END $$;
+
+-- Cuts the tasks after p_after up to p_end into at most p_parts ranges of sequences of nearly equal length.
+CREATE FUNCTION taskq.log_bounds(p_topic text, p_after bigint, p_end bigint, p_parts int)
+RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT min(n.sequence), max(n.sequence), count(*)
+    FROM (SELECT t.sequence, ntile(greatest(p_parts, 1)) OVER (ORDER BY t.sequence) AS part FROM taskq_internal.task t
+          WHERE t.topic_id = v_topic_id AND t.sequence > p_after AND t.sequence <= p_end) n
+    GROUP BY n.part ORDER BY 1;
+END $$;
+
+-- The tasks of a topic's log in a range of sequences, as they were pushed, in order. Below a taskq.log_end it is the same whenever it is
+-- read, but for what was deleted or purged since.
+CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
+RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int, created timestamptz)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET work_mem = '32MB' AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT t.sequence, p_topic, t.identifier, t.payload::text, t.reference, t.priority::int, t.created FROM taskq_internal.task t
+    WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_low AND p_high ORDER BY t.sequence;
+END $$;
+
+-- The same by number of topic and state, topics without any left out.
+CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)
+RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_indexscan = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT e.topic_id, e.state::int, count(*) FROM taskq_internal.ended e
+    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN 3 AND 6 GROUP BY e.topic_id, e.state;
 END $$;
 
 -- When the first and the last task of all topics were created, told by their sequences.
-CREATE FUNCTION taskq.created_range(OUT oldest timestamptz, OUT newest timestamptz) LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.created_range(OUT oldest timestamptz, OUT newest timestamptz) LANGUAGE plpgsql STABLE
 SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
-    SELECT taskq.clamp_moment(min(low.created)), taskq.clamp_moment(max(high.created)) INTO oldest, newest FROM taskq.topic p
-    CROSS JOIN LATERAL (SELECT t.created FROM taskq.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence LIMIT 1) low
-    CROSS JOIN LATERAL (SELECT t.created FROM taskq.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence DESC LIMIT 1) high;
+    SELECT taskq_internal.clamp_moment(min(low.created)), taskq_internal.clamp_moment(max(high.created)) INTO oldest, newest FROM taskq_internal.topic p
+    CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence LIMIT 1) low
+    CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence DESC LIMIT 1) high;
 END $$;
 
 -- A time from p_low on at which a task was created, at most ten seconds after the first such; NULL where there is none, as none
 -- is after p_end. Looks at a second, then at four times as much each, then halves what it found: few block ranges are read.
-CREATE FUNCTION taskq.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
     v_low   timestamptz := p_low;  -- nothing is between p_low and here
@@ -193,13 +297,13 @@ DECLARE
     v_found timestamptz;
 BEGIN
     WHILE v_found IS NULL AND v_low <= p_end LOOP
-        v_found := (SELECT t.created FROM taskq.task t WHERE t.created >= v_low AND t.created <= v_low + v_span LIMIT 1);
+        v_found := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_low AND t.created <= v_low + v_span LIMIT 1);
         v_low := CASE WHEN v_found IS NULL THEN v_low + v_span ELSE v_low END;
         v_span := v_span * 4;
     END LOOP;
     WHILE v_found - v_low > interval '10 seconds' LOOP
         v_span := (v_found - v_low) / 2;
-        v_next := (SELECT t.created FROM taskq.task t WHERE t.created >= v_low AND t.created <= v_low + v_span LIMIT 1);
+        v_next := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_low AND t.created <= v_low + v_span LIMIT 1);
         v_low := CASE WHEN v_next IS NULL THEN v_low + v_span ELSE v_low END;
         v_found := coalesce(v_next, v_found);
     END LOOP;
@@ -207,7 +311,7 @@ BEGIN
 END $$;
 
 -- The same backwards: a time up to p_high, at most ten seconds before the last such; NULL where none is, as none is before p_end.
-CREATE FUNCTION taskq.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
     v_high  timestamptz := p_high;  -- nothing is between here and p_high
@@ -216,15 +320,29 @@ DECLARE
     v_found timestamptz;
 BEGIN
     WHILE v_found IS NULL AND v_high >= p_end LOOP
-        v_found := (SELECT t.created FROM taskq.task t WHERE t.created >= v_high - v_span AND t.created <= v_high LIMIT 1);
+        v_found := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_high - v_span AND t.created <= v_high LIMIT 1);
         v_high := CASE WHEN v_found IS NULL THEN v_high - v_span ELSE v_high END;
         v_span := v_span * 4;
     END LOOP;
     WHILE v_high - v_found > interval '10 seconds' LOOP
         v_span := (v_high - v_found) / 2;
-        v_next := (SELECT t.created FROM taskq.task t WHERE t.created >= v_high - v_span AND t.created <= v_high LIMIT 1);
+        v_next := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_high - v_span AND t.created <= v_high LIMIT 1);
         v_high := CASE WHEN v_next IS NULL THEN v_high - v_span ELSE v_high END;
         v_found := coalesce(v_next, v_found);
     END LOOP;
     RETURN v_found;
 END $$;
+
+-- The query for the sequences of such tasks, or of some more, by the narrowest table that has them all: $1 is the number of the topic, $2
+-- and $3 are the range, $4 the states, $5 the identifiers.
+CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN p_identifiers IS NOT NULL THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = ANY ($5) AND s.topic_id = $1'
+        WHEN p_states <@ ARRAY[0, 1] THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id = $1'
+        WHEN p_states <@ ARRAY[2, 3, 4] THEN
+            'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4) AND s.state::int = ANY ($4)'
+        WHEN p_states <@ ARRAY[2, 3, 4, 5, 6, 7, 8] THEN
+            'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id = $1 AND s.state = ANY ($4)'
+        ELSE 'SELECT s.sequence FROM taskq_internal.task s WHERE s.topic_id = $1' END
+        || ' AND s.sequence BETWEEN $2 AND $3'
+$$;

@@ -3,7 +3,7 @@
 -- The number of a new stage for tasks; forgets what drivers that died left behind.
 CREATE FUNCTION taskq.open_push() RETURNS uuid LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq.prune_staged_tasks();
+    PERFORM taskq_internal.prune_staged_tasks();
     RETURN gen_random_uuid();
 END $$;
 
@@ -11,9 +11,9 @@ END $$;
 -- transaction that stages: who forgets the stage waits for its end, so that tries that outlived their job leave nothing behind.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(2, p_stage::text) FOR KEY SHARE;
-    IF EXISTS (SELECT FROM taskq.stage WHERE stage = p_stage) THEN
-        PERFORM taskq.refuse('TQ007', format('stage %s was committed or given up: it takes no more tasks', p_stage));
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR KEY SHARE;
+    IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
+        PERFORM taskq_internal.refuse('TQ007', format('stage %s was committed or given up: it takes no more tasks', p_stage));
     END IF;
 END $$;
 
@@ -26,23 +26,78 @@ CREATE FUNCTION taskq.push_staged(
 DECLARE
     v_done bigint;
 BEGIN
-    INSERT INTO taskq.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
+    INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
     ON CONFLICT (stage) DO NOTHING;
     IF NOT FOUND THEN
-        RETURN (SELECT completed FROM taskq.stage WHERE stage = p_stage);
+        RETURN (SELECT completed FROM taskq_internal.stage WHERE stage = p_stage);
     END IF;
-    PERFORM taskq.check_staged_tasks(p_stage, p_parts, p_attempts, p_counts);
-    v_done := taskq.push_from_stage(p_stage, p_topic, p_insertion, p_parts, p_attempts);
+    PERFORM taskq_internal.check_staged_tasks(p_stage, p_parts, p_attempts, p_counts);
+    v_done := taskq_internal.push_from_stage(p_stage, p_topic, p_insertion, p_parts, p_attempts);
     IF v_done <> (SELECT coalesce(sum(c), 0) FROM unnest(p_counts) AS c) THEN
-        PERFORM taskq.refuse('TQ007', format('stage %s was forgotten while it was pushed: run the job again', p_stage));
+        PERFORM taskq_internal.refuse('TQ007', format('stage %s was forgotten while it was pushed: run the job again', p_stage));
     END IF;
-    UPDATE taskq.stage SET completed = v_done WHERE stage = p_stage;
+    UPDATE taskq_internal.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
+END $$;
+
+-- Forgets what was staged, and returns how many tasks that was. The stage takes no more; a committed one stays committed.
+CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR UPDATE;
+    INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp()) ON CONFLICT (stage) DO NOTHING;
+    DELETE FROM taskq.staged_task WHERE stage = p_stage;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    DELETE FROM taskq.staged_junction WHERE stage = p_stage;
+    RETURN v_count;
+END $$;
+
+-- Whether this is the first time that a stream commits this batch, which is remembered with this transaction: a batch number
+-- up to the last one is a replay. One row a stream, as batches are numbered upwards. Waits for another run of the same stream.
+-- p_query is the number that Spark's checkpoint has for the query; refuses another query under the same name (TQ000), as its
+-- batches, numbered anew, would be taken for replays and lost. NULL asks nothing.
+CREATE FUNCTION taskq.begin_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_last taskq_internal.stream;
+BEGIN
+    PERFORM taskq_internal.need_read_committed('batches of streams are committed');
+    INSERT INTO taskq_internal.stream AS s (name, batch, committed, query) VALUES (p_stream, p_batch, clock_timestamp(), p_query)
+    ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
+    WHERE s.batch < p_batch AND (s.query = p_query) IS NOT FALSE;
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
+    IF v_last.query <> p_query THEN
+        PERFORM taskq_internal.refuse('TQ000', format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
+            ' numbers its batches anew, so that they would be taken for replays and lost; name the stream otherwise, or forget'
+            ' the old one by taskq.forget_stream', p_stream, v_last.batch));
+    END IF;
+    RETURN false;
+END $$;
+
+-- Forgets a stream, so that a query with a new checkpoint may have its name. Returns whether there was one.
+CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM taskq_internal.stream WHERE name = p_stream;
+    RETURN FOUND;
+END $$;
+
+-- Forgets the streams that have committed nothing for that long. One that goes on after that may push its last batch twice.
+CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    DELETE FROM taskq_internal.stream WHERE committed < clock_timestamp() - taskq_internal.clamp_age(p_older_than);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
 END $$;
 
 -- Refuses a stage in which a winning try has more or fewer tasks than it reported (TQ007): the server crashed and lost them, or
 -- they lay there for more than a day and were forgotten.
-CREATE FUNCTION taskq.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]) RETURNS void
+CREATE FUNCTION taskq_internal.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -54,14 +109,14 @@ BEGIN
                         WHERE t.stage = p_stage AND t.part = w.part AND t.attempt = w.attempt) s
     WHERE s.count <> w.count LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq.refuse('TQ007', format('stage %s has %s of the %s tasks that part %s reported: run the job again',
+        PERFORM taskq_internal.refuse('TQ007', format('stage %s has %s of the %s tasks that part %s reported: run the job again',
             p_stage, v_short.found, v_short.reported, v_short.part));
     END IF;
 END $$;
 
 -- Pushes what these tries staged, in chunks that bound the server's memory, whatever the tasks' parents are, and returns how many
 -- tasks that was. One that breaks a rule is named by its place among all of them, and by its identifier.
-CREATE FUNCTION taskq.push_from_stage(p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[])
+CREATE FUNCTION taskq_internal.push_from_stage(p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[])
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_done   bigint := 0;
@@ -76,10 +131,10 @@ BEGIN
         v_before := v_done;
         v_place := -1;
         LOOP
-            v_last := taskq.chunk_end(p_stage, v_try.part, v_try.attempt, v_place);
+            v_last := taskq_internal.chunk_end(p_stage, v_try.part, v_try.attempt, v_place);
             EXIT WHEN v_last IS NULL;
-            FOR v_chunk IN SELECT * FROM taskq.staged_chunk(p_stage, v_try.part, v_try.attempt, v_place, v_last, p_topic) LOOP
-                v_since := least(v_since, taskq.push_chunk(v_chunk, p_insertion, v_since));
+            FOR v_chunk IN SELECT * FROM taskq_internal.staged_chunk(p_stage, v_try.part, v_try.attempt, v_place, v_last, p_topic) LOOP
+                v_since := least(v_since, taskq_internal.push_chunk(v_chunk, p_insertion, v_since));
                 v_done := v_done + cardinality(v_chunk.identifiers);
             END LOOP;
             v_place := v_last;
@@ -87,12 +142,12 @@ BEGIN
     END LOOP;
     RETURN v_done;
 EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception OR statement_too_complex THEN
-    PERFORM taskq.refuse_staged(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers, v_chunk.payloads);
+    PERFORM taskq_internal.refuse_staged(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers, v_chunk.payloads);
     RETURN NULL;
 END $$;
 
 -- The last place of the next chunk after p_place: 10,000 tasks, or 8 MB of payload; NULL where there are none.
-CREATE FUNCTION taskq.chunk_end(p_stage uuid, p_part int, p_attempt bigint, p_place bigint) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.chunk_end(p_stage uuid, p_part int, p_attempt bigint, p_place bigint) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT max(n.place) FROM (
@@ -105,7 +160,7 @@ END $$;
 
 -- A chunk as arrays for taskq.push, one row a topic; where tasks have dependencies, one row for each run of tasks of the same topic,
 -- so that every task comes after those before it. With p_topic all of them go there, which takes half the time.
-CREATE FUNCTION taskq.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint, p_topic text)
+CREATE FUNCTION taskq_internal.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint, p_topic text)
 RETURNS TABLE (topic text, places bigint[], identifiers text[], payloads text[], refs text[], suspended boolean[],
                available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[]) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -136,8 +191,8 @@ BEGIN
         USING p_stage, p_part, p_attempt, p_place, p_last;
 END $$;
 
--- Pushes one row of taskq.staged_chunk, and returns the first sequence of it.
-CREATE FUNCTION taskq.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+-- Pushes one row of taskq_internal.staged_chunk, and returns the first sequence of it.
+CREATE FUNCTION taskq_internal.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_places    int[];
     v_topics    text[];
@@ -145,7 +200,7 @@ DECLARE
     v_sequences bigint[];
 BEGIN
     IF p_chunk.topic IS NULL THEN
-        PERFORM taskq.refuse('TQ002', 'task at position 0: it names no topic, and no option does');
+        PERFORM taskq_internal.refuse('TQ002', 'task at position 0: it names no topic, and no option does');
     END IF;
     IF p_chunk.depends IS NOT NULL THEN
         SELECT array_agg(u.place - 1), array_agg(d.pair ->> 0), array_agg(d.pair ->> 1) INTO v_places, v_topics, v_names
@@ -159,7 +214,7 @@ BEGIN
 END $$;
 
 -- Says again what a chunk was refused for, naming the task among all that are pushed, never what its payload holds.
-CREATE FUNCTION taskq.refuse_staged(
+CREATE FUNCTION taskq_internal.refuse_staged(
     p_code text, p_message text, p_before bigint, p_places bigint[], p_identifiers text[], p_payloads text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -168,18 +223,18 @@ DECLARE
 BEGIN
     IF p_code <> 'TQ002' THEN
         v_number := (SELECT min(u.number) FROM unnest(p_payloads) WITH ORDINALITY AS u (payload, number)
-                     WHERE NOT taskq.is_json(u.payload));
+                     WHERE NOT taskq_internal.is_json(u.payload));
         v_reason := CASE WHEN v_number IS NULL THEN p_message ELSE 'task at position 0: its payload is not JSON' END;
     END IF;
     IF v_number IS NOT NULL THEN
         v_reason := regexp_replace(v_reason, 'task at position \d+', format('task at position %s (identifier %L)',
             p_before + p_places[v_number], left(p_identifiers[v_number], 100)));
     END IF;
-    PERFORM taskq.refuse('TQ002', v_reason);
+    PERFORM taskq_internal.refuse('TQ002', v_reason);
 END $$;
 
 -- Whether a text is JSON; a missing one counts as such.
-CREATE FUNCTION taskq.is_json(p_text text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.is_json(p_text text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     PERFORM p_text::json;
     RETURN true;
@@ -187,29 +242,15 @@ EXCEPTION WHEN data_exception OR statement_too_complex THEN
     RETURN false;
 END $$;
 
--- Forgets what was staged, and returns how many tasks that was. The stage takes no more; a committed one stays committed.
-CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
-DECLARE
-    v_count bigint;
-BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(2, p_stage::text) FOR UPDATE;
-    INSERT INTO taskq.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp()) ON CONFLICT (stage) DO NOTHING;
-    DELETE FROM taskq.staged_task WHERE stage = p_stage;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    DELETE FROM taskq.staged_junction WHERE stage = p_stage;
-    RETURN v_count;
-END $$;
-
 -- Forgets what drivers that died have staged: under a fence that is gone, or under none, more than a day ago. A job that
 -- stages for longer than a day is refused at its commit. One does it at a time, and nobody waits. Returns how many stages.
 -- The index is walked from stage to stage, so that it costs their number and not that of their tasks.
-CREATE FUNCTION taskq.prune_staged_tasks() RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.prune_staged_tasks() RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_dead uuid[];
 BEGIN
-    IF NOT taskq.may_prune() THEN
+    IF NOT taskq_internal.may_prune() THEN
         RETURN 0;
     END IF;
     v_dead := ARRAY(
@@ -220,62 +261,21 @@ BEGIN
             FROM known k WHERE k.stage IS NOT NULL)
         SELECT k.stage FROM known k
         CROSS JOIN LATERAL (SELECT s.staged FROM taskq.staged_task s WHERE s.stage = k.stage LIMIT 1) f
-        WHERE CASE WHEN taskq.stage_fence(k.stage) IS NULL THEN f.staged < clock_timestamp() - interval '1 day'
-                   ELSE NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(k.stage)) END);
+        WHERE CASE WHEN taskq_internal.stage_fence(k.stage) IS NULL THEN f.staged < clock_timestamp() - interval '1 day'
+                   ELSE NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(k.stage)) END);
     DELETE FROM taskq.staged_task WHERE stage = ANY (v_dead);
-    DELETE FROM taskq.staged_junction j WHERE taskq.stage_fence(j.stage) IS NOT NULL
-      AND NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(j.stage));
-    DELETE FROM taskq.stage s  -- a commit is asked for again for a minute
-    WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq.stage_fence(s.stage) IS NULL;
+    DELETE FROM taskq.staged_junction j WHERE taskq_internal.stage_fence(j.stage) IS NOT NULL
+      AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(j.stage));
+    DELETE FROM taskq_internal.stage s  -- a commit is asked for again for a minute
+    WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq_internal.stage_fence(s.stage) IS NULL;
     RETURN cardinality(v_dead);
 END $$;
 
 -- Whether this transaction may prune stages; false while another does. By a lock on a table, as it needs no transaction number.
-CREATE FUNCTION taskq.may_prune() RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.may_prune() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.prune IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;
-END $$;
-
--- Whether this is the first time that a stream commits this batch, which is remembered with this transaction: a batch number
--- up to the last one is a replay. One row a stream, as batches are numbered upwards. Waits for another run of the same stream.
--- p_query is the number that Spark's checkpoint has for the query; refuses another query under the same name (TQ000), as its
--- batches, numbered anew, would be taken for replays and lost. NULL asks nothing.
-CREATE FUNCTION taskq.begin_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    v_last taskq.stream;
-BEGIN
-    PERFORM taskq.need_read_committed('batches of streams are committed');
-    INSERT INTO taskq.stream AS s (name, batch, committed, query) VALUES (p_stream, p_batch, clock_timestamp(), p_query)
-    ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
-    WHERE s.batch < p_batch AND (s.query = p_query) IS NOT FALSE;
-    IF FOUND THEN
-        RETURN true;
-    END IF;
-    SELECT * INTO v_last FROM taskq.stream WHERE name = p_stream;
-    IF v_last.query <> p_query THEN
-        PERFORM taskq.refuse('TQ000', format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
-            ' numbers its batches anew, so that they would be taken for replays and lost; name the stream otherwise, or forget'
-            ' the old one by taskq.forget_stream', p_stream, v_last.batch));
-    END IF;
-    RETURN false;
-END $$;
-
--- Forgets a stream, so that a query with a new checkpoint may have its name. Returns whether there was one.
-CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM taskq.stream WHERE name = p_stream;
-    RETURN FOUND;
-END $$;
-
--- Forgets the streams that have committed nothing for that long. One that goes on after that may push its last batch twice.
-CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_count bigint;
-BEGIN
-    DELETE FROM taskq.stream WHERE committed < clock_timestamp() - taskq.clamp_age(p_older_than);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
 END $$;

@@ -1,26 +1,36 @@
 -- For a distributed engine: what an owner holds in equal slices, and decisions staged by many, committed by one.
+--
+-- What follows the decisions of a stage: new tasks and junctions, in the transaction that carries the decisions out.
+--
+-- They are in taskq.staged_task and taskq.staged_junction under the decided task as `parent`. A task is continued where each of its
+-- decisions is: SUCCESS unless the decision says otherwise, which a row of taskq.staged_task without topic and identifier tells:
+-- suspended = true for "continued all the same", false for "not continued".
+--
+-- Rounds: an owner that works a topic off in several turns of claim, work and commit under one lease.
+--
+-- Drains: programs that work until a topic has nothing more for them. When one began, what it ended, and its report.
 
 -- Cuts what the owner holds (of a topic, or NULL: of all) into at most p_parts ranges of sequences of nearly equal length, with the
--- number of tasks in each. What was laid aside (see rounds.sql) is left out. Refuses a lease that is gone (TQ005).
+-- number of tasks in each. What was laid aside (taskq.lay_aside) is left out. Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
-    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq.find_topic(p_topic)).topic_id END;
-    v_aside    uuid := taskq.aside(p_fence);
+    v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
+    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.find_topic(p_topic)).topic_id END;
+    v_aside    uuid := taskq_internal.aside(p_fence);
 BEGIN
     RETURN QUERY
     SELECT min(n.sequence), max(n.sequence), count(*)
     FROM (SELECT l.sequence, ntile(p_parts) OVER (ORDER BY l.sequence) AS part
-          FROM taskq.live l
+          FROM taskq_internal.live l
           WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
             AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = v_aside AND s.sequence = l.sequence)) n
     GROUP BY n.part ORDER BY 1;
 END $$;
 
 -- The tasks that the owner holds (of a topic, or NULL: of all) in one range of sequences, topic by topic in their order. Pure: read it
--- as often as you like, it is the same until the tasks are completed. What was laid aside (see rounds.sql) is left out. Refuses a
+-- as often as you like, it is the same until the tasks are completed. What was laid aside (taskq.lay_aside) is left out. Refuses a
 -- lease that is gone (TQ005). Both tables are walked in the order of their sequences and merged, which needs neither a sort of
 -- payloads nor a hash of them: this was half of what a read cost.
 CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint)
@@ -35,83 +45,61 @@ DECLARE
     v_topic    record;
     v_aside    bigint[];
 BEGIN
-    SELECT owner_id INTO v_owner_id FROM taskq.owner WHERE name = p_owner AND fence = p_fence;
+    SELECT owner_id INTO v_owner_id FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence;
     IF NOT FOUND THEN
-        PERFORM taskq.refuse_lease(p_owner, p_fence);
+        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
     END IF;
     IF p_topic IS NOT NULL THEN
-        PERFORM taskq.find_topic(p_topic);
+        PERFORM taskq_internal.find_topic(p_topic);
     END IF;
     v_aside := ARRAY(SELECT s.sequence FROM taskq.staged s
-                     WHERE s.stage = taskq.aside(p_fence) AND s.sequence BETWEEN p_low AND p_high);
-    FOR v_topic IN SELECT p.topic_id, p.name FROM taskq.topic p
+                     WHERE s.stage = taskq_internal.aside(p_fence) AND s.sequence BETWEEN p_low AND p_high);
+    FOR v_topic IN SELECT p.topic_id, p.name FROM taskq_internal.topic p
                    WHERE p.name = p_topic
-                      OR p_topic IS NULL AND p.topic_id IN (SELECT l.topic_id FROM taskq.live l WHERE l.holder = v_owner_id)
+                      OR p_topic IS NULL AND p.topic_id IN (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = v_owner_id)
                    ORDER BY p.topic_id LOOP
         RETURN QUERY
         SELECT t.sequence, v_topic.name, t.identifier, t.payload::text, t.reference, l.attempt, l.redelivered,
                t.priority::int, t.created, l.available_at
-        FROM (SELECT * FROM taskq.live
+        FROM (SELECT * FROM taskq_internal.live
               WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = v_topic.topic_id
                 AND (cardinality(v_aside) = 0 OR sequence <> ALL (v_aside))) l
-        JOIN (SELECT * FROM taskq.task WHERE topic_id = v_topic.topic_id AND sequence BETWEEN p_low AND p_high) t USING (sequence)
+        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = v_topic.topic_id AND sequence BETWEEN p_low AND p_high) t USING (sequence)
         ORDER BY t.sequence;
     END LOOP;
 END $$;
 
 -- The number of a new stage. It is a UUID of version 8 that begins with the fence of the owner it serves, so that
 -- what is left of a job that was killed can be told from what a living one stages. After the version it says how the stage is
--- carried out: under a condition, none of the decisions overtakes a task of its identifier (see taskq.keep_turns); with p_rounds, what
--- would be ready again at once stays held (see taskq.keep_young). Refuses a lease that is gone (TQ005).
+-- carried out: under a condition, none of the decisions overtakes a task of its identifier (see taskq_internal.keep_turns); with p_rounds, what
+-- would be ready again at once stays held (see taskq_internal.keep_young). Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false)
 RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
     v_random text := replace(gen_random_uuid()::text, '-', '');
     v_turns  int := CASE p_condition WHEN 'NONE' THEN 0 WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS' THEN 2 ELSE 1 END;
 BEGIN
-    PERFORM taskq.check_order('FIRST_IN_FIRST_OUT', p_condition);
-    PERFORM taskq.hold_lease(p_owner, p_fence);
+    PERFORM taskq_internal.check_order('FIRST_IN_FIRST_OUT', p_condition);
+    PERFORM taskq_internal.hold_lease(p_owner, p_fence);
     RETURN (lpad(to_hex(p_fence), 12, '0') || '8' || v_turns + CASE WHEN p_rounds THEN 4 ELSE 0 END || substr(v_random, 15))::uuid;
 END $$;
 
--- The fence of the owner that a stage of taskq.open_stage serves; NULL for a number that was made elsewhere.
-CREATE FUNCTION taskq.stage_fence(p_stage uuid) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN substr(p_stage::text, 15, 1) = '8'
-                THEN ('x0000' || substr(replace(p_stage::text, '-', ''), 1, 12))::bit(64)::bigint END
-$$;
-
--- How a stage of taskq.open_stage is carried out: 1 or 2 under a condition, and 4 more in rounds; 0 for any other number.
-CREATE FUNCTION taskq.stage_kind(p_stage uuid) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN taskq.stage_fence(p_stage) IS NOT NULL AND substr(p_stage::text, 16, 1) ~ '[0-7]'
-                THEN substr(p_stage::text, 16, 1)::int ELSE 0 END
-$$;
-
 -- Refuses to stage more where nobody will come for it: the stage was committed (TQ007) or its owner's lease is gone
 -- (TQ005). For executors, last in the transaction that stages: who carries the stage out waits for its end (see
--- taskq.await_tries), so that tries that outlived their job leave nothing behind and are not counted.
+-- taskq_internal.await_tries), so that tries that outlived their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(2, p_stage::text) FOR KEY SHARE;
-    IF NOT EXISTS (SELECT FROM taskq.owner WHERE name = p_owner AND fence = p_fence) THEN
-        PERFORM taskq.refuse_lease(p_owner, p_fence);
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR KEY SHARE;
+    IF NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence) THEN
+        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
     END IF;
-    IF EXISTS (SELECT FROM taskq.stage WHERE stage = p_stage) THEN
-        PERFORM taskq.refuse('TQ007', format('stage %s was committed: it takes no more decisions', p_stage));
+    IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
+        PERFORM taskq_internal.refuse('TQ007', format('stage %s was committed: it takes no more decisions', p_stage));
     END IF;
-END $$;
-
--- Waits until the tries that have passed taskq.check_stage have come to their end; those that come to it later wait for the end of
--- this transaction. Not for long: one whose executor stands still holds nothing up, and what it stages goes with the lease.
-CREATE FUNCTION taskq.await_tries(p_stage uuid) RETURNS void LANGUAGE plpgsql
-SET lock_timeout = '5s' AS $$
-BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(2, p_stage::text) FOR UPDATE;
-EXCEPTION WHEN lock_not_available THEN
-    NULL;
 END $$;
 
 -- Carries out a stage: of each part the decisions of its winning try, all of them in this transaction, and what follows them
--- (see follow_ups.sql). The arrays name those tries and how many decisions each staged. Decisions of one task are merged to the
+-- (taskq_internal.follow). The arrays name those tries and how many decisions each staged. Decisions of one task are merged to the
 -- result that stands first in FAILURE, SUSPENSION, FILTER, SUCCESS, with all that belongs to it. Refuses a lease that is gone
 -- (TQ005), tasks not held (TQ004), a stage that is not whole (TQ007), and what a push refuses. Asked again after its commit, it
 -- answers the same and changes nothing. What it carried out stays readable in taskq.stage_results until taskq.abandon_stage.
@@ -123,152 +111,34 @@ DECLARE
     v_owner_id bigint;
     v_followed boolean;
 BEGIN
-    INSERT INTO taskq.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
+    INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
     ON CONFLICT (stage) DO NOTHING;
     IF NOT FOUND THEN
-        RETURN (SELECT completed FROM taskq.stage WHERE stage = p_stage);
+        RETURN (SELECT completed FROM taskq_internal.stage WHERE stage = p_stage);
     END IF;
-    PERFORM taskq.await_tries(p_stage);
-    v_owner_id := taskq.hold_lease(p_owner, p_fence);
-    PERFORM taskq.check_staged(p_stage, p_parts, p_attempts, p_counts);
-    PERFORM taskq.keep_winners(p_stage, p_parts, p_attempts);
-    v_followed := taskq.is_followed(p_stage);
+    PERFORM taskq_internal.await_tries(p_stage);
+    v_owner_id := taskq_internal.hold_lease(p_owner, p_fence);
+    PERFORM taskq_internal.check_staged(p_stage, p_parts, p_attempts, p_counts);
+    PERFORM taskq_internal.keep_winners(p_stage, p_parts, p_attempts);
+    v_followed := taskq_internal.is_followed(p_stage);
     IF v_followed THEN
-        PERFORM taskq.drop_not_continued(p_stage);
+        PERFORM taskq_internal.drop_not_continued(p_stage);
     END IF;
-    PERFORM taskq.merge_staged(p_stage);
-    PERFORM taskq.keep_young(v_owner_id, p_stage);
-    PERFORM taskq.keep_turns(v_owner_id, p_stage);
-    v_done := taskq.carry_out(p_owner, p_fence, p_stage);
+    PERFORM taskq_internal.merge_staged(p_stage);
+    PERFORM taskq_internal.keep_young(v_owner_id, p_stage);
+    PERFORM taskq_internal.keep_turns(v_owner_id, p_stage);
+    v_done := taskq_internal.carry_out(p_owner, p_fence, p_stage);
     IF v_followed THEN
-        PERFORM taskq.follow(p_stage, p_parts, p_attempts);
+        PERFORM taskq_internal.follow(p_stage, p_parts, p_attempts);
     END IF;
-    UPDATE taskq.stage SET completed = v_done WHERE stage = p_stage;
+    UPDATE taskq_internal.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
-END $$;
-
--- Refuses a stage in which a winning try has more or fewer decisions than it reported (TQ007): the server
--- crashed and lost them, or somebody abandoned it.
-CREATE FUNCTION taskq.check_staged(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
-RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_short record;
-BEGIN
-    SELECT w.part, w.count AS reported, coalesce(s.count, 0) AS found INTO v_short
-    FROM unnest(p_parts, p_attempts, p_counts) AS w (part, attempt, count)
-    LEFT JOIN (SELECT part, attempt, count(*) FROM taskq.staged WHERE stage = p_stage GROUP BY part, attempt) s
-        USING (part, attempt)
-    WHERE coalesce(s.count, 0) <> w.count LIMIT 1;
-    IF FOUND THEN
-        PERFORM taskq.refuse('TQ007', format('stage %s has %s of the %s decisions that part %s reported: run the job again',
-            p_stage, v_short.found, v_short.reported, v_short.part));
-    END IF;
-END $$;
-
--- Drops the tries that did not win.
-CREATE FUNCTION taskq.keep_winners(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
-        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
-    DELETE FROM taskq.staged_task s WHERE s.stage = p_stage AND NOT EXISTS (
-        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
-    DELETE FROM taskq.staged_junction s WHERE s.stage = p_stage AND NOT EXISTS (
-        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
-END $$;
-
--- Leaves of a stage one decision a task: drops all but the first.
-CREATE FUNCTION taskq.merge_staged(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM taskq.staged s USING (
-        SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, output, error, delay) AS place
-        FROM taskq.staged WHERE stage = p_stage) d
-    WHERE d.place > 1 AND s.ctid = d.ctid;
-END $$;
-
--- Completes what is staged, and returns how many tasks that was. Where there are more than fit one chunk, those that can only end
--- their task go by one statement, which reads all that the owner holds. The rest, and all where anybody waits for what others decide,
--- goes the way of every completion. Refuses as taskq.complete does.
-CREATE FUNCTION taskq.carry_out(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-    IF taskq.anyone_waits() OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
-        RETURN taskq.complete_in_chunks(p_owner, p_fence, p_stage, true);
-    END IF;
-    RETURN taskq.complete_in_chunks(p_owner, p_fence, p_stage, false) + taskq.end_staged(p_owner, p_fence, p_stage);
-END $$;
-
--- Completes decisions of a stage, all or those that may put their task back, in chunks that bound the server's memory, and returns
--- how many those were.
-CREATE FUNCTION taskq.complete_in_chunks(p_owner text, p_fence bigint, p_stage uuid, p_all boolean) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_done   bigint := 0;
-    v_chunk  record;
-    v_chunks CURSOR FOR
-        SELECT array_agg(n.sequence) AS sequences, array_agg(n.result) AS results, array_agg(n.output) AS outputs,
-               array_agg(n.error) AS errors, CASE WHEN bool_or(n.delay IS NOT NULL) THEN array_agg(n.delay) END AS delays
-        FROM (SELECT s.*, (row_number() OVER w - 1) / 50000 AS nth,
-                     sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432 AS bulk
-              FROM taskq.staged s WHERE s.stage = p_stage AND (p_all OR taskq.may_put_back(s.result, s.delay))
-              WINDOW w AS (ORDER BY s.sequence ROWS UNBOUNDED PRECEDING)) n
-        GROUP BY n.nth, n.bulk ORDER BY n.nth, n.bulk;
-BEGIN
-    OPEN v_chunks;
-    LOOP
-        FETCH v_chunks INTO v_chunk;  -- one at a time, where a FOR loop would read fifty ahead
-        EXIT WHEN NOT FOUND;
-        v_done := v_done + taskq.complete(p_owner, p_fence, v_chunk.sequences, v_chunk.results, v_chunk.outputs,
-                                          v_chunk.errors, v_chunk.delays);
-    END LOOP;
-    CLOSE v_chunks;
-    RETURN v_done;
-END $$;
-
--- Whether a decision may put its task back, rather than end it; what is no decision counts as one that may, and is refused there.
-CREATE FUNCTION taskq.may_put_back(p_result smallint, p_delay interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_result NOT BETWEEN 1 AND 3 OR p_delay IS NOT NULL
-$$;
-
--- Ends the tasks of a stage whose decisions cannot put them back, and returns how many. This is taskq.end_tasks for millions: both
--- tables are walked in the order of their sequences and merged, and nothing is gathered into arrays. Refuses as taskq.complete does.
-CREATE FUNCTION taskq.end_staged(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
-DECLARE
-    v_owner_id bigint := taskq.hold_lease(p_owner, p_fence);
-    v_began    timestamptz := clock_timestamp();
-    v_bad      taskq.staged;
-    v_ended    bigint;
-BEGIN
-    SELECT * INTO v_bad FROM taskq.staged s
-    WHERE s.stage = p_stage AND taskq.may_be_unreadable(s.output) AND taskq.json_defect(s.output) IS NOT NULL
-    ORDER BY s.sequence LIMIT 1;
-    IF FOUND THEN
-        PERFORM taskq.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
-    END IF;
-    WITH gone AS (
-        DELETE FROM taskq.live l USING taskq.staged s
-        WHERE s.stage = p_stage AND NOT taskq.may_put_back(s.result, s.delay) AND l.holder = v_owner_id AND l.sequence = s.sequence
-        RETURNING l.*, s.result, s.output, s.error AS reason
-    ), moved AS (
-        INSERT INTO taskq.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
-                                 identifier, output, error, error_summary)
-        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, g.result + 3, g.crashes,
-               g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
-               coalesce(taskq.error_summary(g.reason), g.error_summary)
-        FROM gone g
-        RETURNING 1)
-    SELECT count(*) INTO v_ended FROM moved;
-    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq.may_put_back(s.result, s.delay)) THEN
-        PERFORM taskq.refuse_not_held(p_owner, p_fence,
-            ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq.may_put_back(s.result, s.delay)),
-            ARRAY(SELECT e.sequence FROM taskq.ended e JOIN taskq.staged s USING (sequence)
-                  WHERE s.stage = p_stage AND e.holder = v_owner_id AND e.completed >= v_began));
-    END IF;
-    RETURN v_ended;
 END $$;
 
 -- What a committed stage carried out: how many tasks a result, until the stage is abandoned.
 CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, count bigint) LANGUAGE sql STABLE AS $$
     SELECT s.result::int, count(*) FROM taskq.staged s
-    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq.stage c WHERE c.stage = p_stage)
+    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage)
     GROUP BY s.result ORDER BY s.result
 $$;
 
@@ -282,7 +152,7 @@ END $$;
 -- How many tasks a committed stage pushed, until the stage is abandoned.
 CREATE FUNCTION taskq.stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT count(*) FROM taskq.staged_task s
-    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq.stage c WHERE c.stage = p_stage)
+    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage)
 $$;
 
 -- Tells who waits on the topics to which a committed stage pushed, or in which it released groups, until the stage is abandoned (see
@@ -314,7 +184,7 @@ SET enable_seqscan = off AS $$
 DECLARE
     v_dead uuid[];
 BEGIN
-    IF NOT taskq.may_prune() THEN
+    IF NOT taskq_internal.may_prune() THEN
         RETURN 0;
     END IF;
     v_dead := ARRAY(
@@ -324,12 +194,438 @@ BEGIN
             SELECT (SELECT s.stage FROM taskq.staged s WHERE s.stage > k.stage ORDER BY s.stage LIMIT 1)
             FROM known k WHERE k.stage IS NOT NULL)
         SELECT k.stage FROM known k
-        WHERE taskq.stage_fence(k.stage) IS NOT NULL
-          AND NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(k.stage)));
+        WHERE taskq_internal.stage_fence(k.stage) IS NOT NULL
+          AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(k.stage)));
     DELETE FROM taskq.staged WHERE stage = ANY (v_dead);
-    DELETE FROM taskq.stage s  -- a fence that is gone never comes back to ask again
-    WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq.stage_fence(s.stage) IS NOT NULL
-      AND NOT EXISTS (SELECT FROM taskq.owner o WHERE o.fence = taskq.stage_fence(s.stage));
-    PERFORM taskq.prune_staged_tasks();
+    DELETE FROM taskq_internal.stage s  -- a fence that is gone never comes back to ask again
+    WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq_internal.stage_fence(s.stage) IS NOT NULL
+      AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(s.stage));
+    PERFORM taskq_internal.prune_staged_tasks();
     RETURN cardinality(v_dead);
+END $$;
+
+-- Lays aside what the owner holds: it stays held until the lease ends, but is not read again. So a task without a decision
+-- comes once in a lease, however many rounds there are. Returns how many tasks are new there; refuses a lease that is gone (TQ005).
+CREATE FUNCTION taskq.lay_aside(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
+    v_aside    uuid := taskq_internal.aside(p_fence);
+    v_count    bigint;
+BEGIN
+    INSERT INTO taskq.staged (stage, part, attempt, sequence, result)
+    SELECT v_aside, 0, 0, l.sequence, 0 FROM taskq_internal.live l
+    WHERE l.holder = v_owner_id AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = v_aside AND s.sequence = l.sequence);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Claims whole lanes: of identifiers whose turn it is under the condition, their due tasks in the order of their turns, up to p_size
+-- tasks in all. A lane that is longer than what is left of the size is cut at its end, so that nothing overtakes; one that has a
+-- second begun task gives the first alone. Returns how many were taken. Never waits; refuses a lease that has lapsed (TQ005).
+CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_size int, p_condition text) RETURNS int
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_topic    taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_owner_id bigint := taskq_internal.hold_running_lease(p_owner, p_fence);
+    v_lanes    int;
+    v_heads    bigint[];
+    v_out      bigint[];
+    v_all      int := 0;
+BEGIN
+    PERFORM taskq_internal.check_order('FIRST_IN_FIRST_OUT', p_condition);
+    IF v_topic.paused OR v_owner_id IS NULL OR p_condition = 'NONE' THEN
+        RETURN 0;
+    END IF;
+    PERFORM taskq_internal.need_read_committed('tasks go out one at a time per identifier');
+    WHILE v_all < p_size LOOP
+        v_lanes := least(10000, p_size - v_all);  -- at a time: bounds the server's memory
+        v_out := taskq_internal.let_out(v_topic, v_lanes, false, p_condition);
+        v_heads := CASE WHEN taskq_internal.is_paused_by_now(v_topic.topic_id) THEN '{}'
+                        ELSE taskq_internal.take_turns(v_topic.topic_id, v_owner_id, v_lanes, false, p_condition) END;
+        v_all := v_all + cardinality(v_heads);
+        v_all := v_all + taskq_internal.take_tails(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
+        PERFORM taskq_internal.keep_in(v_topic.topic_id, v_out);
+        EXIT WHEN cardinality(v_heads) < v_lanes;
+    END LOOP;
+    RETURN v_all;
+END $$;
+
+-- How many decisions have been staged so far: for whoever watches.
+CREATE FUNCTION taskq.stage_size(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE
+SET enable_seqscan = off AS $$
+    SELECT count(*) FROM taskq.staged WHERE stage = p_stage
+$$;
+
+-- Stores that a drain of this name begins, and returns the moment from which its tasks count. For a drain that was killed before its
+-- report, this is the moment at which that one began. p_fence is the fence of the drain's owner, NULL for several owners.
+CREATE FUNCTION taskq.begin_drain(p_name text, p_fence bigint, p_topic text) RETURNS timestamptz LANGUAGE plpgsql AS $$
+DECLARE
+    v_began timestamptz;
+BEGIN
+    PERFORM taskq_internal.find_topic(p_topic);
+    INSERT INTO taskq_internal.drain AS d (name, topic, fence, began) VALUES (p_name, p_topic, p_fence, clock_timestamp())
+    ON CONFLICT (name) DO UPDATE SET
+        began = CASE WHEN d.finished IS NULL AND d.topic = p_topic THEN d.began ELSE clock_timestamp() END,
+        topic = p_topic, fence = p_fence, finished = NULL, report = NULL
+    RETURNING d.began INTO v_began;
+    RETURN v_began;
+END $$;
+
+-- Stores the report of a drain. False, and nothing is stored, if a later drain of this name has begun under another fence.
+CREATE FUNCTION taskq.end_drain(p_name text, p_fence bigint, p_report text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF octet_length(p_report) > 65536 OR taskq_internal.json_defect(p_report) IS NOT NULL THEN
+        PERFORM taskq_internal.refuse('TQ008', format('the report of drain %L is not JSON of at most 64 KiB', p_name));
+    END IF;
+    UPDATE taskq_internal.drain SET finished = clock_timestamp(), report = p_report::json
+    WHERE name = p_name AND fence IS NOT DISTINCT FROM p_fence AND finished IS NULL;
+    RETURN FOUND;
+END $$;
+
+-- The latest drain of this name; no row if there was none. `finished` and `report` are NULL until its end.
+CREATE FUNCTION taskq.drain_named(p_name text)
+RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json) LANGUAGE sql STABLE AS $$
+    SELECT d.topic, d.began, d.finished, d.report FROM taskq_internal.drain d WHERE d.name = p_name
+$$;
+
+-- How many tasks of a topic an owner has ended since a moment, by state; the owners named p_owner/... count as p_owner. A task that waits
+-- for its retry has not ended. Reads what has ended since then, by the block range index of `completed`: the expressions with `+ 0` keep
+-- the planner from other indexes, by which it would read the whole history of the topic.
+CREATE FUNCTION taskq.ended_by(p_topic text, p_owner text, p_since timestamptz)
+RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT e.state::int, count(*) FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
+    WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state BETWEEN 3 AND 6
+      AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
+    GROUP BY e.state ORDER BY 1;
+END $$;
+
+-- The first p_size tasks of a topic, by sequence, that are FAILED and that an owner has ended since a moment: as taskq.ended_by counts them.
+CREATE FUNCTION taskq.failed_by(p_topic text, p_owner text, p_since timestamptz, p_size int)
+RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT e.sequence, e.identifier::text, e.error_summary FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
+    WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state + 0 = 3
+      AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
+    ORDER BY e.sequence LIMIT p_size;
+END $$;
+
+-- The fence of the owner that a stage of taskq.open_stage serves; NULL for a number that was made elsewhere.
+CREATE FUNCTION taskq_internal.stage_fence(p_stage uuid) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN substr(p_stage::text, 15, 1) = '8'
+                THEN ('x0000' || substr(replace(p_stage::text, '-', ''), 1, 12))::bit(64)::bigint END
+$$;
+
+-- How a stage of taskq.open_stage is carried out: 1 or 2 under a condition, and 4 more in rounds; 0 for any other number.
+CREATE FUNCTION taskq_internal.stage_kind(p_stage uuid) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN taskq_internal.stage_fence(p_stage) IS NOT NULL AND substr(p_stage::text, 16, 1) ~ '[0-7]'
+                THEN substr(p_stage::text, 16, 1)::int ELSE 0 END
+$$;
+
+-- Waits until the tries that have passed taskq.check_stage have come to their end; those that come to it later wait for the end of
+-- this transaction. Not for long: one whose executor stands still holds nothing up, and what it stages goes with the lease.
+CREATE FUNCTION taskq_internal.await_tries(p_stage uuid) RETURNS void LANGUAGE plpgsql
+SET lock_timeout = '5s' AS $$
+BEGIN
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR UPDATE;
+EXCEPTION WHEN lock_not_available THEN
+    NULL;
+END $$;
+
+-- Refuses a stage in which a winning try has more or fewer decisions than it reported (TQ007): the server
+-- crashed and lost them, or somebody abandoned it.
+CREATE FUNCTION taskq_internal.check_staged(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_short record;
+BEGIN
+    SELECT w.part, w.count AS reported, coalesce(s.count, 0) AS found INTO v_short
+    FROM unnest(p_parts, p_attempts, p_counts) AS w (part, attempt, count)
+    LEFT JOIN (SELECT part, attempt, count(*) FROM taskq.staged WHERE stage = p_stage GROUP BY part, attempt) s
+        USING (part, attempt)
+    WHERE coalesce(s.count, 0) <> w.count LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq_internal.refuse('TQ007', format('stage %s has %s of the %s decisions that part %s reported: run the job again',
+            p_stage, v_short.found, v_short.reported, v_short.part));
+    END IF;
+END $$;
+
+-- Drops the tries that did not win.
+CREATE FUNCTION taskq_internal.keep_winners(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
+        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
+    DELETE FROM taskq.staged_task s WHERE s.stage = p_stage AND NOT EXISTS (
+        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
+    DELETE FROM taskq.staged_junction s WHERE s.stage = p_stage AND NOT EXISTS (
+        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
+END $$;
+
+-- Leaves of a stage one decision a task: drops all but the first.
+CREATE FUNCTION taskq_internal.merge_staged(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM taskq.staged s USING (
+        SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, output, error, delay) AS place
+        FROM taskq.staged WHERE stage = p_stage) d
+    WHERE d.place > 1 AND s.ctid = d.ctid;
+END $$;
+
+-- Completes what is staged, and returns how many tasks that was. Where there are more than fit one chunk, those that can only end
+-- their task go by one statement, which reads all that the owner holds. The rest, and all where anybody waits for what others decide,
+-- goes the way of every completion. Refuses as taskq.complete does.
+CREATE FUNCTION taskq_internal.carry_out(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    IF taskq_internal.anyone_waits() OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
+        RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, true);
+    END IF;
+    RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, false) + taskq_internal.end_staged(p_owner, p_fence, p_stage);
+END $$;
+
+-- Completes decisions of a stage, all or those that may put their task back, in chunks that bound the server's memory, and returns
+-- how many those were.
+CREATE FUNCTION taskq_internal.complete_in_chunks(p_owner text, p_fence bigint, p_stage uuid, p_all boolean) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_done   bigint := 0;
+    v_chunk  record;
+    v_chunks CURSOR FOR
+        SELECT array_agg(n.sequence) AS sequences, array_agg(n.result) AS results, array_agg(n.output) AS outputs,
+               array_agg(n.error) AS errors, CASE WHEN bool_or(n.delay IS NOT NULL) THEN array_agg(n.delay) END AS delays
+        FROM (SELECT s.*, (row_number() OVER w - 1) / 50000 AS nth,
+                     sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432 AS bulk
+              FROM taskq.staged s WHERE s.stage = p_stage AND (p_all OR taskq_internal.may_put_back(s.result, s.delay))
+              WINDOW w AS (ORDER BY s.sequence ROWS UNBOUNDED PRECEDING)) n
+        GROUP BY n.nth, n.bulk ORDER BY n.nth, n.bulk;
+BEGIN
+    OPEN v_chunks;
+    LOOP
+        FETCH v_chunks INTO v_chunk;  -- one at a time, where a FOR loop would read fifty ahead
+        EXIT WHEN NOT FOUND;
+        v_done := v_done + taskq.complete(p_owner, p_fence, v_chunk.sequences, v_chunk.results, v_chunk.outputs,
+                                          v_chunk.errors, v_chunk.delays);
+    END LOOP;
+    CLOSE v_chunks;
+    RETURN v_done;
+END $$;
+
+-- Whether a decision may put its task back, rather than end it; what is no decision counts as one that may, and is refused there.
+CREATE FUNCTION taskq_internal.may_put_back(p_result smallint, p_delay interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_result NOT BETWEEN 1 AND 3 OR p_delay IS NOT NULL
+$$;
+
+-- Ends the tasks of a stage whose decisions cannot put them back, and returns how many. This is taskq_internal.end_tasks for millions: both
+-- tables are walked in the order of their sequences and merged, and nothing is gathered into arrays. Refuses as taskq.complete does.
+CREATE FUNCTION taskq_internal.end_staged(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
+DECLARE
+    v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
+    v_began    timestamptz := clock_timestamp();
+    v_bad      taskq.staged;
+    v_ended    bigint;
+BEGIN
+    SELECT * INTO v_bad FROM taskq.staged s
+    WHERE s.stage = p_stage AND taskq_internal.may_be_unreadable(s.output) AND taskq_internal.json_defect(s.output) IS NOT NULL
+    ORDER BY s.sequence LIMIT 1;
+    IF FOUND THEN
+        PERFORM taskq_internal.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
+    END IF;
+    WITH gone AS (
+        DELETE FROM taskq_internal.live l USING taskq.staged s
+        WHERE s.stage = p_stage AND NOT taskq_internal.may_put_back(s.result, s.delay) AND l.holder = v_owner_id AND l.sequence = s.sequence
+        RETURNING l.*, s.result, s.output, s.error AS reason
+    ), moved AS (
+        INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
+                                 identifier, output, error, error_summary)
+        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, g.result + 3, g.crashes,
+               g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
+               coalesce(taskq_internal.error_summary(g.reason), g.error_summary)
+        FROM gone g
+        RETURNING 1)
+    SELECT count(*) INTO v_ended FROM moved;
+    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq_internal.may_put_back(s.result, s.delay)) THEN
+        PERFORM taskq_internal.refuse_not_held(p_owner, p_fence,
+            ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq_internal.may_put_back(s.result, s.delay)),
+            ARRAY(SELECT e.sequence FROM taskq_internal.ended e JOIN taskq.staged s USING (sequence)
+                  WHERE s.stage = p_stage AND e.holder = v_owner_id AND e.completed >= v_began));
+    END IF;
+    RETURN v_ended;
+END $$;
+
+-- Whether anything follows a stage.
+CREATE FUNCTION taskq_internal.is_followed(p_stage uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage)
+        OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage)
+$$;
+
+-- Drops what would follow tasks that are not continued. Before the decisions of a task are merged, as all of them count.
+CREATE FUNCTION taskq_internal.drop_not_continued(p_stage uuid) RETURNS void LANGUAGE plpgsql
+SET enable_nestloop = off AS $$
+BEGIN
+    WITH said AS (
+        SELECT t.parent, count(*) FILTER (WHERE t.suspended) AS yes, count(*) FILTER (WHERE NOT t.suspended) AS no
+        FROM taskq.staged_task t WHERE t.stage = p_stage AND t.topic IS NULL AND t.identifier IS NULL GROUP BY t.parent
+    ), continued AS (
+        SELECT d.sequence
+        FROM (SELECT s.sequence, count(*) FILTER (WHERE s.result <> 3) AS others
+              FROM taskq.staged s WHERE s.stage = p_stage GROUP BY s.sequence) d
+        LEFT JOIN said m ON m.parent = d.sequence
+        WHERE d.others <= coalesce(m.yes, 0) AND coalesce(m.no, 0) = 0
+    ), not_pushed AS (
+        DELETE FROM taskq.staged_task t WHERE t.stage = p_stage
+          AND (t.topic IS NULL AND t.identifier IS NULL OR NOT EXISTS (SELECT FROM continued c WHERE c.sequence = t.parent)))
+    DELETE FROM taskq.staged_junction j WHERE j.stage = p_stage
+      AND NOT EXISTS (SELECT FROM continued c WHERE c.sequence = j.parent);
+END $$;
+
+-- Pushes and releases what follows the decisions that were carried out.
+CREATE FUNCTION taskq_internal.follow(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql
+SET enable_nestloop = off AS $$
+BEGIN
+    DELETE FROM taskq.staged_task t WHERE t.stage = p_stage
+      AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = t.parent);
+    DELETE FROM taskq.staged_junction j WHERE j.stage = p_stage
+      AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = j.parent);
+    PERFORM taskq_internal.push_from_stage(p_stage, NULL, 'APPEND', p_parts, p_attempts);
+    PERFORM taskq_internal.release_staged(p_stage);
+END $$;
+
+-- Releases the groups of a stage, each once, ten thousand of a topic at a time.
+CREATE FUNCTION taskq_internal.release_staged(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_chunk record;
+BEGIN
+    FOR v_chunk IN
+        SELECT n.topic, n.junction, array_agg(m.identifier) AS identifiers, array_agg(n.nth::int) AS groups
+        FROM (SELECT g.*, row_number() OVER (PARTITION BY g.topic, g.junction ORDER BY g.members) AS nth
+              FROM (SELECT DISTINCT j.topic, j.junction, e.members::text
+                    FROM taskq.staged_junction j CROSS JOIN LATERAL json_array_elements(j.groups::json) AS e (members)
+                    WHERE j.stage = p_stage) g) n
+        CROSS JOIN LATERAL json_array_elements_text(n.members::json) AS m (identifier)
+        GROUP BY n.topic, n.junction, n.nth / 10000 ORDER BY n.topic, n.junction, n.nth / 10000
+    LOOP
+        PERFORM taskq.junction(v_chunk.topic, v_chunk.identifiers, v_chunk.groups, v_chunk.junction);
+    END LOOP;
+END $$;
+
+-- The stage under which an owner lays tasks aside. It goes with the lease, as all of its stages.
+CREATE FUNCTION taskq_internal.aside(p_fence bigint) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
+    SELECT (lpad(to_hex(p_fence), 12, '0') || '8fff8000000000000000')::uuid
+$$;
+
+-- Takes what is due behind the first tasks of lanes, whose locks this transaction holds; returns how many tasks.
+CREATE FUNCTION taskq_internal.take_tails(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_lanes text[];
+    v_found bigint[];
+    v_chunk int;
+    v_room  int := p_size;
+    v_all   int := 0;
+BEGIN
+    v_lanes := ARRAY(SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_heads)
+                     AND (SELECT a.sequence FROM taskq_internal.live a
+                          WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NULL
+                          ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
+                     ORDER BY l.sequence);
+    WHILE v_room > 0 AND cardinality(v_lanes) > 0 LOOP
+        v_chunk := least(50000, v_room);
+        v_found := taskq_internal.lock_tails(p_topic_id, v_now, v_lanes, v_chunk);
+        v_all := v_all + cardinality(taskq_internal.seize(p_topic_id, p_holder, v_found));
+        v_room := p_size - v_all;
+        EXIT WHEN cardinality(v_found) < v_chunk;  -- these were all, or a lane was cut
+    END LOOP;
+    RETURN v_all;
+END $$;
+
+-- Locks the first due tasks of lanes, lane by lane, at most p_size in all, and returns their sequences. Of a lane in which
+-- another transaction holds one, only those before it.
+CREATE FUNCTION taskq_internal.lock_tails(p_topic_id int, p_now timestamptz, p_lanes text[], p_size int) RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    v_found  bigint[];
+    v_locked bigint[];
+BEGIN
+    v_found := ARRAY(
+        SELECT t.sequence FROM unnest(p_lanes) AS u (identifier)
+        CROSS JOIN LATERAL (
+            SELECT b.sequence FROM taskq_internal.live b
+            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all lanes
+            ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_size) t
+        LIMIT p_size);
+    v_locked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+                      WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
+    IF cardinality(v_locked) = cardinality(v_found) THEN
+        RETURN v_found;
+    END IF;
+    RETURN ARRAY(
+        SELECT n.sequence FROM (
+            SELECT u.sequence, bool_and(k.sequence IS NOT NULL) OVER (PARTITION BY l.identifier ORDER BY u.place) AS whole
+            FROM unnest(v_found) WITH ORDINALITY AS u (sequence, place)
+            JOIN taskq_internal.live l ON l.topic_id = p_topic_id AND l.sequence = u.sequence
+            LEFT JOIN unnest(v_locked) AS k (sequence) ON k.sequence = u.sequence) n
+        WHERE n.whole);
+END $$;
+
+-- Drops from a stage of rounds the failures within a time to live, which are not noted: their tasks would be ready again at once, and
+-- the next round would take them again, before all that was pushed later. They stay held, and are given back with the lease.
+CREATE FUNCTION taskq_internal.keep_young(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_failed bigint[];
+    v_topics int[];
+    v_count  bigint;
+BEGIN
+    IF taskq_internal.stage_kind(p_stage) < 4 THEN
+        RETURN 0;
+    END IF;
+    v_failed := ARRAY(SELECT sequence FROM taskq.staged WHERE stage = p_stage AND result = 0);
+    v_topics := taskq_internal.topics_held(p_owner_id, v_failed);
+    DELETE FROM taskq.staged s USING (
+        SELECT t.sequence
+        FROM (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_failed)) t
+        JOIN (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_failed)) l USING (topic_id, sequence)
+        JOIN taskq_internal.topic p ON p.topic_id = t.topic_id
+        WHERE t.created + coalesce(t.ttl, p.ttl) > v_now) y
+    WHERE s.stage = p_stage AND s.sequence = y.sequence;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Drops from a stage that was opened under a condition the decisions that overtake: of each identifier those behind its first task
+-- that has not ended well, as it failed, is to be snoozed, has no decision, or was suspended where that blocks. They are given back.
+CREATE FUNCTION taskq_internal.keep_turns(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_kind  int := taskq_internal.stage_kind(p_stage) & 3;
+    v_count bigint;
+BEGIN
+    IF v_kind = 0 THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM taskq.staged s USING (
+        SELECT l.sequence,
+               bool_or(d.result IS NULL OR d.result = 0 OR d.result = 1 AND (d.delay IS NOT NULL OR v_kind = 2)) OVER (
+                   PARTITION BY l.topic_id, l.identifier
+                   ORDER BY (l.attempt > 1) DESC, CASE WHEN l.attempt > 1 THEN l.sequence END,
+                            l.priority DESC, l.available_at, l.sequence
+                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS stopped
+        FROM taskq_internal.live l
+        LEFT JOIN (SELECT sequence, result, delay FROM taskq.staged WHERE stage = p_stage) d ON d.sequence = l.sequence
+        WHERE l.holder = p_owner_id) t
+    WHERE t.stopped AND s.stage = p_stage AND s.sequence = t.sequence;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
 END $$;

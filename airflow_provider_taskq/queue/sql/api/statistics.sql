@@ -1,4 +1,6 @@
 -- Statistics: how many, how often again, how long.
+--
+-- Failures grouped by error: tasks that failed for the same reason, whatever their identifiers and numbers.
 
 -- Of the tasks that ended within p_within, by topic: how many ended, succeeded and failed; of how many the first try was not
 -- the last, and how many tries were further ones; and for how long they took, in seconds from when the last try was due
@@ -10,8 +12,8 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_since    timestamptz := clock_timestamp() - taskq.clamp_age(p_within);
-    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq.find_topic(p_topic)).topic_id END;
+    v_since    timestamptz := clock_timestamp() - taskq_internal.clamp_age(p_within);
+    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.find_topic(p_topic)).topic_id END;
 BEGIN
     RETURN QUERY
     SELECT p.name, s.ended, s.succeeded, s.failed, s.retried, s.retries, s.shortest, s.mean, s.longest, s.p[1], s.p[2], s.p[3], s.p[4]
@@ -20,11 +22,11 @@ BEGIN
                  coalesce(sum(e.attempt - 1) FILTER (WHERE e.attempt > 1), 0)::bigint AS retries,
                  min(d.seconds) AS shortest, avg(d.seconds) AS mean, max(d.seconds) AS longest,
                  percentile_cont(ARRAY[0.5, 0.9, 0.95, 0.99]) WITHIN GROUP (ORDER BY d.seconds) AS p
-          FROM taskq.ended e
-          CROSS JOIN LATERAL (SELECT greatest(0, extract(epoch FROM taskq.clamp_moment(e.completed) - taskq.clamp_moment(e.available_at)))::float8 AS seconds) d
+          FROM taskq_internal.ended e
+          CROSS JOIN LATERAL (SELECT greatest(0, extract(epoch FROM taskq_internal.clamp_moment(e.completed) - taskq_internal.clamp_moment(e.available_at)))::float8 AS seconds) d
           WHERE e.completed >= v_since AND e.state BETWEEN 3 AND 6 AND (v_topic_id IS NULL OR e.topic_id = v_topic_id)
           GROUP BY e.topic_id) s
-    JOIN taskq.topic p ON p.topic_id = s.topic_id ORDER BY p.name;
+    JOIN taskq_internal.topic p ON p.topic_id = s.topic_id ORDER BY p.name;
 END $$;
 
 -- Notes for how many seconds tasks of a topic were handled, a number for each, by those who handled them. They are kept by hour
@@ -32,26 +34,21 @@ END $$;
 -- of a topic that is being dropped.
 CREATE FUNCTION taskq.note_handling(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
 BEGIN
-    PERFORM FROM taskq.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;  -- which each new row needs, by its foreign key
+    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;  -- which each new row needs, by its foreign key
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    INSERT INTO taskq.handling AS h (topic_id, hour, bucket, count, total, shortest, longest)
-    SELECT v_topic_id, v_hour, taskq.bucket_of(u.seconds), count(*), sum(u.seconds), min(u.seconds), max(u.seconds)
+    INSERT INTO taskq_internal.handling AS h (topic_id, hour, bucket, count, total, shortest, longest)
+    SELECT v_topic_id, v_hour, taskq_internal.bucket_of(u.seconds), count(*), sum(u.seconds), min(u.seconds), max(u.seconds)
     FROM unnest(p_seconds) AS u (seconds) WHERE u.seconds >= 0 AND u.seconds < 1e9
-    GROUP BY taskq.bucket_of(u.seconds) ORDER BY 3
+    GROUP BY taskq_internal.bucket_of(u.seconds) ORDER BY 3
     ON CONFLICT (topic_id, hour, bucket) DO UPDATE SET count = h.count + excluded.count, total = h.total + excluded.total,
         shortest = least(h.shortest, excluded.shortest), longest = greatest(h.longest, excluded.longest);
-    DELETE FROM taskq.handling h WHERE h.topic_id = v_topic_id AND h.hour < v_hour - interval '8 days';
+    DELETE FROM taskq_internal.handling h WHERE h.topic_id = v_topic_id AND h.hour < v_hour - interval '8 days';
 END $$;
-
--- The bucket of a duration: 5 % wide each, those below a microsecond in one.
-CREATE FUNCTION taskq.bucket_of(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
-$$;
 
 -- How long tasks were handled, of each topic or of one, in the hours that p_within reaches back to: how many, and seconds: shortest, mean
 -- and longest to the point, the percentiles to 5 %, by the buckets that have them.
@@ -60,9 +57,9 @@ RETURNS TABLE (topic text, count bigint, shortest float8, mean float8, longest f
 LANGUAGE sql STABLE AS $$
     WITH bucket AS (
         SELECT h.topic_id, h.bucket, sum(h.count)::bigint AS count, sum(h.total) AS total, min(h.shortest) AS shortest, max(h.longest) AS longest
-        FROM taskq.handling h
-        WHERE h.hour >= date_trunc('hour', clock_timestamp() - taskq.clamp_age(p_within), 'UTC')
-          AND (p_topic IS NULL OR h.topic_id = (taskq.find_topic(p_topic)).topic_id)
+        FROM taskq_internal.handling h
+        WHERE h.hour >= date_trunc('hour', clock_timestamp() - taskq_internal.clamp_age(p_within), 'UTC')
+          AND (p_topic IS NULL OR h.topic_id = (taskq_internal.find_topic(p_topic)).topic_id)
         GROUP BY h.topic_id, h.bucket
     ), summed AS (
         SELECT b.*, sum(b.count) OVER (PARTITION BY b.topic_id ORDER BY b.bucket) AS upto, sum(b.count) OVER (PARTITION BY b.topic_id) AS every
@@ -70,7 +67,7 @@ LANGUAGE sql STABLE AS $$
     SELECT p.name, max(s.every)::bigint, min(s.shortest), sum(s.total) / max(s.every), max(s.longest),
            min(s.longest) FILTER (WHERE s.upto >= 0.5 * s.every), min(s.longest) FILTER (WHERE s.upto >= 0.9 * s.every),
            min(s.longest) FILTER (WHERE s.upto >= 0.95 * s.every), min(s.longest) FILTER (WHERE s.upto >= 0.99 * s.every)
-    FROM summed s JOIN taskq.topic p ON p.topic_id = s.topic_id GROUP BY p.name ORDER BY p.name
+    FROM summed s JOIN taskq_internal.topic p ON p.topic_id = s.topic_id GROUP BY p.name ORDER BY p.name
 $$;
 
 -- The oldest task of each topic that has failed and not succeeded since: FAILED, or READY to be tried again; and how many such there
@@ -82,16 +79,16 @@ SET enable_seqscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT p.name, n.sequence,
-           clock_timestamp() - (SELECT taskq.clamp_moment(t.created) FROM taskq.task t WHERE t.topic_id = p.topic_id AND t.sequence = n.sequence),
+           clock_timestamp() - (SELECT taskq_internal.clamp_moment(t.created) FROM taskq_internal.task t WHERE t.topic_id = p.topic_id AND t.sequence = n.sequence),
            f.count, r.count
-    FROM taskq.topic p
+    FROM taskq_internal.topic p
     CROSS JOIN LATERAL (
         SELECT count(*), min(e.sequence) AS first FROM (
-            SELECT s.sequence FROM taskq.ended s
+            SELECT s.sequence FROM taskq_internal.ended s
             WHERE s.topic_id::bigint = p.topic_id AND s.state::int IN (2, 3, 4) AND s.state::int = 3 ORDER BY s.sequence LIMIT 1000) e) f
     CROSS JOIN LATERAL (
         SELECT count(*), min(l.sequence) AS first FROM (
-            SELECT s.sequence FROM taskq.live s
+            SELECT s.sequence FROM taskq_internal.live s
             WHERE s.topic_id = p.topic_id AND s.attempt > 0 AND s.holder IS NULL AND s.error IS NOT NULL LIMIT 1000) l) r
     CROSS JOIN LATERAL (SELECT least(f.first, r.first) AS sequence) n
     WHERE n.sequence IS NOT NULL AND (p_topic IS NULL OR p.name = p_topic) ORDER BY 3 DESC;
@@ -101,8 +98,81 @@ END $$;
 -- longest first, a thousand at most.
 CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
 RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
-    SELECT o.name, o.fence, clock_timestamp() - taskq.clamp_moment(o.lease_until), o.seen, h.count FROM taskq.owner o
-    CROSS JOIN LATERAL (SELECT count(*) FROM (SELECT FROM taskq.live l WHERE l.holder = o.owner_id LIMIT 10000) n) h
-    WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq.clamp_age(p_patience) AND h.count > 0
+    SELECT o.name, o.fence, clock_timestamp() - taskq_internal.clamp_moment(o.lease_until), o.seen, h.count FROM taskq_internal.owner o
+    CROSS JOIN LATERAL (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = o.owner_id LIMIT 10000) n) h
+    WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_patience) AND h.count > 0
     ORDER BY o.lease_until LIMIT 1000
 $$;
+
+-- The errors of a topic's FAILED tasks in groups, the largest first: how many FAILED, how many more are READY to be tried again, how
+-- many different summaries there are and the newest of them, the newest task, and when the last one failed. Looks at the newest
+-- p_budget tasks of each kind; looked_at: how many FAILED ones these were.
+CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
+RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint, example text, newest bigint, last_failed timestamptz,
+               looked_at bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+BEGIN
+    RETURN QUERY
+    SELECT coalesce(f.error_group, r.error_group), coalesce(f.failed, 0), coalesce(r.retrying, 0), coalesce(f.messages, r.messages),
+           coalesce(f.example, r.example), coalesce(f.newest, r.newest), f.last_failed, coalesce(sum(f.failed) OVER (), 0)::bigint
+    FROM taskq_internal.failed_groups(v_topic_id, '-infinity', p_budget) f
+    FULL JOIN taskq_internal.retrying_groups(v_topic_id, p_budget) r ON r.error_group = f.error_group
+    ORDER BY 2 DESC, 3 DESC, 1 LIMIT greatest(p_size, 0);
+END $$;
+
+-- The bucket of a duration: 5 % wide each, those below a microsecond in one.
+CREATE FUNCTION taskq_internal.bucket_of(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
+$$;
+
+-- The group of an error: its summary, with # in the place of what differs from task to task. That is the task's own identifier, a
+-- UUID, and a word with a digit in it, together with further such words behind - . : , or /. The type of the exception stays, and so
+-- does a number from 100 to 599 that stands alone: it may be the status of an answer, and to retry a 404 helps less than a 503.
+CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_kind    text := coalesce(substring(p_summary FROM '^[[:alpha:]_][[:alnum:]_.]*(?:: |$)'), '');
+    v_message text := substr(p_summary, length(v_kind) + 1);
+BEGIN
+    IF p_summary IS NULL THEN
+        RETURN 'no error given';
+    END IF;
+    IF length(p_identifier) >= 3 THEN
+        v_message := replace(v_message, p_identifier, '#');
+    END IF;
+    IF v_message ~ '\d' THEN
+        v_message := regexp_replace(v_message, '[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}', '#', 'g');
+        v_message := regexp_replace(v_message, '(?<=[-.:,/])\m\w*\d\w*([-.:,/]\w*\d\w*)*|\m(?![1-5]\d\d\M(?![-.:,/]\w*\d))\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
+    END IF;
+    RETURN v_kind || v_message;
+END $$;
+
+-- The groups of the newest p_budget FAILED tasks of a topic, those of them that failed since a moment.
+CREATE FUNCTION taskq_internal.failed_groups(p_topic_id int, p_since timestamptz, p_budget int)
+RETURNS TABLE (error_group text, failed bigint, messages bigint, example text, newest bigint, last_failed timestamptz)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
+           (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence), taskq_internal.clamp_moment(max(n.completed))
+    FROM (SELECT e.sequence, e.identifier, e.error_summary, e.completed FROM taskq_internal.ended e
+          WHERE e.topic_id::bigint = p_topic_id AND e.state::int = 3 AND e.state::int IN (2, 3, 4)
+          ORDER BY e.sequence DESC LIMIT greatest(p_budget, 0)) n
+    WHERE n.completed >= p_since GROUP BY 1;
+END $$;
+
+-- The groups of the newest p_budget READY tasks of a topic that are to be tried again.
+CREATE FUNCTION taskq_internal.retrying_groups(p_topic_id int, p_budget int)
+RETURNS TABLE (error_group text, retrying bigint, messages bigint, example text, newest bigint) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
+           (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence)
+    FROM (SELECT l.sequence, l.identifier, l.error_summary FROM taskq_internal.live l
+          WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0
+          ORDER BY l.sequence DESC LIMIT greatest(p_budget, 0)) n
+    GROUP BY 1;
+END $$;

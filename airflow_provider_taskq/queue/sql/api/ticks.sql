@@ -4,19 +4,6 @@
 -- slash in it; the moment is the tick's nominal time in UTC, as 20261121T103000.000000Z, whose bytes sort as time does.
 -- So a tick of prefix a is never taken for one of prefix a/b, and the letters of a prefix mean themselves.
 
--- The identifier of a tick.
-CREATE FUNCTION taskq.tick_identifier(p_prefix text, p_config_hash text, p_moment timestamptz) RETURNS text
-LANGUAGE sql STABLE AS $$
-    SELECT p_prefix || '/' || p_config_hash || '/' || to_char(p_moment AT TIME ZONE 'UTC', 'YYYYMMDD"T"HH24MISS.US"Z"')
-$$;
-
--- The hash in the identifier of a tick of that prefix; NULL for any other identifier.
-CREATE FUNCTION taskq.tick_hash(p_identifier text, p_prefix text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN starts_with(p_identifier, p_prefix || '/')
-                THEN substring(substr(p_identifier, length(p_prefix) + 2)
-                               FROM '^([^/]+)/[0-9]{8}T[0-9]{6}\.[0-9]{6}Z$') END
-$$;
-
 -- Installs ticks, and returns how many were added. First, ticks of the same prefix with another hash are removed, those
 -- that have begun aside; then those are added that are missing. A tick that is stored is left as it is, whatever its
 -- state. The arrays are those of taskq.push, with the moments in the place of identifiers: a tick without a due time
@@ -29,19 +16,19 @@ CREATE FUNCTION taskq.install_ticks(
     p_depend_places int[] DEFAULT NULL, p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
 ) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic       taskq.topic := taskq.keep_topic_open(p_topic);
+    v_topic       taskq_internal.topic := taskq_internal.keep_topic_open(p_topic);
     v_identifiers text[];
     v_due         timestamptz[];
     v_added       bigint[];
     v_depending   record;
 BEGIN
-    PERFORM taskq.hold_ticks(v_topic, p_prefix, p_config_hash);
-    PERFORM taskq.check_moments(v_topic, p_moments, p_offset);
-    v_identifiers := ARRAY(SELECT taskq.tick_identifier(p_prefix, p_config_hash, u.moment)
+    PERFORM taskq_internal.hold_ticks(v_topic, p_prefix, p_config_hash);
+    PERFORM taskq_internal.check_moments(v_topic, p_moments, p_offset);
+    v_identifiers := ARRAY(SELECT taskq_internal.tick_identifier(p_prefix, p_config_hash, u.moment)
                            FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place) ORDER BY u.place);
-    PERFORM taskq.check_tasks(v_topic, v_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
-    PERFORM taskq.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, false);
-    v_added := taskq.missing_ticks(v_topic.topic_id, v_identifiers);
+    PERFORM taskq_internal.check_tasks(v_topic, v_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
+    PERFORM taskq_internal.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, false);
+    v_added := taskq_internal.missing_ticks(v_topic.topic_id, v_identifiers);
     IF cardinality(v_added) = 0 THEN
         RETURN 0;
     END IF;
@@ -53,9 +40,9 @@ BEGIN
     FROM unnest(p_depend_places, p_depend_topics, p_depend_identifiers) AS d (place, topic, identifier)
     JOIN unnest(v_added) WITH ORDINALITY AS n (place, nth) ON n.place = d.place + 1;
     PERFORM taskq.push(
-        p_topic, 'APPEND', taskq.picked(v_identifiers, v_added), taskq.picked(p_payloads, v_added),
-        taskq.picked(p_references, v_added), taskq.picked(p_suspended, v_added), taskq.picked(v_due, v_added),
-        taskq.picked(p_delays, v_added), taskq.picked(p_ttls, v_added), taskq.picked(p_priorities, v_added),
+        p_topic, 'APPEND', taskq_internal.picked(v_identifiers, v_added), taskq_internal.picked(p_payloads, v_added),
+        taskq_internal.picked(p_references, v_added), taskq_internal.picked(p_suspended, v_added), taskq_internal.picked(v_due, v_added),
+        taskq_internal.picked(p_delays, v_added), taskq_internal.picked(p_ttls, v_added), taskq_internal.picked(p_priorities, v_added),
         p_offset, NULL, v_depending.places, v_depending.topics, v_depending.identifiers);
     RETURN cardinality(v_added);
 END $$;
@@ -64,39 +51,52 @@ END $$;
 CREATE FUNCTION taskq.uninstall_ticks(p_topic text, p_prefix text, p_config_hash text) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic taskq.topic := taskq.find_topic(p_topic);
+    v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
 BEGIN
-    PERFORM taskq.hold_ticks(v_topic, p_prefix, p_config_hash);
-    RETURN taskq.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, true);
+    PERFORM taskq_internal.hold_ticks(v_topic, p_prefix, p_config_hash);
+    RETURN taskq_internal.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, true);
 END $$;
+
+-- The identifier of a tick.
+CREATE FUNCTION taskq_internal.tick_identifier(p_prefix text, p_config_hash text, p_moment timestamptz) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT p_prefix || '/' || p_config_hash || '/' || to_char(p_moment AT TIME ZONE 'UTC', 'YYYYMMDD"T"HH24MISS.US"Z"')
+$$;
+
+-- The hash in the identifier of a tick of that prefix; NULL for any other identifier.
+CREATE FUNCTION taskq_internal.tick_hash(p_identifier text, p_prefix text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN starts_with(p_identifier, p_prefix || '/')
+                THEN substring(substr(p_identifier, length(p_prefix) + 2)
+                               FROM '^([^/]+)/[0-9]{8}T[0-9]{6}\.[0-9]{6}Z$') END
+$$;
 
 -- The ticks of a prefix are this transaction's to change: whoever changes them too waits until it ends, and then sees
 -- what it did. That takes READ COMMITTED (TQ000). Refuses a prefix or a hash by which ticks could not be told (TQ002).
-CREATE FUNCTION taskq.hold_ticks(p_topic taskq.topic, p_prefix text, p_config_hash text) RETURNS void
+CREATE FUNCTION taskq_internal.hold_ticks(p_topic taskq_internal.topic, p_prefix text, p_config_hash text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq.need_read_committed('ticks are installed and uninstalled');
+    PERFORM taskq_internal.need_read_committed('ticks are installed and uninstalled');
     IF p_prefix IS NULL OR p_prefix !~ '\S' THEN
-        PERFORM taskq.refuse('TQ002', format('topic %L: the prefix of ticks is blank', p_topic.name));
+        PERFORM taskq_internal.refuse('TQ002', format('topic %L: the prefix of ticks is blank', p_topic.name));
     END IF;
     IF p_config_hash IS NULL OR p_config_hash !~ '\S' OR strpos(p_config_hash, '/') > 0 THEN
-        PERFORM taskq.refuse('TQ002', format('topic %L: the hash %L of ticks is blank or has a slash in it',
+        PERFORM taskq_internal.refuse('TQ002', format('topic %L: the hash %L of ticks is blank or has a slash in it',
                                              p_topic.name, p_config_hash));
     END IF;
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq.mutex_of(1, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(1, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
 END $$;
 
 -- Refuses a moment that is none, or has no four digits of a year (TQ002), naming its position.
-CREATE FUNCTION taskq.check_moments(p_topic taskq.topic, p_moments timestamptz[], p_offset int) RETURNS void
+CREATE FUNCTION taskq_internal.check_moments(p_topic taskq_internal.topic, p_moments timestamptz[], p_offset int) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_place bigint;
 BEGIN
     SELECT u.place INTO v_place FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place)
-    WHERE u.moment IS NULL OR NOT taskq.is_moment(u.moment) OR u.moment = '9999-12-31 00:00Z'
+    WHERE u.moment IS NULL OR NOT taskq_internal.is_moment(u.moment) OR u.moment = '9999-12-31 00:00Z'
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq.refuse('TQ002', format(
+        PERFORM taskq_internal.refuse('TQ002', format(
             'topic %L, task at position %s: its nominal time is outside the years 1 to 9999',
             p_topic.name, p_offset + v_place - 1));
     END IF;
@@ -105,7 +105,7 @@ END $$;
 -- Removes the ticks of a prefix that have this hash, or that have another, and returns how many: those that are READY,
 -- and those pushed SUSPENDED that nobody took since. What is held, or being polled, stays; so does what has ended: it
 -- is history, and it is how a tick is known to have been.
-CREATE FUNCTION taskq.remove_ticks(p_topic_id int, p_prefix text, p_config_hash text, p_this boolean) RETURNS int
+CREATE FUNCTION taskq_internal.remove_ticks(p_topic_id int, p_prefix text, p_config_hash text, p_this boolean) RETURNS int
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -113,24 +113,24 @@ DECLARE
     v_suspended bigint[];
 BEGIN
     v_waiting := ARRAY(
-        SELECT l.sequence FROM taskq.live l
+        SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id::bigint = p_topic_id AND l.identifier >= p_prefix || '/' AND l.identifier < p_prefix || '0'
-          AND l.holder IS NULL AND (taskq.tick_hash(l.identifier, p_prefix) = p_config_hash) = p_this
+          AND l.holder IS NULL AND (taskq_internal.tick_hash(l.identifier, p_prefix) = p_config_hash) = p_this
         FOR UPDATE SKIP LOCKED);
     v_suspended := ARRAY(
-        SELECT e.sequence FROM taskq.ended e
+        SELECT e.sequence FROM taskq_internal.ended e
         WHERE e.topic_id = p_topic_id AND e.identifier >= p_prefix || '/' AND e.identifier < p_prefix || '0'
-          AND e.state = 4 AND e.attempt = 0 AND (taskq.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
+          AND e.state = 4 AND e.attempt = 0 AND (taskq_internal.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
         FOR UPDATE SKIP LOCKED);
-    PERFORM taskq.remove(p_topic_id, v_waiting || v_suspended);
+    PERFORM taskq_internal.remove(p_topic_id, v_waiting || v_suspended);
     RETURN cardinality(v_waiting || v_suspended);
 END $$;
 
 -- The places, counted from 1, of those identifiers that have no task yet; of equal ones the first.
-CREATE FUNCTION taskq.missing_ticks(p_topic_id int, p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.missing_ticks(p_topic_id int, p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_known text[] := ARRAY(SELECT t.identifier FROM taskq.task t
+    v_known text[] := ARRAY(SELECT t.identifier FROM taskq_internal.task t
                             WHERE t.identifier = ANY (p_identifiers) AND t.topic_id = p_topic_id);
 BEGIN
     RETURN ARRAY(SELECT min(u.place) FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
@@ -139,7 +139,7 @@ BEGIN
 END $$;
 
 -- The values at those places, counted from 1; NULL of NULL.
-CREATE FUNCTION taskq.picked(p_values anyarray, p_places bigint[]) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.picked(p_values anyarray, p_places bigint[]) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_values IS NOT NULL THEN ARRAY(
         SELECT u.value FROM unnest(p_values) WITH ORDINALITY AS u (value, place)
         JOIN unnest(p_places) AS p (place) USING (place) ORDER BY u.place) END

@@ -1,21 +1,9 @@
 -- Topics: a name, a policy, and whether it hands anything out.
 
--- The topic of that name; refuses an unknown one (TQ001).
-CREATE FUNCTION taskq.find_topic(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_topic taskq.topic;
-BEGIN
-    SELECT * INTO v_topic FROM taskq.topic WHERE name = p_topic;
-    IF NOT FOUND THEN
-        PERFORM taskq.refuse('TQ001', format('topic %L is not known; create it with create_topic', p_topic));
-    END IF;
-    RETURN v_topic;
-END $$;
-
 -- The same for clients: a topic with its policy.
-CREATE FUNCTION taskq.policy_of(p_topic text) RETURNS taskq.topic LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq.policy_of(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN taskq.find_topic(p_topic);
+    RETURN taskq_internal.find_topic(p_topic);
 END $$;
 
 -- Creates a topic; false, and nothing changed, where it exists.
@@ -25,8 +13,8 @@ CREATE FUNCTION taskq.create_topic(
     p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval, p_notify boolean
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
-    INSERT INTO taskq.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
+    PERFORM taskq_internal.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
+    INSERT INTO taskq_internal.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
                              on_expiry, max_crashes, max_payload_bytes, ttl, notify)
     VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
             p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify)
@@ -38,41 +26,24 @@ END $$;
 -- Concurrent changes of one topic wait for each other, so that none is lost. What is already scheduled keeps its time.
 CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic   taskq.topic := taskq.find_topic(p_topic);
-    v_altered taskq.topic;
+    v_topic   taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_altered taskq_internal.topic;
 BEGIN
-    PERFORM taskq.check_policy_fields(p_topic, p_changes);
-    SELECT * INTO v_topic FROM taskq.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
+    PERFORM taskq_internal.check_policy_fields(p_topic, p_changes);
+    SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        PERFORM taskq.refuse('TQ001', format('topic %L was dropped at this moment', p_topic));
+        PERFORM taskq_internal.refuse('TQ001', format('topic %L was dropped at this moment', p_topic));
     END IF;
     v_altered := jsonb_populate_record(v_topic, p_changes);
-    PERFORM taskq.check_policy(p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl);
-    UPDATE taskq.topic SET
+    PERFORM taskq_internal.check_policy(p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl);
+    UPDATE taskq_internal.topic SET
         max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor, max_delay = v_altered.max_delay,
         horizon = v_altered.horizon, max_elapsed = v_altered.max_elapsed, jitter = v_altered.jitter, probe = v_altered.probe,
         on_expiry = v_altered.on_expiry, max_crashes = v_altered.max_crashes, max_payload_bytes = v_altered.max_payload_bytes,
         ttl = v_altered.ttl, notify = v_altered.notify
     WHERE topic_id = v_topic.topic_id;
     IF v_altered.probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
-        UPDATE taskq.live SET waits = 2 WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= 0;
-    END IF;
-END $$;
-
--- Refuses changes of a policy that are not a JSON object of its fields (TQ008).
-CREATE FUNCTION taskq.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter', 'probe', 'on_expiry',
-                              'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
-    v_unknown text;
-BEGIN
-    IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN
-        PERFORM taskq.refuse('TQ008', format('topic %L: changes of a policy are a JSON object', p_topic));
-    END IF;
-    SELECT string_agg(quote_literal(k), ', ' ORDER BY k) INTO v_unknown FROM jsonb_object_keys(p_changes) k WHERE k <> ALL (v_fields);
-    IF v_unknown IS NOT NULL THEN
-        PERFORM taskq.refuse('TQ008', format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
-                                             array_to_string(v_fields, ', ')));
+        UPDATE taskq_internal.live SET waits = 2 WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= 0;
     END IF;
 END $$;
 
@@ -80,33 +51,24 @@ END $$;
 -- ended: then it is paused or not as the last call of this function says. Stores with the pause its time and the person or role.
 CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
-    PERFORM FROM taskq.topic WHERE topic_id = v_topic_id FOR NO KEY UPDATE;
-    UPDATE taskq.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
+    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR NO KEY UPDATE;
+    UPDATE taskq_internal.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
     IF FOUND THEN
         IF p_paused THEN
-            PERFORM taskq.note_pause(v_topic_id, true, coalesce(taskq.actor(), session_user));
+            PERFORM taskq_internal.note_pause(v_topic_id, true, coalesce(taskq_internal.actor(), session_user));
         END IF;
         RETURN true;
     END IF;
-    RETURN NOT EXISTS (SELECT FROM taskq.topic_move m WHERE m.topic_id = v_topic_id)
-       AND EXISTS (SELECT FROM taskq.topic t WHERE t.topic_id = v_topic_id AND t.paused <> p_paused)
-       AND taskq.note_pause(v_topic_id, p_paused, coalesce(taskq.actor(), session_user));
-END $$;
-
--- Stores that a topic is paused from now on, and by what, or that it is not paused.
-CREATE FUNCTION taskq.note_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE taskq.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
-                           paused_since = CASE WHEN p_paused THEN clock_timestamp() END
-    WHERE topic_id = p_topic_id;
-    RETURN FOUND;
+    RETURN NOT EXISTS (SELECT FROM taskq_internal.topic_move m WHERE m.topic_id = v_topic_id)
+       AND EXISTS (SELECT FROM taskq_internal.topic t WHERE t.topic_id = v_topic_id AND t.paused <> p_paused)
+       AND taskq_internal.note_pause(v_topic_id, p_paused, coalesce(taskq_internal.actor(), session_user));
 END $$;
 
 -- The topics' names in alphabetical order.
 CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
-    SELECT name FROM taskq.topic ORDER BY name
+    SELECT name FROM taskq_internal.topic ORDER BY name
 $$;
 
 -- Removes a topic with all its tasks, held ones too; false if there is none. Waits for open pushes to it, and for transactions that
@@ -126,56 +88,94 @@ DECLARE
 BEGIN
     LOOP
         BEGIN
-            RETURN taskq.try_to_drop(p_topic, p_alone, v_until, v_holds);
+            RETURN taskq_internal.try_to_drop(p_topic, p_alone, v_until, v_holds);
         EXCEPTION WHEN lock_not_available THEN  -- nothing is held any more that was not before
-            IF clock_timestamp() >= v_until OR v_holds AND taskq.is_awaited_by_writer('0') THEN
-                PERFORM taskq.refuse_in_use(p_topic);
+            IF clock_timestamp() >= v_until OR v_holds AND taskq_internal.is_awaited_by_writer('0') THEN
+                PERFORM taskq_internal.refuse_in_use(p_topic);
             END IF;
         END;
         PERFORM pg_sleep(0.05 + 0.1 * random());
     END LOOP;
 END $$;
 
+-- The topic of that name; refuses an unknown one (TQ001).
+CREATE FUNCTION taskq_internal.find_topic(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic taskq_internal.topic;
+BEGIN
+    SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
+    IF NOT FOUND THEN
+        PERFORM taskq_internal.refuse('TQ001', format('topic %L is not known; create it with create_topic', p_topic));
+    END IF;
+    RETURN v_topic;
+END $$;
+
+-- Refuses changes of a policy that are not a JSON object of its fields (TQ008).
+CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter', 'probe', 'on_expiry',
+                              'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
+    v_unknown text;
+BEGIN
+    IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN
+        PERFORM taskq_internal.refuse('TQ008', format('topic %L: changes of a policy are a JSON object', p_topic));
+    END IF;
+    SELECT string_agg(quote_literal(k), ', ' ORDER BY k) INTO v_unknown FROM jsonb_object_keys(p_changes) k WHERE k <> ALL (v_fields);
+    IF v_unknown IS NOT NULL THEN
+        PERFORM taskq_internal.refuse('TQ008', format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
+                                             array_to_string(v_fields, ', ')));
+    END IF;
+END $$;
+
+-- Stores that a topic is paused from now on, and by what, or that it is not paused.
+CREATE FUNCTION taskq_internal.note_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE taskq_internal.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
+                           paused_since = CASE WHEN p_paused THEN clock_timestamp() END
+    WHERE topic_id = p_topic_id;
+    RETURN FOUND;
+END $$;
+
 -- One try of taskq.drop_topic. Raises lock_not_available where it has to be repeated.
-CREATE FUNCTION taskq.try_to_drop(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean
+CREATE FUNCTION taskq_internal.try_to_drop(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean
 LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
-    v_topic_id int := (SELECT t.topic_id FROM taskq.topic t WHERE t.name = p_topic);
+    v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
     v_pause    double precision := 0.01;
 BEGIN
     IF v_topic_id IS NULL THEN
         RETURN false;
     END IF;
-    IF p_holds AND NOT pg_try_advisory_xact_lock(taskq.topic_lock_class(), v_topic_id) THEN
+    IF p_holds AND NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), v_topic_id) THEN
         RAISE lock_not_available;
     END IF;
-    PERFORM set_config('lock_timeout', taskq.lock_timeout_of(p_until - clock_timestamp()), true);
-    PERFORM taskq.close_topic_lock(v_topic_id);
+    PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_of(p_until - clock_timestamp()), true);
+    PERFORM taskq_internal.close_topic_lock(v_topic_id);
     PERFORM set_config('lock_timeout', '10ms', true);  -- nothing below should have to wait
-    PERFORM FROM taskq.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
     IF NOT FOUND THEN  -- dropped meanwhile, and perhaps created again
         RAISE lock_not_available;
     END IF;
     IF p_alone THEN
-        PERFORM taskq.truncate_topic(v_topic_id, true);
+        PERFORM taskq_internal.truncate_topic(v_topic_id, true);
     END IF;
-    WHILE NOT taskq.remove_free(v_topic_id) LOOP
-        IF clock_timestamp() >= p_until OR taskq.is_awaited_by_writer('0.5 seconds') THEN
+    WHILE NOT taskq_internal.remove_free(v_topic_id) LOOP
+        IF clock_timestamp() >= p_until OR taskq_internal.is_awaited_by_writer('0.5 seconds') THEN
             RAISE lock_not_available;
         END IF;
         PERFORM pg_sleep(v_pause);
         v_pause := least(2 * v_pause, 0.2);
     END LOOP;
-    DELETE FROM taskq.task WHERE topic_id = v_topic_id;
-    PERFORM taskq.forget_waits(v_topic_id);
-    DELETE FROM taskq.topic WHERE topic_id = v_topic_id;
+    DELETE FROM taskq_internal.task WHERE topic_id = v_topic_id;
+    PERFORM taskq_internal.forget_waits(v_topic_id);
+    DELETE FROM taskq_internal.topic WHERE topic_id = v_topic_id;
     RETURN true;
 END $$;
 
 -- Removes of a topic what no other transaction holds, and tells whether that was all of what others may hold. Never waits. The rows
--- of taskq.task stay: a transaction that changes one holds the row of the task in taskq.live or taskq.ended as well.
-CREATE FUNCTION taskq.remove_free(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
+-- of taskq_internal.task stay: a transaction that changes one holds the row of the task in taskq_internal.live or taskq_internal.ended as well.
+CREATE FUNCTION taskq_internal.remove_free(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_table text;
@@ -183,10 +183,10 @@ DECLARE
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'juncture', 'handling', 'topic_move', 'progress', 'reader_partition',
                                    'reader'] LOOP
-        EXECUTE format('DELETE FROM taskq.%I d USING ('  -- its rows are in one partition, so a ctid tells one
-                       'SELECT r.ctid FROM taskq.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
+        EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- its rows are in one partition, so a ctid tells one
+                       'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
-        EXECUTE format('SELECT EXISTS (SELECT FROM taskq.%I WHERE topic_id = $1)', v_table) INTO v_left USING p_topic_id;
+        EXECUTE format('SELECT EXISTS (SELECT FROM taskq_internal.%I WHERE topic_id = $1)', v_table) INTO v_left USING p_topic_id;
         EXIT WHEN v_left;
     END LOOP;
     RETURN NOT v_left;
@@ -194,28 +194,30 @@ END $$;
 
 -- Whether a transaction that has written to the tables of the queue, or locked rows, has waited for this session for longer than
 -- p_for.
-CREATE FUNCTION taskq.is_awaited_by_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.is_awaited_by_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
-        SELECT FROM taskq.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
+        SELECT FROM taskq_internal.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
         WHERE w.since < clock_timestamp() - p_for AND l.granted AND l.mode <> 'AccessShareLock'
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND c.relnamespace = 'taskq'::regnamespace
-          AND (c.oid <> 'taskq.topic'::regclass OR l.mode <> 'RowShareLock'))  -- a first verb that waits for the topic's row has that
+          AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
+          AND c.oid <> ALL (taskq_internal.lock_only_tables())
+          AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))  -- a first verb that waits for the topic's row has that
 $$;
 
 -- Refuses to drop a topic that others use (TQ000), naming the session among them that began first: those with a push to the topic
 -- before those that use any task.
-CREATE FUNCTION taskq.refuse_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.refuse_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (SELECT t.topic_id FROM taskq.topic t WHERE t.name = p_topic);
+    v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
     v_pid      int := (
         SELECT l.pid FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
         WHERE l.granted AND l.pid <> pg_backend_pid()
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq.topic_lock_class()::oid AND l.objid = v_topic_id::oid
-               OR c.relnamespace = 'taskq'::regnamespace AND l.mode <> 'AccessShareLock')
+          AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq_internal.topic_lock_class()::oid AND l.objid = v_topic_id::oid
+               OR c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND c.oid <> ALL (taskq_internal.lock_only_tables())
+                  AND l.mode <> 'AccessShareLock')
         ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
 BEGIN
-    PERFORM taskq.refuse('TQ000', format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
+    PERFORM taskq_internal.refuse('TQ000', format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
         ' and repeat this when they have ended', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;

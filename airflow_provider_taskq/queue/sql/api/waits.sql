@@ -1,11 +1,15 @@
 -- Watch: one look for all who wait, whatever they wait for.
+--
+-- Junctions: groups of identifiers whose suspended tasks go on together.
+--
+-- Topic status: what keeps a topic's tasks from being polled, in counts, for gates that wait and for the page.
 
 -- Looks once for any number of waits of three kinds. The arrays of a kind go together; each row of the answer names its kind
 -- and the place in its arrays, counted from 1.
 --   ready     how many tasks of a topic could be polled under a condition, counted to a limit, in `number`, and for how many
 --             seconds the oldest due one has waited, in `waited`, where `p_aged` asks for it
 --   state     the state of the newest task of an identifier, in `number`; NULL where it has none yet
---   juncture  how many groups a wait still waits for, after it has released those that are complete (taskq.juncture), in
+--   juncture  how many groups a wait still waits for, after it has released those that are complete (taskq_internal.juncture), in
 --             `number`; p_places tells for each identifier the wait, p_groups the number of its group
 -- A topic that nobody knows gives -1.
 CREATE FUNCTION taskq.watch(
@@ -20,7 +24,7 @@ BEGIN
     FROM taskq.watch_tasks(p_ready_topics, p_limits, p_conditions, p_aged, p_state_topics, p_state_identifiers) w;
     RETURN QUERY
     SELECT 'juncture', j.place, j.number, NULL::double precision
-    FROM taskq.watch_junctures(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
+    FROM taskq_internal.watch_junctures(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
 END $$;
 
 -- The part of a look that changes nothing: for who waits for no juncture, by a role that may only read, or on a standby.
@@ -33,24 +37,104 @@ BEGIN
     SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
            THEN extract(epoch FROM clock_timestamp() - (taskq.longest_due(t.topic_id)).since)::double precision END
     FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY AS u (topic, bound, condition, aged, place)
-    LEFT JOIN taskq.topic t ON t.name = u.topic
+    LEFT JOIN taskq_internal.topic t ON t.name = u.topic
     CROSS JOIN LATERAL (
         -- Two index probes tell most topics, and cost a tenth of the count.
         SELECT CASE WHEN t.topic_id IS NULL THEN -1
-                    WHEN EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits <= 0)
-                      OR EXISTS (SELECT FROM taskq.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits > 0)
-                    THEN taskq.count_ready(t, least(u.bound, taskq.most_tasks()), u.condition) ELSE 0 END AS number
+                    WHEN EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits <= 0)
+                      OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits > 0)
+                    THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.most_tasks()), u.condition) ELSE 0 END AS number
         OFFSET 0) n;
     RETURN QUERY
-    SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq.newest_state(t.topic_id, u.identifier) END,
+    SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq_internal.newest_state(t.topic_id, u.identifier) END,
            NULL::double precision
     FROM unnest(p_state_topics, p_state_identifiers) WITH ORDINALITY AS u (topic, identifier, place)
-    LEFT JOIN taskq.topic t ON t.name = u.topic;
+    LEFT JOIN taskq_internal.topic t ON t.name = u.topic;
+END $$;
+
+-- Sends the topic's name on the channel `taskq`. Every worker and every wait that listens and that waits on the topic then looks at
+-- once. Nothing depends on the notification. Call it after the commit, as a transaction of its own: PostgreSQL commits one
+-- transaction with notifications at a time. For a topic whose policy has `notify`, a push calls it in the pushing transaction.
+CREATE FUNCTION taskq.wake(p_topic text) RETURNS void LANGUAGE sql AS $$
+    SELECT pg_notify('taskq', p_topic)
+$$;
+
+-- Releases groups of a topic, and returns the identifiers whose tasks were released. The two arrays go together: an identifier,
+-- and the number of a group that it is in. A group is released where each of its identifiers has a SUSPENDED task (SINGULAR),
+-- or a task in any state but REDUNDANT (ETERNAL), as it was before the call: all SUSPENDED tasks of its identifiers then start
+-- anew. Never waits: a group with a SUSPENDED task that another transaction holds is left for a later call, all of it.
+CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq_internal.check_junction(p_junction);
+    RETURN (taskq_internal.release_groups((taskq_internal.keep_topic_open(p_topic)).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
+END $$;
+
+-- The same for somebody who waits until all groups were released, and may ask often: remembers under the name what it has
+-- released, so that each group is released once for that name, and returns the numbers of those that it still waits for.
+-- A group is known again by its identifiers, whatever its number. What is remembered is gone with taskq.purge_junctures.
+CREATE FUNCTION taskq.juncture(p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS int[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.keep_topic_open(p_topic)).topic_id;
+    v_open     int[];
+    v_released int[];
+BEGIN
+    PERFORM taskq_internal.check_junction(p_junction);
+    v_open := ARRAY(
+        SELECT k.number FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
+        WHERE NOT EXISTS (SELECT FROM taskq_internal.juncture j WHERE j.name = p_name AND j.topic_id = v_topic_id AND j.key = k.key)
+        ORDER BY k.number);
+    v_released := (SELECT (taskq_internal.release_groups(v_topic_id, array_agg(m.identifier), array_agg(m.number), p_junction)).numbers
+                   FROM unnest(p_identifiers, p_groups) AS m (identifier, number) WHERE m.number = ANY (v_open));
+    INSERT INTO taskq_internal.juncture (name, topic_id, key, released)
+    SELECT DISTINCT p_name, v_topic_id, k.key, clock_timestamp() FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
+    WHERE k.number = ANY (v_released)
+    ON CONFLICT DO NOTHING;
+    RETURN ARRAY(SELECT unnest(v_open) EXCEPT SELECT unnest(v_released) ORDER BY 1);
+END $$;
+
+-- Forgets what was released that long ago for those who waited, and returns how many groups those were.
+CREATE FUNCTION taskq.purge_junctures(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    DELETE FROM taskq_internal.juncture WHERE released <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- The status of any number of topics under a condition each, by the place in the arrays, counted from 1. Every count stops at p_cap;
+-- an unknown topic has no row. The counts of READY tasks exclude each other:
+--   ready      a poll under the condition could take them now
+--   scheduled  due later, never tried
+--   retrying   due later, tried before
+--   blocked    due, but behind a dependency, the probe of the topic, another task of the identifier, or a transaction that polls
+--   paused     due in a paused topic, or paused themselves
+--   running    held by owners: of the first 10,000 held tasks of the database
+CREATE FUNCTION taskq.topic_status(p_topics text[], p_conditions text[], p_cap int)
+RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint, running bigint,
+               topic_paused boolean, paused_by text, paused_since timestamptz)
+LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (SELECT h.topic_id, h.held FROM taskq_internal.held_by_topic() h)
+    SELECT u.place::int, r.ready,  w.scheduled, w.retrying, greatest(w.blocked + w.due - r.ready - CASE WHEN t.paused THEN w.due ELSE 0 END, 0),
+           w.paused + CASE WHEN t.paused THEN w.due ELSE 0 END,
+           coalesce((SELECT least(h.held, p_cap) FROM held h WHERE h.topic_id = t.topic_id), 0),
+           t.paused, t.paused_by, t.paused_since
+    FROM unnest(p_topics, p_conditions) WITH ORDINALITY AS u (topic, condition, place)
+    JOIN taskq_internal.topic t ON t.name = u.topic
+    CROSS JOIN LATERAL taskq_internal.count_waiting_kinds(t.topic_id, p_cap) w
+    CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition) ELSE 0 END::bigint AS ready
+                        OFFSET 0) r;
 END $$;
 
 -- The junctures of a look: how many groups each wait still waits for, -1 where its topic is not known. Never waits for another
 -- transaction: where the topic's tables are being moved, `number` is NULL, and the next look will tell.
-CREATE FUNCTION taskq.watch_junctures(p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[])
+CREATE FUNCTION taskq_internal.watch_junctures(p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[])
 RETURNS TABLE (place int, number int) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -63,14 +147,14 @@ BEGIN
                coalesce(m.numbers, '{}') AS numbers
         FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
         LEFT JOIN member m ON m.place = u.place
-        LEFT JOIN taskq.topic t ON t.name = u.topic
+        LEFT JOIN taskq_internal.topic t ON t.name = u.topic
         ORDER BY u.place
     LOOP
         place := v_wait.place;
         number := NULL;
         IF v_wait.topic_id IS NULL THEN
             number := -1;
-        ELSIF taskq.try_keep_topic(v_wait.topic_id) THEN
+        ELSIF taskq_internal.try_keep_topic(v_wait.topic_id) THEN
             number := cardinality(taskq.juncture(v_wait.name, v_wait.topic, v_wait.identifiers, v_wait.numbers, v_wait.junction));
         END IF;
         RETURN NEXT;
@@ -78,24 +162,141 @@ BEGIN
 END $$;
 
 -- The state of the newest task of an identifier; NULL where there is none.
-CREATE FUNCTION taskq.newest_state(p_topic_id int, p_identifier text) RETURNS int LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_sequence bigint;
     v_state    int;
 BEGIN
-    SELECT t.sequence INTO v_sequence FROM taskq.task t
+    SELECT t.sequence INTO v_sequence FROM taskq_internal.task t
     WHERE t.identifier = p_identifier AND t.topic_id = p_topic_id ORDER BY t.sequence DESC LIMIT 1;
-    SELECT e.state INTO v_state FROM taskq.ended e WHERE e.topic_id = p_topic_id AND e.sequence = v_sequence;
+    SELECT e.state INTO v_state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = v_sequence;
     IF FOUND OR v_sequence IS NULL THEN
         RETURN v_state;
     END IF;
-    RETURN (SELECT (l.holder IS NULL)::int FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = v_sequence);
+    RETURN (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = v_sequence);
 END $$;
 
--- Sends the topic's name on the channel `taskq`. Every worker and every wait that listens and that waits on the topic then looks at
--- once. Nothing depends on the notification. Call it after the commit, as a transaction of its own: PostgreSQL commits one
--- transaction with notifications at a time. For a topic whose policy has `notify`, a push calls it in the pushing transaction.
-CREATE FUNCTION taskq.wake(p_topic text) RETURNS void LANGUAGE sql AS $$
-    SELECT pg_notify('taskq', p_topic)
+-- By what each group is known again.
+CREATE FUNCTION taskq_internal.group_keys(p_identifiers text[], p_groups int[], p_junction text) RETURNS TABLE (number int, key uuid)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT m.number, md5(p_junction || jsonb_agg(DISTINCT m.identifier))::uuid
+    FROM unnest(p_identifiers, p_groups) AS m (identifier, number) GROUP BY m.number
 $$;
+
+-- Refuses what is no junction (TQ000).
+CREATE FUNCTION taskq_internal.check_junction(p_junction text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_junction IS NULL OR p_junction NOT IN ('SINGULAR', 'ETERNAL') THEN
+        PERFORM taskq_internal.refuse('TQ000', format('junction %L is none of SINGULAR, ETERNAL', p_junction));
+    END IF;
+END $$;
+
+-- What taskq.junction promises. numbers: the groups that were released; identifiers: those whose tasks were.
+CREATE FUNCTION taskq_internal.release_groups(
+    p_topic_id int, p_identifiers text[], p_groups int[], p_junction text, OUT identifiers text[], OUT numbers int[]
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_suspended bigint[];
+    v_of        text[];  -- their identifiers
+    v_present   text[];
+    v_whole     text[];
+    v_held      bigint[];
+BEGIN
+    identifiers := '{}';
+    numbers := '{}';
+    SELECT array_agg(e.sequence), array_agg(e.identifier) INTO v_suspended, v_of FROM taskq_internal.ended e
+    WHERE e.identifier = ANY (p_identifiers) AND e.topic_id::bigint = p_topic_id AND e.state = 4;
+    IF v_of IS NULL THEN
+        RETURN;
+    END IF;
+    v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of ELSE taskq_internal.stored(p_topic_id, p_identifiers) END;
+    v_whole := taskq_internal.in_whole_groups(p_identifiers, p_groups, v_present);
+    v_held := taskq_internal.hold_suspended(p_topic_id, ARRAY(
+        SELECT s.sequence FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
+        JOIN unnest(v_whole) AS w (identifier) USING (identifier)));
+    v_present := ARRAY(SELECT unnest(v_present) EXCEPT
+                       SELECT s.identifier FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
+                       LEFT JOIN unnest(v_held) AS h (held) ON h.held = s.sequence WHERE h.held IS NULL);
+    v_whole := taskq_internal.in_whole_groups(p_identifiers, p_groups, v_present);
+    SELECT coalesce(array_agg(s.sequence), '{}'), coalesce(array_agg(DISTINCT s.identifier), '{}') INTO v_held, identifiers
+    FROM unnest(v_suspended, v_of) AS s (sequence, identifier) JOIN unnest(v_whole) AS w (identifier) USING (identifier);
+    numbers := ARRAY(
+        SELECT g.number FROM unnest(p_identifiers, p_groups) AS g (identifier, number)
+        LEFT JOIN (SELECT DISTINCT unnest(v_present) AS identifier) p ON p.identifier = g.identifier
+        LEFT JOIN unnest(identifiers) AS r (identifier) ON r.identifier = g.identifier
+        GROUP BY g.number HAVING bool_and(p.identifier IS NOT NULL) AND bool_or(r.identifier IS NOT NULL));
+    PERFORM taskq_internal.start_anew(p_topic_id, v_held);
+END $$;
+
+-- The identifiers of those groups whose every identifier is present.
+CREATE FUNCTION taskq_internal.in_whole_groups(p_identifiers text[], p_groups int[], p_present text[]) RETURNS text[] LANGUAGE plpgsql
+SET enable_nestloop = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT DISTINCT m.identifier FROM unnest(p_identifiers, p_groups) AS m (identifier, number)
+        JOIN (SELECT g.number FROM unnest(p_identifiers, p_groups) AS g (identifier, number)
+              LEFT JOIN (SELECT DISTINCT unnest(p_present) AS identifier) p USING (identifier)
+              GROUP BY g.number HAVING bool_and(p.identifier IS NOT NULL)) whole USING (number));
+END $$;
+
+-- Those of the identifiers that have a task in any state but REDUNDANT. Looks at each identifier's newest tasks first, of which
+-- mostly the very first is one.
+CREATE FUNCTION taskq_internal.stored(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
+SET enable_nestloop = on SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT n.identifier FROM (SELECT DISTINCT unnest(p_identifiers) AS identifier) n
+        CROSS JOIN LATERAL (
+            SELECT FROM taskq_internal.task t WHERE t.identifier = n.identifier AND t.topic_id = p_topic_id
+            AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = t.sequence) IS DISTINCT FROM 8
+            ORDER BY t.sequence DESC LIMIT 1) newest);
+END $$;
+
+-- Locks SUSPENDED tasks, and returns those that no other transaction holds.
+CREATE FUNCTION taskq_internal.hold_suspended(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
+                 WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = 4 FOR UPDATE SKIP LOCKED);
+END $$;
+
+-- The READY tasks of a topic by what they wait for, each count up to p_cap. `due` are in no dependency's or probe's way; `blocked`
+-- are. Walks the tasks priority by priority, as only within a priority the times are in order.
+CREATE FUNCTION taskq_internal.count_waiting_kinds(
+    p_topic_id int, p_cap int, OUT due bigint, OUT scheduled bigint, OUT retrying bigint, OUT paused bigint, OUT blocked bigint
+) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_paused   timestamptz := taskq_internal.paused_until();
+    v_priority smallint := 101;
+    v_later    record;
+BEGIN
+    due := 0; scheduled := 0; retrying := 0; paused := 0;
+    LOOP
+        v_priority := (SELECT l.priority FROM taskq_internal.live l
+                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
+                       ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
+        EXIT WHEN v_priority IS NULL;
+        due := due + (SELECT count(*) FROM (
+            SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority
+                                       AND l.available_at <= v_now
+            ORDER BY l.available_at, l.sequence LIMIT p_cap - due) n);
+        SELECT count(*) FILTER (WHERE n.available_at < v_paused AND n.attempt = 0) AS scheduled,
+               count(*) FILTER (WHERE n.available_at < v_paused AND n.attempt > 0) AS retrying,
+               count(*) FILTER (WHERE n.available_at >= v_paused) AS paused INTO v_later
+        FROM (SELECT l.available_at, l.attempt FROM taskq_internal.live l
+              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at > v_now
+              ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap - scheduled - retrying - paused, 0)) n;
+        scheduled := scheduled + v_later.scheduled;
+        retrying := retrying + v_later.retrying;
+        paused := paused + v_later.paused;
+    END LOOP;
+    -- Behind dependencies (1) or the probe of the topic (2); a retry that is not due yet is one that waits for its time.
+    SELECT count(*) FILTER (WHERE n.waits = 1 OR n.available_at <= v_now), retrying + count(*) FILTER (WHERE n.waits = 2 AND n.available_at > v_now)
+    INTO blocked, retrying
+    FROM (SELECT l.waits, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0
+          ORDER BY l.waits, l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n;
+END $$;

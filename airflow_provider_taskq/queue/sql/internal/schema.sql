@@ -7,7 +7,7 @@
 -- small cost: at the usual one, ten lookups would cost more than a topic of four rows, which is what a server assumes of a
 -- table that was never analysed; at none, reading an index from end to end would cost nothing. Bitmaps are off, as at such costs
 -- a server would combine whole indexes for a few rows. Later servers know the first way only.
-CREATE FUNCTION taskq.suit_planner() RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.suit_planner() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;
 BEGIN
@@ -15,7 +15,8 @@ BEGIN
         RETURN;
     END IF;
     FOR v_function IN SELECT p.oid FROM pg_proc p
-                      WHERE p.pronamespace = 'taskq'::regnamespace AND p.prosrc ~ '(sequence|identifier) = ANY \(' LOOP
+                      WHERE p.pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
+                        AND p.prosrc ~ '(sequence|identifier) = ANY \(' LOOP
         EXECUTE format('ALTER FUNCTION %s SET random_page_cost = 0 SET seq_page_cost = 0 SET cpu_operator_cost = 0'
                        ' SET cpu_index_tuple_cost = 0.0001 SET enable_bitmapscan = off', v_function);
     END LOOP;

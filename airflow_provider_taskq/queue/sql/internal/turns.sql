@@ -2,7 +2,7 @@
 --
 -- The tasks of one identifier in a topic are a lane. Its turn belongs to its ACTIVE task; else to its attempted task with
 -- the lowest sequence; else to its first due one in polled order. A poll finds the turns that are to be handed out without
--- any lock, locks their lanes (rows of taskq.lane_lock, SKIP LOCKED), and looks again in a new statement. Whoever else
+-- any lock, locks their lanes (rows of taskq_internal.lane_lock, SKIP LOCKED), and looks again in a new statement. Whoever else
 -- polled a lane has then either committed, and is seen, or still holds its lock, and the lane is left out: so no two tasks
 -- of a lane go out at once, nobody waits, and none overtakes another.
 --
@@ -17,7 +17,7 @@
 -- turn into a hash of every attempted or troubled task of the topic.
 
 -- The states that keep a whole identifier back.
-CREATE FUNCTION taskq.blocking_states(p_condition text) RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.blocking_states(p_condition text) RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT (CASE p_condition
         WHEN 'SINGULAR_BY_IDENTIFIER' THEN '{}'
         WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE' THEN '{2,3}'
@@ -27,32 +27,32 @@ $$;
 
 -- The turns among the first p_window due tasks, at most p_size, in polled order; identifiers in p_missed are left out.
 -- seen: how many due tasks there were; lanes: of how many identifiers; seen_at: the snapshot that this was found in.
-CREATE FUNCTION taskq.turns_in_front(
+CREATE FUNCTION taskq_internal.turns_in_front(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_window int, p_size int, p_missed text[],
     OUT sequences bigint[], OUT identifiers text[], OUT seen int, OUT lanes int, OUT seen_at text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
-    v_blocking smallint[] := taskq.blocking_states(p_condition);
+    v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
 BEGIN
     WITH RECURSIVE level (priority) AS (
-        (SELECT l.priority FROM taskq.live l
+        (SELECT l.priority FROM taskq_internal.live l
          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 ORDER BY l.priority DESC LIMIT 1)
         UNION ALL
-        SELECT (SELECT l.priority FROM taskq.live l
+        SELECT (SELECT l.priority FROM taskq_internal.live l
                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v.priority
                 ORDER BY l.priority DESC LIMIT 1)
         FROM level v WHERE v.priority IS NOT NULL
     ), front AS MATERIALIZED (
         SELECT row_number() OVER () AS place, f.sequence, f.identifier FROM (
             SELECT d.sequence, d.identifier FROM level v CROSS JOIN LATERAL (
-                (SELECT l.sequence, l.identifier FROM taskq.live l
+                (SELECT l.sequence, l.identifier FROM taskq_internal.live l
                  WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
                    AND l.priority = v.priority AND l.available_at <= p_now
                  ORDER BY l.available_at, l.sequence LIMIT p_window)
                 UNION ALL
-                (SELECT l.sequence, l.identifier FROM taskq.live l
+                (SELECT l.sequence, l.identifier FROM taskq_internal.live l
                  WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
                    AND l.priority = v.priority AND l.available_at <= p_now
                  ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)) d
@@ -66,15 +66,15 @@ BEGIN
             ELSE array_position((SELECT p.sequences FROM places p), t.sequence) END AS place
         FROM lane n
         LEFT JOIN LATERAL (
-            SELECT a.sequence, a.holder FROM taskq.live a
+            SELECT a.sequence, a.holder FROM taskq_internal.live a
             WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
             ORDER BY a.holder, a.sequence LIMIT 1) t ON true
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed)
           AND (cardinality(v_blocking) = 0 OR (
-              SELECT e.sequence FROM taskq.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
+              SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
                                                      AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
-          AND (p_condition <> 'BATCH' OR NOT taskq.has_undue_retry(p_topic_id, n.identifier, p_now)))
+          AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(((SELECT p.sequences FROM places p))[c.place] ORDER BY c.place), '{}'),
            coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM front), (SELECT count(*) FROM lane), pg_current_snapshot()::text
     INTO sequences, identifiers, seen, lanes, seen_at
@@ -83,34 +83,34 @@ END $$;
 
 -- The first task of the topic in polled order where it is due and has the turn, as the poll of a single task mostly finds:
 -- at a third of the price of looking at several. Else none, and nothing is said of those behind it.
-CREATE FUNCTION taskq.first_turn(
+CREATE FUNCTION taskq_internal.first_turn(
     p_topic_id int, p_now timestamptz, p_condition text, OUT sequences bigint[], OUT identifiers text[], OUT seen_at text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
-    FROM (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq.live l
+    FROM (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
           ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) f
     WHERE f.available_at <= p_now AND f.attempt = 0
-      AND (SELECT a.sequence FROM taskq.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+      AND (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
            ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
-      AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = f.identifier AND e.topic_id = p_topic_id
-                                                  AND e.state IN (2, 3, 4) AND e.state = ANY (taskq.blocking_states(p_condition))
+      AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = f.identifier AND e.topic_id = p_topic_id
+                                                  AND e.state IN (2, 3, 4) AND e.state = ANY (taskq_internal.blocking_states(p_condition))
            ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
     sequences := coalesce(sequences, '{}');
     identifiers := coalesce(identifiers, '{}');
 END $$;
 
 -- Whether an identifier has an attempted task that is to wait on: it keeps a batch back.
-CREATE FUNCTION taskq.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+    RETURN EXISTS (SELECT FROM taskq_internal.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                                               AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > 0));
 END $$;
 
 -- The first due task of a lane in polled order, priority by priority; NULL where none is due.
-CREATE FUNCTION taskq.lane_head(p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean) RETURNS bigint
+CREATE FUNCTION taskq_internal.lane_head(p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -118,19 +118,19 @@ DECLARE
     v_head     bigint;
 BEGIN
     LOOP
-        SELECT b.priority INTO v_priority FROM taskq.live b
+        SELECT b.priority INTO v_priority FROM taskq_internal.live b
         WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL AND b.priority < v_priority
         ORDER BY b.priority DESC LIMIT 1;
         IF NOT FOUND THEN
             RETURN NULL;
         END IF;
         IF p_lifo THEN
-            SELECT b.sequence INTO v_head FROM taskq.live b
+            SELECT b.sequence INTO v_head FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
               AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= 0
             ORDER BY b.available_at DESC, b.sequence DESC LIMIT 1;
         ELSE
-            SELECT b.sequence INTO v_head FROM taskq.live b
+            SELECT b.sequence INTO v_head FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
               AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= 0
             ORDER BY b.available_at, b.sequence LIMIT 1;
@@ -144,7 +144,7 @@ END $$;
 -- The turns of the next lanes whose identifiers come after p_after (and not after p_until), at most p_size of them in polled
 -- order. last: the identifier up to which lanes were read, NULL if there are no more. Reads a thousand lanes by one index probe
 -- each (p_hop), which suits long lanes, or a thousand READY tasks in bulk, which suits short ones. hop: what suits the next lanes.
-CREATE FUNCTION taskq.turns_beyond(
+CREATE FUNCTION taskq_internal.turns_beyond(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_hop boolean, p_size int,
     p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT hop boolean, OUT seen_at text
 ) LANGUAGE plpgsql AS $$
@@ -154,35 +154,35 @@ DECLARE
 BEGIN
     IF p_hop THEN
         SELECT t.sequences, t.identifiers, t.last, t.seen_at INTO sequences, identifiers, last, seen_at
-        FROM taskq.turns_of_lanes(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, NULL, p_size, p_missed) t;
+        FROM taskq_internal.turns_of_lanes(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, NULL, p_size, p_missed) t;
         hop := false;
         RETURN;
     END IF;
     SELECT o.identifiers, o.last, o.lanes INTO v_lanes, last, v_count
-    FROM taskq.open_lanes(p_topic_id, p_now, p_condition, p_after, p_until, 1000) o;
+    FROM taskq_internal.open_lanes(p_topic_id, p_now, p_condition, p_after, p_until, 1000) o;
     sequences := '{}';
     identifiers := '{}';
     hop := v_count < 250;
     IF cardinality(v_lanes) > 0 THEN
         SELECT t.sequences, t.identifiers, t.seen_at INTO sequences, identifiers, seen_at
-        FROM taskq.turns_of_lanes(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, v_lanes, p_size, p_missed) t;
+        FROM taskq_internal.turns_of_lanes(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, v_lanes, p_size, p_missed) t;
     END IF;
 END $$;
 
 -- The lanes of the next p_tasks READY tasks in the order of lanes, without lanes that are closed: a task blocks the lane, or the
--- task that has the turn is held or not due. lanes: how many lanes there are with the closed ones; last: see taskq.turns_beyond.
+-- task that has the turn is held or not due. lanes: how many lanes there are with the closed ones; last: see taskq_internal.turns_beyond.
 --
 -- The scans for what closes lanes end after a bounded number of rows, so that lanes with many failed or attempted tasks cost no
--- more than that. A closed lane may therefore remain; taskq.turns_of_lanes checks each lane again. The scans read indexes only,
+-- more than that. A closed lane may therefore remain; taskq_internal.turns_of_lanes checks each lane again. The scans read indexes only,
 -- where the tables allow it: rows of neighboring lanes are far apart in the table, and reading each costs five times as much.
-CREATE FUNCTION taskq.open_lanes(
+CREATE FUNCTION taskq_internal.open_lanes(
     p_topic_id int, p_now timestamptz, p_condition text, p_after text, p_until text, p_tasks int,
     OUT identifiers text[], OUT last text, OUT lanes int
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_most     int := 4 * p_tasks;
-    v_blocking smallint[] := taskq.blocking_states(p_condition);
+    v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
     v_lanes    text[];
     v_blocked  text[] := '{}';
     v_held     text[];
@@ -191,7 +191,7 @@ DECLARE
 BEGIN
     v_lanes := ARRAY(
         SELECT DISTINCT ON (r.identifier) r.identifier FROM (
-            SELECT l.identifier FROM taskq.live l
+            SELECT l.identifier FROM taskq_internal.live l
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
             ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT p_tasks) r
         WHERE p_until IS NULL OR r.identifier <= p_until
@@ -200,25 +200,25 @@ BEGIN
     last := v_lanes[lanes];
     IF cardinality(v_blocking) > 0 THEN
         v_blocked := ARRAY(
-            SELECT e.identifier FROM taskq.ended e
+            SELECT e.identifier FROM taskq_internal.ended e
             WHERE e.identifier > p_after AND e.identifier <= last AND e.topic_id = p_topic_id
               AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
             ORDER BY e.identifier LIMIT v_most);
     END IF;
     v_held := ARRAY(
-        SELECT a.identifier FROM taskq.live a
+        SELECT a.identifier FROM taskq_internal.live a
         WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NOT NULL
         ORDER BY a.identifier LIMIT v_most);
     v_undue := ARRAY(
         SELECT t.identifier FROM (
             SELECT DISTINCT ON (r.identifier) r.identifier, r.available_at, r.waits FROM (
-                SELECT a.identifier, a.available_at, a.waits FROM taskq.live a
+                SELECT a.identifier, a.available_at, a.waits FROM taskq_internal.live a
                 WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NULL
                 ORDER BY a.identifier, a.sequence LIMIT v_most) r
             ORDER BY r.identifier) t
         WHERE t.available_at > p_now OR t.waits > 0);
     identifiers := ARRAY(SELECT unnest(v_lanes) EXCEPT SELECT unnest(v_blocked || v_held || v_undue));
-    v_next := (SELECT l.identifier FROM taskq.live l
+    v_next := (SELECT l.identifier FROM taskq_internal.live l
                WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > last
                ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1);
     IF v_next IS NULL OR v_next > p_until THEN
@@ -228,23 +228,23 @@ END $$;
 
 -- The turns of these lanes or, if p_lanes is NULL, of the first thousand lanes whose identifiers come after p_after (and not after
 -- p_until), at most p_size of them in polled order. last: the last of those identifiers, NULL where there are no more.
-CREATE FUNCTION taskq.turns_of_lanes(
+CREATE FUNCTION taskq_internal.turns_of_lanes(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_lanes text[], p_size int,
     p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT seen_at text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
-    v_blocking smallint[] := taskq.blocking_states(p_condition);
+    v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
     v_sign     int := CASE WHEN p_lifo THEN -1 ELSE 1 END;
 BEGIN
     WITH RECURSIVE hop AS (
-        (SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 1 AS nth FROM taskq.live l
+        (SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 1 AS nth FROM taskq_internal.live l
          WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
          ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1)
         UNION ALL
         SELECT n.* FROM hop v CROSS JOIN LATERAL (
-            SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, v.nth + 1 FROM taskq.live l
+            SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, v.nth + 1 FROM taskq_internal.live l
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > v.identifier
             ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1) n
         WHERE v.nth < 1000 AND (p_until IS NULL OR v.identifier <= p_until)
@@ -252,7 +252,7 @@ BEGIN
         SELECT h.* FROM hop h WHERE p_lanes IS NULL
         UNION ALL
         SELECT n.* FROM unnest(p_lanes) AS u (identifier) CROSS JOIN LATERAL (
-            SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 0 FROM taskq.live l
+            SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 0 FROM taskq_internal.live l
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier = u.identifier
             ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) n
     ), turn AS MATERIALIZED (  -- the first of its lane, or another of the lane that has the turn instead
@@ -260,21 +260,21 @@ BEGIN
                coalesce(o.available_at, n.available_at) AS available_at, coalesce(o.waits, n.waits) AS waits
         FROM lane n
         LEFT JOIN LATERAL (
-            SELECT a.sequence, a.holder FROM taskq.live a
+            SELECT a.sequence, a.holder FROM taskq_internal.live a
             WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
             ORDER BY a.holder, a.sequence LIMIT 1) t ON true
         LEFT JOIN LATERAL (
-            SELECT l.sequence, l.priority, l.available_at, l.waits FROM taskq.live l
+            SELECT l.sequence, l.priority, l.available_at, l.waits FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = CASE
                 WHEN t.sequence IS NOT NULL AND p_condition <> 'BATCH' THEN t.sequence
                 WHEN p_lifo OR n.waits > 0 OR n.available_at > p_now
-                    THEN taskq.lane_head(p_topic_id, n.identifier, p_now, p_lifo) END) o ON true
+                    THEN taskq_internal.lane_head(p_topic_id, n.identifier, p_now, p_lifo) END) o ON true
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed) AND (p_until IS NULL OR n.identifier <= p_until)
           AND (cardinality(v_blocking) = 0 OR (
-              SELECT e.sequence FROM taskq.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
+              SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
                                                      AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
-          AND (p_condition <> 'BATCH' OR NOT taskq.has_undue_retry(p_topic_id, n.identifier, p_now)))
+          AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'), coalesce(array_agg(c.identifier ORDER BY c.place), '{}'),
            (SELECT n.identifier FROM lane n WHERE n.nth = 1000 AND (p_until IS NULL OR n.identifier < p_until)),
            pg_current_snapshot()::text
@@ -287,12 +287,12 @@ END $$;
 
 -- Where to begin to hop from lane to lane: somewhere between the first and the last identifier, at random, so that polls
 -- that find enough on the way don't always serve the same lanes. After what they begin with in common, two letters count.
-CREATE FUNCTION taskq.random_lane(p_topic_id int) RETURNS text LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.random_lane(p_topic_id int) RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_first  text := (SELECT l.identifier FROM taskq.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
+    v_first  text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
                       ORDER BY l.identifier LIMIT 1);
-    v_last   text := (SELECT l.identifier FROM taskq.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
+    v_last   text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
                       ORDER BY l.identifier DESC LIMIT 1);
     v_common int := 0;
     v_letter int;
@@ -311,13 +311,13 @@ END $$;
 -- Locks the lanes of turns that were seen in a snapshot, looks at them again, and takes for a holder what still has the
 -- turn. taken: the sequences in the order given; lanes: how many lanes they are of;
 -- missed: the identifiers of lanes that others hold or have changed.
-CREATE FUNCTION taskq.take_lanes(
+CREATE FUNCTION taskq_internal.take_lanes(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text,
     p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT lanes int, OUT missed text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    v_mine  bigint[] := taskq.lock_lanes(p_topic_id, p_sequences, p_identifiers);
-    v_found bigint[] := taskq.still_turns(p_topic_id, p_now, p_lifo, p_condition, v_mine, p_seen_at);
+    v_mine  bigint[] := taskq_internal.lock_lanes(p_topic_id, p_sequences, p_identifiers);
+    v_found bigint[] := taskq_internal.still_turns(p_topic_id, p_now, p_lifo, p_condition, v_mine, p_seen_at);
 BEGIN
     missed := '{}';
     IF cardinality(v_found) < cardinality(p_sequences) THEN
@@ -328,39 +328,39 @@ BEGIN
     ELSE
         v_found := p_sequences;
     END IF;
-    taken := taskq.seize(p_topic_id, p_holder, v_found);
+    taken := taskq_internal.seize(p_topic_id, p_holder, v_found);
     lanes := cardinality(taken);
 END $$;
 
 -- The same for batches: of each lane that is still to go out all due tasks, up to p_each of them.
-CREATE FUNCTION taskq.take_groups(
+CREATE FUNCTION taskq_internal.take_groups(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_each int, p_sequences bigint[], p_identifiers text[],
     OUT taken bigint[], OUT lanes int, OUT missed text[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
-    v_mine  bigint[] := taskq.lock_lanes(p_topic_id, p_sequences, p_identifiers);
+    v_mine  bigint[] := taskq_internal.lock_lanes(p_topic_id, p_sequences, p_identifiers);
     v_found bigint[];
     v_of    text[];
 BEGIN
     LOOP
-        v_found := taskq.groups_of(p_topic_id, p_now, ARRAY(
+        v_found := taskq_internal.groups_of(p_topic_id, p_now, ARRAY(
             SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY AS u (sequence, identifier, place)
             WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
-        EXIT WHEN NOT taskq.park_unfulfilled(p_topic_id, v_found);  -- else the place of what has to wait goes to others
+        EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);  -- else the place of what has to wait goes to others
     END LOOP;
-    v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found));
+    v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found));
     missed := ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier) WHERE u.identifier <> ALL (v_of));
-    taken := taskq.seize(p_topic_id, p_holder, v_found);
-    lanes := (SELECT count(DISTINCT l.identifier) FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (taken));
+    taken := taskq_internal.seize(p_topic_id, p_holder, v_found);
+    lanes := (SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (taken));
 END $$;
 
 -- Locks the lanes of these identifiers until the transaction ends, and returns the sequences of those that it got.
-CREATE FUNCTION taskq.lock_lanes(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_lanes(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_buckets int[] := ARRAY(SELECT taskq.lane_bucket(p_topic_id, u.identifier) FROM unnest(p_identifiers) AS u (identifier));
-    v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq.lane_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
+    v_buckets int[] := ARRAY(SELECT taskq_internal.lane_bucket(p_topic_id, u.identifier) FROM unnest(p_identifiers) AS u (identifier));
+    v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.lane_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
 BEGIN
     IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- so no two share one either
         RETURN p_sequences;
@@ -371,29 +371,29 @@ END $$;
 
 -- Those of the tasks that have the turn of their lanes, whose locks this transaction holds, and locks them. Where nothing
 -- was committed since the snapshot that they were seen in, they still have it.
-CREATE FUNCTION taskq.still_turns(
+CREATE FUNCTION taskq_internal.still_turns(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_sequences bigint[], p_seen_at text
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
-    v_blocking smallint[] := taskq.blocking_states(p_condition);
+    v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
 BEGIN
     RETURN ARRAY(
-        SELECT l.sequence FROM taskq.live l
+        SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits + 0 <= 0  -- not by live_ready
           AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
-              coalesce((SELECT a.sequence FROM taskq.live a
+              coalesce((SELECT a.sequence FROM taskq_internal.live a
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                         ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
               AND CASE WHEN l.attempt > 0 THEN true
                   WHEN NOT p_lifo AND l.sequence = (
-                      SELECT b.sequence FROM taskq.live b
+                      SELECT b.sequence FROM taskq_internal.live b
                       WHERE b.topic_id::bigint = p_topic_id AND b.identifier = l.identifier AND b.holder IS NULL
                       ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT 1) THEN true
-                  ELSE l.sequence = taskq.lane_head(p_topic_id, l.identifier, p_now, p_lifo) END
+                  ELSE l.sequence = taskq_internal.lane_head(p_topic_id, l.identifier, p_now, p_lifo) END
               AND (cardinality(v_blocking) = 0 OR (
-                  SELECT e.sequence FROM taskq.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
+                  SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
                                                          AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
                   ORDER BY e.state, e.sequence LIMIT 1) IS NULL)))
         FOR UPDATE OF l SKIP LOCKED);
@@ -401,7 +401,7 @@ END $$;
 
 -- Takes up to p_size turns for a holder and returns the tasks' sequences, in polled order where the tasks in front suffice.
 -- Under BATCH: the groups of up to p_size identifiers, of each up to p_each tasks (NULL: all).
-CREATE FUNCTION taskq.take_turns(
+CREATE FUNCTION taskq_internal.take_turns(
     p_topic_id int, p_holder bigint, p_size int, p_lifo boolean, p_condition text, p_each int DEFAULT 1
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -416,18 +416,18 @@ DECLARE
     v_missed text[] := '{}';
 BEGIN
     IF p_size = 1 AND NOT p_lifo AND p_condition <> 'BATCH' THEN
-        v_turns := taskq.first_turn(p_topic_id, v_now, p_condition);
-        v_got := taskq.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+        v_turns := taskq_internal.first_turn(p_topic_id, v_now, p_condition);
+        v_got := taskq_internal.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         IF v_got.lanes = 1 THEN
             RETURN v_got.taken;
         END IF;
     END IF;
     LOOP
-        v_turns := taskq.turns_in_front(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
+        v_turns := taskq_internal.turns_in_front(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
         IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window AND v_turns.lanes * 4 < v_turns.seen
            AND v_window < v_widest THEN  -- the lanes ahead are long: where there are few of them, they are all looked at
-            v_few := taskq.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
+            v_few := taskq_internal.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
             IF v_few.last IS NULL THEN
                 v_turns.sequences := v_few.sequences;
                 v_turns.identifiers := v_few.identifiers;
@@ -435,8 +435,8 @@ BEGIN
                 v_turns.seen := 0;
             END IF;
         END IF;
-        CONTINUE WHEN taskq.park_unfulfilled(p_topic_id, v_turns.sequences);
-        v_got := taskq.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+        CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
+        v_got := taskq_internal.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         v_taken := v_taken || v_got.taken;
         v_missed := v_missed || v_got.missed;
@@ -445,7 +445,7 @@ BEGIN
             IF v_turns.seen < v_window THEN  -- these were all; what was left out may have made room
                 EXIT WHEN v_got.lanes = cardinality(v_turns.sequences);
             ELSIF v_window >= v_widest THEN
-                RETURN v_taken || taskq.take_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+                RETURN v_taken || taskq_internal.take_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                                           v_wanted - v_got.lanes, v_missed);
             ELSE
                 v_window := CASE WHEN v_turns.lanes * 4 < v_turns.seen THEN v_widest ELSE least(v_window * 4, v_widest) END;
@@ -457,7 +457,7 @@ BEGIN
 END $$;
 
 -- Takes what was found, one task a lane or as groups.
-CREATE FUNCTION taskq.take_found(
+CREATE FUNCTION taskq_internal.take_found(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int,
     p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT lanes int, OUT missed text[]
 ) LANGUAGE plpgsql AS $$
@@ -466,16 +466,16 @@ BEGIN
         taken := '{}'; lanes := 0; missed := '{}';
     ELSIF p_condition = 'BATCH' THEN
         SELECT * INTO taken, lanes, missed
-        FROM taskq.take_groups(p_topic_id, p_holder, p_now, p_each, p_sequences, p_identifiers);
+        FROM taskq_internal.take_groups(p_topic_id, p_holder, p_now, p_each, p_sequences, p_identifiers);
     ELSE
         SELECT * INTO taken, lanes, missed
-        FROM taskq.take_lanes(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_sequences, p_identifiers, p_seen_at);
+        FROM taskq_internal.take_lanes(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_sequences, p_identifiers, p_seen_at);
     END IF;
 END $$;
 
 -- The same from lane to lane, a thousand lanes at a time: in polled order where there are no more, else from a random one
 -- on and around, until there are enough or all were seen.
-CREATE FUNCTION taskq.take_turns_beyond(
+CREATE FUNCTION taskq_internal.take_turns_beyond(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int, p_size int, p_missed text[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -488,15 +488,15 @@ DECLARE
     v_taken bigint[] := '{}';
 BEGIN
     LOOP
-        v_turns := taskq.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, v_hop, p_size, p_missed);
+        v_turns := taskq_internal.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, v_hop, p_size, p_missed);
         v_hop := v_turns.hop;
         IF v_start IS NULL AND v_turns.last IS NOT NULL THEN
-            v_start := taskq.random_lane(p_topic_id);
+            v_start := taskq_internal.random_lane(p_topic_id);
             v_after := v_start;
             CONTINUE;
         END IF;
-        CONTINUE WHEN taskq.park_unfulfilled(p_topic_id, v_turns.sequences);
-        v_got := taskq.take_found(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_each,
+        CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
+        v_got := taskq_internal.take_found(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         p_missed := p_missed || v_got.missed;
         v_taken := v_taken || v_got.taken;
@@ -516,7 +516,7 @@ END $$;
 
 -- How many turns could be handed out now, counted to p_limit. Turns whose row or, unless p_locked, lane another transaction holds are
 -- left out.
-CREATE FUNCTION taskq.count_turns(p_topic_id int, p_limit int, p_condition text, p_locked boolean) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.count_turns(p_topic_id int, p_limit int, p_condition text, p_locked boolean) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_window int := p_limit + 16;
@@ -527,8 +527,8 @@ DECLARE
     v_count  int := 0;
 BEGIN
     LOOP
-        v_turns := taskq.turns_in_front(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
-        v_count := taskq.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
+        v_turns := taskq_internal.turns_in_front(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
+        v_count := taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
         IF v_count >= p_limit OR v_turns.seen < v_window THEN
             RETURN least(v_count, p_limit);
         END IF;
@@ -537,9 +537,9 @@ BEGIN
     END LOOP;
     v_count := 0;
     WHILE v_count < p_limit AND v_after IS NOT NULL LOOP
-        v_turns := taskq.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, v_hop, 1000, '{}');
+        v_turns := taskq_internal.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, v_hop, 1000, '{}');
         v_hop := v_turns.hop;
-        v_count := v_count + taskq.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
+        v_count := v_count + taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
         v_after := v_turns.last;
     END LOOP;
     RETURN least(v_count, p_limit);
@@ -547,49 +547,49 @@ END $$;
 
 -- How many lanes would hand out one of these tasks, which are about to be let out: those that have no other due task,
 -- or have begun with it already, are not blocked, and whose turn no other task has.
-CREATE FUNCTION taskq.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean) RETURNS int
+CREATE FUNCTION taskq_internal.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean) RETURNS int
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
-    v_blocking smallint[] := taskq.blocking_states(p_condition);
+    v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
     v_locked   text[] := '{}';
 BEGIN
     IF NOT p_locked THEN
-        v_locked := taskq.locked_lanes(p_topic_id, ARRAY(
-            SELECT DISTINCT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)));
+        v_locked := taskq_internal.locked_lanes(p_topic_id, ARRAY(
+            SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)));
     END IF;
     RETURN (
-        SELECT count(DISTINCT l.identifier) FROM taskq.live l
+        SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
-          AND (l.attempt > 0 OR taskq.lane_head(p_topic_id, l.identifier, v_now, false) IS NULL)
-          AND coalesce((SELECT a.sequence FROM taskq.live a
+          AND (l.attempt > 0 OR taskq_internal.lane_head(p_topic_id, l.identifier, v_now, false) IS NULL)
+          AND coalesce((SELECT a.sequence FROM taskq_internal.live a
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                         ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
-          AND (SELECT e.sequence FROM taskq.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
+          AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
                                                       AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
 -- How many of these turns no other transaction holds: neither the row, nor the lane if it is among p_identifiers. Told without taking
 -- a lock. One whose dependencies are fulfilled no longer gives it to the next of its lane, unless it has begun.
-CREATE FUNCTION taskq.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    v_locked text[] := taskq.locked_lanes(p_topic_id, p_identifiers);
+    v_locked text[] := taskq_internal.locked_lanes(p_topic_id, p_identifiers);
 BEGIN
-    RETURN (SELECT count(*) FROM taskq.live l
+    RETURN (SELECT count(*) FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
-              AND NOT (taskq.is_open(l.xmax, v_next) AND NOT taskq.is_open(l.xmin, v_next))
-              AND (l.waits = 0 OR taskq.is_fulfilled(p_topic_id, l.sequence)
-                   OR l.attempt = 0 AND taskq.has_free(p_topic_id, l.identifier)));
+              AND NOT (taskq_internal.is_open(l.xmax, v_next) AND NOT taskq_internal.is_open(l.xmin, v_next))
+              AND (l.waits = 0 OR taskq_internal.is_fulfilled(p_topic_id, l.sequence)
+                   OR l.attempt = 0 AND taskq_internal.has_free(p_topic_id, l.identifier)));
 END $$;
 
 -- Those of the identifiers whose lanes another open transaction has locked: a poll would leave them out. Takes no lock.
 -- Rows of lane_lock are only locked and never changed, so a row's xmax is the transaction that locked it last, and is older than every
 -- open transaction for most rows.
-CREATE FUNCTION taskq.locked_lanes(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.locked_lanes(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
@@ -597,16 +597,16 @@ DECLARE
     v_oldest int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);
 BEGIN
     RETURN ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier)
-                 JOIN taskq.lane_lock b ON b.bucket = taskq.lane_bucket(p_topic_id, u.identifier)
-                 WHERE age(b.xmax) <= v_oldest AND taskq.is_locked_elsewhere(b.xmax, v_next));
+                 JOIN taskq_internal.lane_lock b ON b.bucket = taskq_internal.lane_bucket(p_topic_id, u.identifier)
+                 WHERE age(b.xmax) <= v_oldest AND taskq_internal.is_locked_elsewhere(b.xmax, v_next));
 END $$;
 
 -- Whether another open transaction has locked a row of lane_lock, by the row's xmax. The lock may be this transaction's own, taken
 -- under its own number or that of one of its savepoints. No function tells these numbers from those of other transactions, but
 -- each other transaction holds a lock on its number.
-CREATE FUNCTION taskq.is_locked_elsewhere(p_locker xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.is_locked_elsewhere(p_locker xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT taskq.is_open(p_locker, p_next) THEN
+    IF NOT taskq_internal.is_open(p_locker, p_next) THEN
         RETURN false;
     END IF;
     RETURN pg_current_xact_id_if_assigned() IS NULL OR EXISTS (
@@ -614,17 +614,17 @@ BEGIN
                                  AND k.pid IS DISTINCT FROM pg_backend_pid());
 END $$;
 
--- The row of taskq.lane_lock that is locked for an identifier.
-CREATE FUNCTION taskq.lane_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+-- The row of taskq_internal.lane_lock that is locked for an identifier.
+CREATE FUNCTION taskq_internal.lane_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int
 $$;
 
 -- Whether a lane has a due task that waits for no dependency.
-CREATE FUNCTION taskq.has_free(p_topic_id int, p_identifier text) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.has_free(p_topic_id int, p_identifier text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq.live b
+    RETURN EXISTS (SELECT FROM taskq_internal.live b
                    WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
                      AND b.waits <= 0 AND b.available_at <= clock_timestamp()
-                     AND (b.waits = 0 OR taskq.is_fulfilled(p_topic_id, b.sequence)));
+                     AND (b.waits = 0 OR taskq_internal.is_fulfilled(p_topic_id, b.sequence)));
 END $$;

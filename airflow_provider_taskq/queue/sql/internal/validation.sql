@@ -2,18 +2,217 @@
 --   TQ000 not offered   TQ001 unknown topic   TQ002 invalid task   TQ003 invalid state   TQ004 not held
 --   TQ005 lease lost    TQ006 schema mismatch TQ007 a stage that is not whole
 --   TQ008 invalid argument
+--
+-- Bounds: which durations and moments the queue stores. Every function that stores one checks it here.
+--
+-- A stored duration (a lease, a lock, a delay, a time to live, the times of a policy) has at most 3650 days. A stored
+-- moment lies between the years 1 and 9999, which is what the clients' types can hold. A duration that is only compared
+-- with an age (`within`, `older_than`, `grace`, `patience`) is never refused: a longer one than 1,000 years means the
+-- same as 1,000 years, and one below nothing the same as nothing.
+--
+-- JSON that every client can read back. PostgreSQL stores more than that: integers of any length, exponents of any size, nesting as
+-- deep as its stack, \u0000 and lone surrogates. Payloads and outputs that use it are refused before they are cast to json, as the
+-- cast itself fails on deep nesting without a word about the task.
+--
+-- The checks read the text rather than jsonb, which drops all but the last of duplicate keys, and fails on long fractions.
+--
+-- The summary of an error: the one line that lists, views and groups of failures show. It is stored beside the error.
 
 -- Refuses what is asked, in the words and with the code that the clients turn into their own errors.
-CREATE FUNCTION taskq.refuse(p_code text, p_message text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.refuse(p_code text, p_message text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = p_code, MESSAGE = p_message;
 END $$;
 
 -- Refuses what has to see the commits of others (TQ000) to a transaction with an old snapshot.
-CREATE FUNCTION taskq.need_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.need_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM taskq.refuse('TQ000', format('%s at READ COMMITTED only; this transaction is at %s', p_what,
+        PERFORM taskq_internal.refuse('TQ000', format('%s at READ COMMITTED only; this transaction is at %s', p_what,
                                              upper(current_setting('transaction_isolation'))));
     END IF;
+END $$;
+
+-- Whether a duration can be stored; NULL of NULL. Months and days have bounds of their own, because they may cancel each
+-- other out in a comparison, where a month has 30 days, but not when they are added to a moment.
+CREATE FUNCTION taskq_internal.is_duration(p_duration interval, p_least interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_duration >= p_least AND p_duration <= interval '3650 days'
+       AND abs(date_part('year', p_duration) * 12 + date_part('month', p_duration)) <= 121
+       AND abs(date_part('day', p_duration)) <= 3650
+$$;
+
+-- Refuses a missing duration, and one that cannot be stored (TQ008). p_what names it: "owner 'me': its lease".
+CREATE FUNCTION taskq_internal.check_duration(p_what text, p_duration interval, p_least interval DEFAULT '1 microsecond') RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_duration IS NULL OR NOT taskq_internal.is_duration(p_duration, p_least) THEN
+        PERFORM taskq_internal.refuse('TQ008', format('%s has to be %s and at most 3650 days', p_what,
+                                             CASE WHEN p_least > interval '0' THEN 'more than 0' ELSE '0 or more' END));
+    END IF;
+END $$;
+
+-- Whether a moment can be stored; NULL of NULL.
+CREATE FUNCTION taskq_internal.is_moment(p_moment timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_moment >= timestamptz '0001-01-01 00:00Z' AND p_moment <= timestamptz '9999-12-31 00:00Z'
+$$;
+
+-- A stored moment for arithmetic and for clients: one beyond the bounds, which only a superuser can store, as the bound.
+CREATE FUNCTION taskq_internal.clamp_moment(p_moment timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_moment > timestamptz '9999-12-31 00:00Z' THEN timestamptz '9999-12-31 00:00Z'
+                WHEN p_moment < timestamptz '0001-01-01 00:00Z' THEN timestamptz '0001-01-01 00:00Z'
+                ELSE p_moment END
+$$;
+
+-- A duration that is compared with an age, from nothing to 1,000 years; NULL of NULL.
+CREATE FUNCTION taskq_internal.clamp_age(p_age interval) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_age > interval '365000 days' THEN interval '365000 days'
+                WHEN p_age < interval '0' THEN interval '0'
+                ELSE p_age END
+$$;
+
+-- When a snoozed task is due: no later than the end of the year 9999.
+CREATE FUNCTION taskq_internal.snoozed_until(p_now timestamptz, p_delay interval) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(p_now + CASE WHEN p_delay > interval '3000000 days' THEN interval '3000000 days'
+                              WHEN p_delay < interval '-3650 days' THEN interval '-3650 days'
+                              ELSE p_delay END, timestamptz '9999-12-31 00:00Z')
+$$;
+
+-- The most tasks that one call looks for: more than it could return, and small enough for four times as many to be an int.
+CREATE FUNCTION taskq_internal.most_tasks() RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT 500000000
+$$;
+
+-- Refuses a policy with a duration that cannot be stored (TQ008).
+CREATE FUNCTION taskq_internal.check_policy(
+    p_topic text, p_base interval, p_max_delay interval, p_horizon interval, p_max_elapsed interval, p_ttl interval
+) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_field record;
+BEGIN
+    FOR v_field IN SELECT * FROM (VALUES ('base', p_base), ('max_delay', p_max_delay), ('horizon', p_horizon),
+                                         ('max_elapsed', p_max_elapsed), ('ttl', p_ttl)) AS f (name, duration) LOOP
+        IF v_field.duration IS NOT NULL OR v_field.name IN ('base', 'max_delay') THEN
+            PERFORM taskq_internal.check_duration(format('policy of topic %L: %s', p_topic, v_field.name), v_field.duration, interval '0');
+        END IF;
+    END LOOP;
+END $$;
+
+-- How many lists and objects a JSON text opens at most: brackets in strings count as well.
+CREATE FUNCTION taskq_internal.count_of_brackets(p_json text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT 2 * octet_length(p_json) - octet_length(replace(p_json, '[', '')) - octet_length(replace(p_json, '{', ''))
+$$;
+
+-- Whether taskq_internal.json_defect has to look at a JSON text: inlined and cheap, as every payload passes here. A text of at most 200 bytes
+-- can neither be nested deeper than 100 levels nor hold a number outside the range of a double, unless with an exponent of three digits.
+-- The character after those digits tells a number from hexadecimal digits in a string. A longer text is searched for 20 digits, not
+-- for the 210 that matter: a regular expression of fewer states takes half the time.
+CREATE FUNCTION taskq_internal.may_be_unreadable(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_json LIKE '%\\u%' AND p_json ~ '\\u(?:0000|[dD][89a-fA-F])'
+        OR CASE WHEN octet_length(p_json) <= 200 THEN p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)'
+                ELSE p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)|[0-9]{20}' OR taskq_internal.count_of_brackets(p_json) > 100 END
+$$;
+
+-- What keeps a JSON text from being read back by every client, in words that follow "its payload"; NULL if nothing does. Of a text
+-- that is no JSON it may say anything, as the cast refuses that.
+CREATE FUNCTION taskq_internal.json_defect(p_json text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_json ~ '\\u(?:0000|[dD][89a-fA-F])' AND taskq_internal.holds_unstorable_escape(p_json) THEN
+        RETURN 'holds a NUL or a lone surrogate';
+    END IF;
+    IF taskq_internal.count_of_brackets(p_json) > 100 AND taskq_internal.is_nested_deeper(p_json, 100) THEN
+        RETURN 'is nested deeper than 100 levels';
+    END IF;
+    IF p_json ~ '(?:^|[:,[ \t\n\r])-?[0-9.]+[eE]\+?[0-9]{3}|[0-9]{200}' AND taskq_internal.exceeds_double(p_json) THEN
+        RETURN 'holds a number outside the range of a double, which ends at 1.7976931348623157e308';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Whether strings of a JSON text hold \u0000, or an escaped surrogate without its other half: they pass as json, but not as text.
+CREATE FUNCTION taskq_internal.holds_unstorable_escape(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_escapes text := replace(p_json, '\\', '..');  -- what is left of backslashes begins an escape
+BEGIN
+    RETURN strpos(v_escapes, '\u0000') > 0
+        OR v_escapes ~ '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]';
+END $$;
+
+-- A JSON text without its strings.
+CREATE FUNCTION taskq_internal.outside_strings(p_json text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT string_agg(u.piece, '' ORDER BY u.place)
+    FROM unnest(string_to_array(replace(replace(p_json, '\\', ''), '\"', ''), '"')) WITH ORDINALITY AS u (piece, place)
+    WHERE u.place % 2 = 1
+$$;
+
+-- Whether a JSON text is nested deeper than p_levels. What closes one bracket and opens the next changes no depth and is taken
+-- out first, so that a list of objects seldom goes on; then each round takes away what is innermost, everywhere.
+CREATE FUNCTION taskq_internal.is_nested_deeper(p_json text, p_levels int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_left text := replace(replace(replace(replace(p_json, '},{', ''), '}, {', ''), '],[', ''), '], [', '');
+BEGIN
+    IF taskq_internal.count_of_brackets(v_left) <= p_levels THEN
+        RETURN false;
+    END IF;
+    v_left := translate(taskq_internal.outside_strings(v_left), E'{}0123456789.,:-+eEtrufalsn \t\n\r', '[]');
+    FOR v_level IN 1..p_levels LOOP
+        EXIT WHEN v_left = '';
+        v_left := replace(v_left, '[]', '');
+    END LOOP;
+    RETURN v_left <> '';
+END $$;
+
+-- Whether a JSON text holds a number from 1.7976931348623158e308 on, the shortest above all doubles. A number is taken as
+-- 0.d1d2d3... * 10 ^ k with d1 > 0.
+CREATE FUNCTION taskq_internal.exceeds_double(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM unnest(string_to_array(translate(taskq_internal.outside_strings(p_json), E'[]{}: \t\n\r', ',,,,,,,,,'), ',')) AS t (number)
+        CROSS JOIN LATERAL (SELECT substring(t.number FROM '^-?([0-9]+)') AS whole,
+                                   coalesce(substring(t.number FROM '\.([0-9]+)'), '') AS fraction,
+                                   coalesce(substring(t.number FROM '[eE]([-+]?[0-9]+)$'), '0') AS exponent) p
+        CROSS JOIN LATERAL (SELECT ltrim(p.whole || p.fraction, '0') AS digits, ltrim(p.exponent, '-+0') AS size) d
+        CROSS JOIN LATERAL (SELECT length(d.digits) - length(p.fraction)
+                                   + CASE WHEN length(d.size) < 10 THEN p.exponent::bigint END AS k) m
+        WHERE (length(t.number) > 200 OR t.number ~ '[eE]') AND d.digits <> ''
+          AND CASE WHEN m.k IS NULL THEN p.exponent !~ '^-'
+                   ELSE m.k > 309 OR m.k = 309 AND left(d.digits, 17) > '17976931348623157' COLLATE "C" END)
+$$;
+
+-- The summaries of errors, in their order: the one that the client made from its exception, else the one found in the text.
+CREATE FUNCTION taskq_internal.error_summaries(p_errors text[], p_summaries text[]) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT array_agg(coalesce(left(u.summary, 200), taskq_internal.error_summary(u.error)) ORDER BY u.place)
+    FROM unnest(p_errors, p_summaries) WITH ORDINALITY AS u (error, summary, place)
+$$;
+
+-- The line of an error text that says what went wrong, at most 200 characters. In a Python traceback that is the last exception of
+-- a chain, `ValueError: no mailbox for bad-1`; its notes, the further lines of its message and the exceptions inside of a group do
+-- not belong to it. In any other text it is the first line that is not blank.
+CREATE FUNCTION taskq_internal.error_summary(p_error text) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    v_lines text[] := string_to_array(replace(p_error, E'\r', ''), E'\n');
+    v_first int := taskq_internal.last_exception(v_lines);
+    v_line  text;
+    v_found text := '';
+BEGIN
+    FOR v_place IN coalesce(v_first, 1) .. cardinality(v_lines) LOOP
+        v_line := regexp_replace(v_lines[v_place], '^  [|+] ', '');  -- the frame that is drawn around an exception group
+        CONTINUE WHEN v_line ~ '^\s*$' OR v_first IS NOT NULL AND v_found = '' AND v_line ~ '^(\s|\.\.\. ?|Traceback |Exception Group Traceback )';
+        v_found := v_found || btrim(v_line, E' \t');
+        EXIT WHEN v_found !~ ':$';  -- `ValueError:`, whose message begins with a line break
+        v_found := v_found || ' ';
+    END LOOP;
+    v_found := rtrim(CASE WHEN v_found = '' THEN btrim(p_error, E' \t\n') ELSE v_found END);
+    RETURN CASE WHEN length(v_found) > 200 THEN left(v_found, 197) || '...' ELSE v_found END;
+END $$;
+
+-- The line of a Python traceback after which its last exception stands; NULL for a text that is no traceback.
+CREATE FUNCTION taskq_internal.last_exception(p_lines text[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    FOR v_place IN REVERSE cardinality(p_lines) .. 1 LOOP
+        IF p_lines[v_place] IN ('Traceback (most recent call last):', '  + Exception Group Traceback (most recent call last):',
+                                'The above exception was the direct cause of the following exception:',
+                                'During handling of the above exception, another exception occurred:') THEN
+            RETURN v_place + 1;
+        END IF;
+    END LOOP;
+    RETURN NULL;
 END $$;

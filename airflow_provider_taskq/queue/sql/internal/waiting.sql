@@ -6,77 +6,77 @@
 -- waits for; so it is looked at from time to time as well, after a tenth of its age, between a second and a minute.
 
 -- Those of the tasks whose dependencies are all fulfilled: of each, the latest task has SUCCEEDED, or there is none left.
-CREATE FUNCTION taskq.fulfilled(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.fulfilled(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     -- OFFSET 0 keeps the planner from joining the tasks with all dependencies of the topic: each task is looked up.
     RETURN ARRAY(
         SELECT u.sequence FROM unnest(p_sequences) AS u (sequence)
         WHERE NOT EXISTS (
-            SELECT FROM taskq.dependency d
-            CROSS JOIN LATERAL (SELECT t.sequence FROM taskq.task t
+            SELECT FROM taskq_internal.dependency d
+            CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
                                 WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
                                 ORDER BY t.sequence DESC LIMIT 1) latest
             WHERE d.topic_id = p_topic_id AND d.sequence = u.sequence
-              AND (SELECT e.state FROM taskq.ended e
+              AND (SELECT e.state FROM taskq_internal.ended e
                    WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence) IS DISTINCT FROM 6
             OFFSET 0));
 END $$;
 
 -- The same of one task.
-CREATE FUNCTION taskq.is_fulfilled(p_topic_id int, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.is_fulfilled(p_topic_id int, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN cardinality(taskq.fulfilled(p_topic_id, ARRAY[p_sequence])) = 1;
+    RETURN cardinality(taskq_internal.fulfilled(p_topic_id, ARRAY[p_sequence])) = 1;
 END $$;
 
 -- Makes those of the tasks wait whose dependencies were fulfilled and are so no longer, as a newer task of what they name
 -- was pushed; tells whether there were any. Costs next to nothing where the topic has no dependencies.
-CREATE FUNCTION taskq.park_unfulfilled(p_topic_id int, p_sequences bigint[]) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.park_unfulfilled(p_topic_id int, p_sequences bigint[]) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_doubtful bigint[];
 BEGIN
-    IF NOT EXISTS (SELECT FROM taskq.dependency WHERE topic_id = p_topic_id) THEN
+    IF NOT EXISTS (SELECT FROM taskq_internal.dependency WHERE topic_id = p_topic_id) THEN
         RETURN false;
     END IF;
-    v_doubtful := ARRAY(SELECT l.sequence FROM taskq.live l
+    v_doubtful := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
                           AND l.waits + 0 = -1  -- not by live_ready
                         FOR UPDATE SKIP LOCKED);
-    RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq.judge_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
+    RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq_internal.judge_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
 
 -- When to look next at a task that waits for dependencies.
-CREATE FUNCTION taskq.next_look(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.next_look(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
     SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
 $$;
 
 -- Judges READY tasks that have dependencies, whose rows this transaction holds: those that are fulfilled may go out, at
 -- the place that they have; the others wait. Returns the former.
-CREATE FUNCTION taskq.judge_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.judge_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_now  timestamptz := clock_timestamp();
-    v_free bigint[] := taskq.fulfilled(p_topic_id, p_sequences);
+    v_free bigint[] := taskq_internal.fulfilled(p_topic_id, p_sequences);
     v_rest bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_free));
 BEGIN
     -- A statement per outcome, and a lookup per task: no row is compared with a whole array, and nothing is joined, as
     -- callers forbid different kinds of joins.
     IF cardinality(v_free) > 0 THEN
-        UPDATE taskq.live l SET waits = -1, due_again = NULL,
+        UPDATE taskq_internal.live l SET waits = -1, due_again = NULL,
             available_at = CASE WHEN l.waits = -1 THEN l.available_at ELSE coalesce(l.due_again, (
-                SELECT t.due FROM taskq.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
+                SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_free);
-        UPDATE taskq.dependency d SET waiting = false
+        UPDATE taskq_internal.dependency d SET waiting = false
         WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_free) AND d.waiting::int = 1;  -- not by dependency_waiting
     END IF;
     IF cardinality(v_rest) > 0 THEN
-        UPDATE taskq.live l SET waits = 1, (available_at, due_again) = (
-            SELECT taskq.next_look(v_now, t.created),
+        UPDATE taskq_internal.live l SET waits = 1, (available_at, due_again) = (
+            SELECT taskq_internal.next_look(v_now, t.created),
                    CASE WHEN l.waits = -1 THEN nullif(l.available_at, t.due) ELSE l.due_again END
-            FROM taskq.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
+            FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_rest);
-        UPDATE taskq.dependency d SET waiting = true
+        UPDATE taskq_internal.dependency d SET waiting = true
         WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_rest) AND NOT d.waiting;
     END IF;
     RETURN v_free;
@@ -85,8 +85,8 @@ END $$;
 -- Enters what the tasks of a push depend on, and makes them wait. The three arrays go together: the place of a task
 -- among p_sequences, counted from 0, and the topic and the identifier that it depends on. Refuses (TQ002) an identifier
 -- that has no task yet, and one that is the task's own, which could never be fulfilled.
-CREATE FUNCTION taskq.depend(
-    p_topic taskq.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[], p_identifiers text[]
+CREATE FUNCTION taskq_internal.depend(
+    p_topic taskq_internal.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[], p_identifiers text[]
 ) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -95,76 +95,76 @@ BEGIN
     SELECT u.place, u.topic, u.identifier INTO v_unknown
     FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
     WHERE NOT EXISTS (
-        SELECT FROM taskq.task t
-        WHERE t.identifier = u.identifier AND t.topic_id = (SELECT p.topic_id FROM taskq.topic p WHERE p.name = u.topic)
+        SELECT FROM taskq_internal.task t
+        WHERE t.identifier = u.identifier AND t.topic_id = (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = u.topic)
           AND t.sequence < p_sequences[u.place + 1]
         OFFSET 0)
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq.refuse('TQ002', format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
+        PERFORM taskq_internal.refuse('TQ002', format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
                                              p_topic.name, p_offset + v_unknown.place, v_unknown.topic, v_unknown.identifier));
     END IF;
-    INSERT INTO taskq.dependency (topic_id, sequence, on_topic_id, on_identifier)
-    SELECT DISTINCT p_topic.topic_id, p_sequences[u.place + 1], (SELECT p.topic_id FROM taskq.topic p WHERE p.name = u.topic),
+    INSERT INTO taskq_internal.dependency (topic_id, sequence, on_topic_id, on_identifier)
+    SELECT DISTINCT p_topic.topic_id, p_sequences[u.place + 1], (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = u.topic),
            u.identifier
     FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
     WHERE EXISTS (  -- DELETE does not store a task whose identifier comes again later in the push
-        SELECT FROM taskq.task t WHERE t.topic_id = p_topic.topic_id AND t.sequence = p_sequences[u.place + 1] OFFSET 0);
-    PERFORM taskq.judge_dependents(p_topic.topic_id, ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
+        SELECT FROM taskq_internal.task t WHERE t.topic_id = p_topic.topic_id AND t.sequence = p_sequences[u.place + 1] OFFSET 0);
+    PERFORM taskq_internal.judge_dependents(p_topic.topic_id, ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
 END $$;
 
 -- Wakes the tasks that wait for these identifiers of a topic, so that the next poll looks at them. Never waits: a task
 -- that another transaction is looking at is left to its next look.
-CREATE FUNCTION taskq.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_waiting  record;
     v_sleeping bigint[];
 BEGIN
-    IF NOT EXISTS (SELECT FROM taskq.dependency WHERE on_topic_id = p_topic_id AND waiting) THEN
+    IF NOT EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting) THEN
         RETURN;
     END IF;
     FOR v_waiting IN
         SELECT d.topic_id, array_agg(DISTINCT d.sequence) AS sequences
         FROM (SELECT DISTINCT i.identifier COLLATE "C" AS identifier FROM unnest(p_identifiers) AS i (identifier)) u
         CROSS JOIN LATERAL (
-            SELECT w.topic_id, w.sequence FROM taskq.dependency w
+            SELECT w.topic_id, w.sequence FROM taskq_internal.dependency w
             WHERE w.on_topic_id = p_topic_id AND w.on_identifier = u.identifier AND w.waiting OFFSET 0) d
         GROUP BY d.topic_id
     LOOP
-        v_sleeping := ARRAY(SELECT l.sequence FROM taskq.live l
+        v_sleeping := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                             WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
                               AND l.holder IS NULL AND l.waits + 0 = 1 AND l.available_at <> '-infinity'  -- by sequence alone
                             FOR UPDATE SKIP LOCKED);
-        UPDATE taskq.live SET available_at = '-infinity'
+        UPDATE taskq_internal.live SET available_at = '-infinity'
         WHERE topic_id = v_waiting.topic_id AND sequence = ANY (v_sleeping);
     END LOOP;
 END $$;
 
 -- Lets out what has waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the retries among
--- them: what the poll then does not take of those goes back by taskq.keep_in.
-CREATE FUNCTION taskq.let_out(p_topic taskq.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
+-- them: what the poll then does not take of those goes back by taskq_internal.keep_in.
+CREATE FUNCTION taskq_internal.let_out(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     -- In an order that only live_waiting has: a plan made while the table was empty could take any index.
-    IF (SELECT l.sequence FROM taskq.live l
+    IF (SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at <= v_now
         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
-        PERFORM taskq.let_out_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
+        PERFORM taskq_internal.let_out_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
     END IF;
-    IF (SELECT l.sequence FROM taskq.live l
+    IF (SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= v_now
         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
-        RETURN taskq.let_out_retries(p_topic, p_size, p_lifo, p_condition);
+        RETURN taskq_internal.let_out_retries(p_topic, p_size, p_lifo, p_condition);
     END IF;
     RETURN '{}';
 END $$;
 
 -- Lets retries wait on that were let out for a poll and not taken by it. While retries of the topic fail, those that were taken are
 -- its probe. Never waits for the row of the probe: a poll that let out a probe holds the row.
-CREATE FUNCTION taskq.keep_in(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.keep_in(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_taken bigint[];
@@ -172,20 +172,20 @@ BEGIN
     IF cardinality(p_retries) = 0 THEN
         RETURN;
     END IF;
-    UPDATE taskq.live SET waits = 2 WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits + 0 <= 0;  -- not by live_ready
-    PERFORM FROM taskq.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
+    UPDATE taskq_internal.live SET waits = 2 WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits + 0 <= 0;  -- not by live_ready
+    PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
-        v_taken := ARRAY(SELECT l.sequence FROM taskq.live l
+        v_taken := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                          WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_retries) AND l.holder IS NOT NULL);
         IF cardinality(v_taken) > 0 THEN
-            UPDATE taskq.probe SET sequences = v_taken WHERE topic_id = p_topic_id;
+            UPDATE taskq_internal.probe SET sequences = v_taken WHERE topic_id = p_topic_id;
         END IF;
     END IF;
 END $$;
 
 -- Looks at the tasks that were woken until p_size of them may go out (NULL: at all), and at a hundred of those whose next
 -- look is due.
-CREATE FUNCTION taskq.let_out_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.let_out_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();  -- a variable, as an index range needs: the function is volatile
@@ -194,75 +194,75 @@ DECLARE
     v_freed  bigint := 0;
 BEGIN
     LOOP
-        v_looked := ARRAY(SELECT l.sequence FROM taskq.live l
+        v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at = '-infinity'
                             AND l.sequence > v_after  -- past the dead index entries of those that this call has moved
                           ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
         EXIT WHEN cardinality(v_looked) = 0;
         v_after := v_looked[cardinality(v_looked)];
-        v_freed := v_freed + cardinality(taskq.judge_dependents(p_topic_id, v_looked));
+        v_freed := v_freed + cardinality(taskq_internal.judge_dependents(p_topic_id, v_looked));
         EXIT WHEN v_freed >= p_size;
     END LOOP;
-    v_looked := ARRAY(SELECT l.sequence FROM taskq.live l
+    v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 1
                         AND l.available_at > '-infinity' AND l.available_at <= v_now
                       ORDER BY l.available_at, l.sequence LIMIT 100 FOR UPDATE SKIP LOCKED);
     IF cardinality(v_looked) > 0 THEN
-        PERFORM taskq.judge_dependents(p_topic_id, v_looked);
+        PERFORM taskq_internal.judge_dependents(p_topic_id, v_looked);
     END IF;
 END $$;
 
 -- Lets out retries that wait for the probe of their topic, and returns them: while retries succeed, those that are due, in polled
--- order; while they fail, the next one in turn (taskq.may_probe says when). Skips a topic whose probe another poll is about to send.
-CREATE FUNCTION taskq.let_out_retries(p_topic taskq.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
+-- order; while they fail, the next one in turn (taskq_internal.may_probe says when). Skips a topic whose probe another poll is about to send.
+CREATE FUNCTION taskq_internal.let_out_retries(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
-    v_probe taskq.probe;
+    v_probe taskq_internal.probe;
     v_free  bigint[];
 BEGIN
-    SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing FOR UPDATE SKIP LOCKED;
-    IF p_topic.probe AND NOT taskq.may_probe(p_topic, v_probe, v_now) THEN
+    SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing FOR UPDATE SKIP LOCKED;
+    IF p_topic.probe AND NOT taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
         RETURN '{}';
     END IF;
-    v_free := taskq.retries_to_let_out(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
-    v_free := ARRAY(SELECT l.sequence FROM taskq.live l
+    v_free := taskq_internal.retries_to_let_out(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
+    v_free := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
-    UPDATE taskq.live l SET waits = CASE WHEN EXISTS (SELECT FROM taskq.dependency d WHERE d.topic_id = l.topic_id
+    UPDATE taskq_internal.live l SET waits = CASE WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
                                                       AND d.sequence = l.sequence) THEN -1 ELSE 0 END
     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free);
     RETURN CASE WHEN p_topic.probe THEN v_free ELSE '{}' END;
 END $$;
 
 -- Which retries to let out, of up to p_size identifiers for a poll of batches, else up to p_size of them.
-CREATE FUNCTION taskq.retries_to_let_out(
-    p_topic taskq.topic, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
+CREATE FUNCTION taskq_internal.retries_to_let_out(
+    p_topic taskq_internal.topic, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_free bigint[];
 BEGIN
     IF p_topic.probe AND p_failing THEN
-        v_free := taskq.retry_in_turn(p_topic.topic_id, p_now, p_condition);
+        v_free := taskq_internal.retry_in_turn(p_topic.topic_id, p_now, p_condition);
     ELSE
-        v_free := taskq.due_retries(p_topic.topic_id, p_now, p_size, p_lifo, p_condition);
+        v_free := taskq_internal.due_retries(p_topic.topic_id, p_now, p_size, p_lifo, p_condition);
     END IF;
-    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq.retries_of_same_groups(p_topic.topic_id, v_free) ELSE v_free END;
+    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic.topic_id, v_free) ELSE v_free END;
 END $$;
 
 -- The due retry whose last failure is the longest ago, whatever its priority; under a condition among those that have the turn of
 -- their identifier. At most one. Of retries that failed in one call the first by priority, then sequence.
-CREATE FUNCTION taskq.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_sequence bigint;
 BEGIN
     FOR v_sequence IN
-        SELECT l.sequence FROM taskq.live l
+        SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= p_now
         ORDER BY l.failed_at NULLS FIRST, l.priority DESC, l.sequence
     LOOP
-        IF p_condition = 'NONE' OR taskq.may_turn(p_topic_id, v_sequence, p_condition) THEN
+        IF p_condition = 'NONE' OR taskq_internal.may_turn(p_topic_id, v_sequence, p_condition) THEN
             RETURN ARRAY[v_sequence];
         END IF;
     END LOOP;
@@ -270,21 +270,21 @@ BEGIN
 END $$;
 
 -- These retries and the others of their identifiers: a batch goes out whole.
-CREATE FUNCTION taskq.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
         SELECT a.sequence
-        FROM (SELECT DISTINCT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)) u
+        FROM (SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)) u
         CROSS JOIN LATERAL (
-            SELECT b.sequence FROM taskq.live b
+            SELECT b.sequence FROM taskq_internal.live b
             WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0 AND b.holder IS NULL AND b.waits + 0 = 2
             OFFSET 0) a);
 END $$;
 
 -- The first p_size due retries of those that wait for the probe, in polled order; under a condition those that have the
 -- turn of their identifier, or a probe that may not go out would keep the others in.
-CREATE FUNCTION taskq.due_retries(p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
+CREATE FUNCTION taskq_internal.due_retries(p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -293,21 +293,21 @@ DECLARE
     v_due      bigint[] := '{}';
 BEGIN
     LOOP
-        SELECT l.priority INTO v_priority FROM taskq.live l
+        SELECT l.priority INTO v_priority FROM taskq_internal.live l
         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2 AND l.priority < v_priority
         ORDER BY l.priority DESC LIMIT 1;
         EXIT WHEN NOT FOUND OR cardinality(v_due) >= p_size;
         FOR v_sequence IN
             SELECT r.sequence FROM (
-                (SELECT l.sequence FROM taskq.live l
+                (SELECT l.sequence FROM taskq_internal.live l
                  WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2
                    AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at, l.sequence)
                 UNION ALL
-                (SELECT l.sequence FROM taskq.live l
+                (SELECT l.sequence FROM taskq_internal.live l
                  WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2
                    AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at DESC, l.sequence DESC)) r
         LOOP
-            IF p_condition = 'NONE' OR taskq.may_turn(p_topic_id, v_sequence, p_condition) THEN
+            IF p_condition = 'NONE' OR taskq_internal.may_turn(p_topic_id, v_sequence, p_condition) THEN
                 v_due := v_due || v_sequence;
             END IF;
             EXIT WHEN cardinality(v_due) >= p_size;
@@ -317,126 +317,126 @@ BEGIN
 END $$;
 
 -- Whether an attempted task has the turn of its identifier, which nothing blocks.
-CREATE FUNCTION taskq.may_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.may_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_identifier text := (SELECT l.identifier FROM taskq.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence);
+    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence);
 BEGIN
-    RETURN (SELECT CASE WHEN p_condition = 'BATCH' THEN a.holder IS NULL ELSE a.sequence = p_sequence END FROM taskq.live a
+    RETURN (SELECT CASE WHEN p_condition = 'BATCH' THEN a.holder IS NULL ELSE a.sequence = p_sequence END FROM taskq_internal.live a
             WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0 ORDER BY a.holder, a.sequence LIMIT 1)
-       AND (SELECT e.sequence FROM taskq.ended e
+       AND (SELECT e.sequence FROM taskq_internal.ended e
             WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (2, 3, 4)
-              AND e.state = ANY (taskq.blocking_states(p_condition)) ORDER BY e.state, e.sequence LIMIT 1) IS NULL
+              AND e.state = ANY (taskq_internal.blocking_states(p_condition)) ORDER BY e.state, e.sequence LIMIT 1) IS NULL
        AND (p_condition <> 'BATCH' OR NOT EXISTS (
-            SELECT FROM taskq.live a WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+            SELECT FROM taskq_internal.live a WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                                        AND a.holder IS NULL AND (a.available_at > clock_timestamp() OR a.waits = 1)));
 END $$;
 
 -- Whether a poll may let out retries of a probing topic: yes while none fails. While they fail, if the poll holds the probe's row, the
 -- last probe is not held any more, and since that failed a retry has become due or the topic's first delay has passed. The delay of
 -- the task that failed does not count: it grows, and the other retries would wait for it.
-CREATE FUNCTION taskq.may_probe(p_topic taskq.topic, p_probe taskq.probe, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.may_probe(p_topic taskq_internal.topic, p_probe taskq_internal.probe, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     IF p_probe.topic_id IS NULL THEN
-        RETURN NOT EXISTS (SELECT FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing);
+        RETURN NOT EXISTS (SELECT FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing);
     END IF;
-    IF EXISTS (SELECT FROM taskq.live l
+    IF EXISTS (SELECT FROM taskq_internal.live l
                WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_probe.sequences) AND l.holder IS NOT NULL) THEN
         RETURN false;
     END IF;
     RETURN p_probe.failed_at IS NULL OR p_probe.failed_at + least(p_topic.base, p_topic.max_delay) <= p_now
-        OR (SELECT l.sequence FROM taskq.live l
+        OR (SELECT l.sequence FROM taskq_internal.live l
             WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2
               AND l.available_at > p_probe.failed_at AND l.available_at <= p_now
             ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
 -- Whether any task at all may have to be told how others end.
-CREATE FUNCTION taskq.anyone_waits() RETURNS boolean LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.anyone_waits() RETURNS boolean LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq.dependency WHERE waiting) OR EXISTS (SELECT FROM taskq.topic WHERE probe);
+    RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE waiting) OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
 END $$;
 
 -- What a call of complete means for those who wait: wakes the dependents of what SUCCEEDED, and tells the probe.
-CREATE FUNCTION taskq.tell_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.tell_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_topic taskq.topic;
+    v_topic taskq_internal.topic;
 BEGIN
-    PERFORM taskq.wake_dependents(p_topic_id, ARRAY(
-        SELECT e.identifier FROM taskq.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = 6));
-    SELECT * INTO v_topic FROM taskq.topic WHERE topic_id = p_topic_id;
+    PERFORM taskq_internal.wake_dependents(p_topic_id, ARRAY(
+        SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = 6));
+    SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = p_topic_id;
     IF v_topic.probe THEN
-        PERFORM taskq.tell_probe(v_topic, p_sequences, p_results);
+        PERFORM taskq_internal.tell_probe(v_topic, p_sequences, p_results);
     END IF;
 END $$;
 
 -- Tells a topic's probe how tasks did that this transaction just ended or put back. A noted failure makes the topic a failing one; a
--- failure of the probe itself is noted with its time, which holds the next one back (taskq.may_probe). Any other decision on a retry
+-- failure of the probe itself is noted with its time, which holds the next one back (taskq_internal.may_probe). Any other decision on a retry
 -- ends the failing. Writes only where something changes, so that completions don't wait in line.
-CREATE FUNCTION taskq.tell_probe(p_topic taskq.topic, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.tell_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_probe  taskq.probe;
+    v_probe  taskq_internal.probe;
     v_failed bigint[];
     v_ok     boolean;
 BEGIN
-    v_failed := ARRAY(SELECT l.sequence FROM taskq.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_sequences)
+    v_failed := ARRAY(SELECT l.sequence FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_sequences)
                         AND l.waits + 0 = 2  -- not by live_waiting
                       UNION ALL
-                      SELECT e.sequence FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.state = 3);
-    SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
+                      SELECT e.sequence FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.state = 3);
+    SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF cardinality(v_failed) > 0 AND v_probe.failing IS NULL THEN
-        INSERT INTO taskq.probe (topic_id, failing) VALUES (p_topic.topic_id, true)
+        INSERT INTO taskq_internal.probe (topic_id, failing) VALUES (p_topic.topic_id, true)
         ON CONFLICT (topic_id) DO UPDATE SET failing = true, failed_at = NULL, sequences = '{}';
     ELSIF v_probe.sequences && v_failed THEN
-        UPDATE taskq.probe SET failed_at = clock_timestamp() WHERE topic_id = p_topic.topic_id;
+        UPDATE taskq_internal.probe SET failed_at = clock_timestamp() WHERE topic_id = p_topic.topic_id;
     ELSIF v_probe.failing AND cardinality(v_failed) = 0 THEN
-        v_ok := EXISTS (SELECT FROM taskq.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.attempt > 1)
+        v_ok := EXISTS (SELECT FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.attempt > 1)
              OR v_probe.sequences && ARRAY(SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result) WHERE u.result > 0);
         IF v_ok THEN
-            UPDATE taskq.probe SET failing = false WHERE topic_id = p_topic.topic_id;
+            UPDATE taskq_internal.probe SET failing = false WHERE topic_id = p_topic.topic_id;
         END IF;
     END IF;
 END $$;
 
 -- The tasks that a poll would let out now: woken dependents that are fulfilled and due, a hundred of those whose next look
 -- is due (another hundred at each call), and up to p_limit retries. Reads only.
-CREATE FUNCTION taskq.to_let_out(p_topic taskq.topic, p_limit int, p_condition text) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION taskq_internal.to_let_out(p_topic taskq_internal.topic, p_limit int, p_condition text) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
-    v_first  timestamptz := (SELECT l.available_at FROM taskq.live l
+    v_first  timestamptz := (SELECT l.available_at FROM taskq_internal.live l
                              WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
                                AND l.available_at > '-infinity' AND l.available_at <= v_now ORDER BY l.available_at LIMIT 1);
     v_middle timestamptz;
     v_aged   bigint[];
     v_looked bigint[];
-    v_probe  taskq.probe;
+    v_probe  taskq_internal.probe;
 BEGIN
-    v_looked := ARRAY(SELECT l.sequence FROM taskq.live l
+    v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                       WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at = '-infinity');
     v_middle := v_first + random() * (v_now - v_first);
     v_aged := ARRAY(
-        SELECT l.sequence FROM taskq.live l
+        SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at BETWEEN v_middle AND v_now
         ORDER BY l.available_at LIMIT 100);
     v_looked := v_looked || v_aged || ARRAY(
-        SELECT l.sequence FROM taskq.live l
+        SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
           AND l.available_at >= v_first AND l.available_at < v_middle
         ORDER BY l.available_at LIMIT 100 - cardinality(v_aged));
     IF cardinality(v_looked) > 0 THEN
-        v_looked := taskq.fulfilled(p_topic.topic_id, v_looked);
-        v_looked := ARRAY(SELECT t.sequence FROM taskq.task t JOIN taskq.live l USING (topic_id, sequence)
+        v_looked := taskq_internal.fulfilled(p_topic.topic_id, v_looked);
+        v_looked := ARRAY(SELECT t.sequence FROM taskq_internal.task t JOIN taskq_internal.live l USING (topic_id, sequence)
                           WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_looked)
                             AND coalesce(l.due_again, t.due) <= v_now);
     END IF;
-    SELECT * INTO v_probe FROM taskq.probe WHERE topic_id = p_topic.topic_id AND failing;
-    IF NOT p_topic.probe OR taskq.may_probe(p_topic, v_probe, v_now) THEN
-        v_looked := v_looked || taskq.retries_to_let_out(p_topic, v_probe.failing, v_now, p_limit, false, p_condition);
+    SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
+    IF NOT p_topic.probe OR taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
+        v_looked := v_looked || taskq_internal.retries_to_let_out(p_topic, v_probe.failing, v_now, p_limit, false, p_condition);
     END IF;
     RETURN v_looked;
 END $$;

@@ -1,7 +1,7 @@
 -- Topics and owners: who may be worked on, and who may work.
 
 -- A topic is a named, ordered queue with a policy. Its number stands for its name in every other table.
-CREATE TABLE taskq.topic (
+CREATE TABLE taskq_internal.topic (
     topic_id          int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name              text NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 250),
     paused            boolean NOT NULL DEFAULT false,
@@ -23,13 +23,13 @@ CREATE TABLE taskq.topic (
     ttl               interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days'),
     notify            boolean NOT NULL DEFAULT false  -- a push sends a notification (taskq.wake)
 );
-CREATE INDEX topic_probe ON taskq.topic (topic_id) WHERE probe;
+CREATE INDEX topic_probe ON taskq_internal.topic (topic_id) WHERE probe;
 
 -- Moves of topics to tables of their own that have not ended. A move takes several transactions, so a session that ends between
 -- two of them leaves its row behind. The next move of the topic reads the row, and finishes or undoes what was left. The transaction
 -- that ends the move deletes the row.
-CREATE TABLE taskq.topic_move (
-    topic_id int PRIMARY KEY REFERENCES taskq.topic ON DELETE CASCADE,
+CREATE TABLE taskq_internal.topic_move (
+    topic_id int PRIMARY KEY REFERENCES taskq_internal.topic ON DELETE CASCADE,
     -- Drawn at random for each try. Each step of a move has to name it, so a try that was replaced changes nothing any more.
     -- The session of the move holds an advisory lock of this key, so the lock tells whether the session is still connected.
     token    bigint NOT NULL UNIQUE,
@@ -40,14 +40,14 @@ CREATE TABLE taskq.topic_move (
 );
 
 -- Fences only grow: one sequence for all owners, drawn at each registration.
-CREATE SEQUENCE taskq.fence;
+CREATE SEQUENCE taskq_internal.fence;
 
 -- An owner is a name with a lease and a fence. Without a fence its lease is gone: it was released, expired or purged.
 --
 -- Locks on this row carry the promises of the lease. Whoever polls or completes holds FOR KEY SHARE until its
 -- transaction ends; whoever takes the lease away changes `fence`, which is unique and therefore a key, and so
 -- has to wait for (or skip) them. A heartbeat changes no key and passes both.
-CREATE TABLE taskq.owner (
+CREATE TABLE taskq_internal.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
     fence       bigint UNIQUE,
@@ -56,3 +56,40 @@ CREATE TABLE taskq.owner (
     lease_until timestamptz NOT NULL,
     seen        timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- A lease by name: held until `until`, and kept until `at_least` even where it is unlocked before.
+CREATE TABLE taskq_internal.lock (
+    name     text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
+    held_by  text NOT NULL,
+    locked   timestamptz NOT NULL,
+    at_least timestamptz NOT NULL,
+    until    timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- Which workers are to work: a state that outlives their processes.
+CREATE TABLE taskq_internal.worker (
+    name    text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
+    active  boolean NOT NULL,
+    changed timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- Which roles were granted what, so that an upgrade, which makes the functions anew, can grant it again.
+CREATE TABLE taskq_internal.access (
+    role name NOT NULL,
+    kind text NOT NULL CHECK (kind IN ('producer', 'consumer', 'reader', 'operator')),
+    PRIMARY KEY (role, kind)
+);
+
+-- What people did by the page and the command line: who, what, to how many tasks, when. A row is written in the transaction of the
+-- action, so one that was rolled back left none. Payloads are not kept here. Rows stay until the schema's owner deletes them.
+CREATE TABLE taskq_internal.audit (
+    audit_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    happened timestamptz NOT NULL,
+    actor    text NOT NULL,                    -- the person, as the client says
+    role     text NOT NULL,                    -- the database role that was connected, which no client can choose
+    action   text NOT NULL,
+    topic    text,                             -- its name: the row outlives the topic
+    what     text NOT NULL,                    -- which tasks, and how
+    count    bigint NOT NULL
+);
+CREATE INDEX audit_topic ON taskq_internal.audit (topic, audit_id);

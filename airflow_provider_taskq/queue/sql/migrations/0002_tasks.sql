@@ -9,16 +9,16 @@
 --
 -- All three are partitioned by topic, with one default partition: a busy topic can be given partitions of its own.
 -- Foreign keys to topic are left out: they would lock the topic's row at every push. push and drop_topic
--- exclude each other by an advisory lock instead (functions/topic_lock.sql).
+-- exclude each other by an advisory lock instead (internal/locks.sql).
 --
 -- An index begins with the plain topic_id only where that is the one way to use it: so that on a table that was never
 -- analysed, or was just emptied, the planner has one choice, and it is the right one.
 --
 -- Identifiers compare by bytes (COLLATE "C"): the same everywhere, and several times as fast.
 
-CREATE SEQUENCE taskq.task_sequence;
+CREATE SEQUENCE taskq_internal.task_sequence;
 
-CREATE TABLE taskq.task (
+CREATE TABLE taskq_internal.task (
     sequence   bigint NOT NULL,
     created    timestamptz NOT NULL,
     due        timestamptz NOT NULL,           -- as pushed: the place that reset, release and redelivery give back
@@ -31,12 +31,12 @@ CREATE TABLE taskq.task (
     payload    json,
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
-CREATE INDEX task_identifier ON taskq.task (identifier, topic_id, sequence);
-CREATE INDEX task_reference ON taskq.task (reference, topic_id, sequence) WHERE reference IS NOT NULL;
+CREATE INDEX task_identifier ON taskq_internal.task (identifier, topic_id, sequence);
+CREATE INDEX task_reference ON taskq_internal.task (reference, topic_id, sequence) WHERE reference IS NOT NULL;
 -- For a moment's first sequence. A block range index, as rows come in the order of their time: a thousandth of a b-tree.
-CREATE INDEX task_created ON taskq.task USING brin (created) WITH (pages_per_range = 32, autosummarize = on);
+CREATE INDEX task_created ON taskq_internal.task USING brin (created) WITH (pages_per_range = 32, autosummarize = on);
 
-CREATE TABLE taskq.live (
+CREATE TABLE taskq_internal.live (
     sequence     bigint NOT NULL,
     available_at timestamptz NOT NULL,         -- when due; while it waits for dependencies: when to look at them next
     holder       bigint,                       -- owner_id; NULL while READY
@@ -56,23 +56,23 @@ CREATE TABLE taskq.live (
     failed_at    timestamptz,                  -- when the last noted failure was
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
-CREATE INDEX live_ready ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits <= 0;
-CREATE INDEX live_waiting ON taskq.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL AND waits > 0;
-CREATE INDEX live_probing ON taskq.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits = 2;
+CREATE INDEX live_ready ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits <= 0;
+CREATE INDEX live_waiting ON taskq_internal.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL AND waits > 0;
+CREATE INDEX live_probing ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits = 2;
 -- The retries of a topic that probes, in turn: the retry that failed last comes last.
-CREATE INDEX live_probing_in_turn ON taskq.live (topic_id, failed_at NULLS FIRST, priority DESC, sequence, available_at)
+CREATE INDEX live_probing_in_turn ON taskq_internal.live (topic_id, failed_at NULLS FIRST, priority DESC, sequence, available_at)
     WHERE holder IS NULL AND waits = 2;
-CREATE INDEX live_held ON taskq.live (holder, sequence) WHERE holder IS NOT NULL;
+CREATE INDEX live_held ON taskq_internal.live (holder, sequence) WHERE holder IS NOT NULL;
 -- Retries that wait, for those who look through them. No claim enters or leaves it but that of a retry.
-CREATE INDEX live_retrying ON taskq.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;
+CREATE INDEX live_retrying ON taskq_internal.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;
 -- The turn of an identifier: its ACTIVE tasks first (holder is not null), then its attempted ones by sequence.
-CREATE INDEX live_turn ON taskq.live (identifier, topic_id, holder, sequence) WHERE attempt > 0;
+CREATE INDEX live_turn ON taskq_internal.live (identifier, topic_id, holder, sequence) WHERE attempt > 0;
 -- The lane of an identifier: its READY tasks as they are polled. On topic_id::bigint, so that whoever asks for topic_id
 -- never gets this one. It includes topic_id, or a scan of it could not do without the table.
-CREATE INDEX live_lane ON taskq.live ((topic_id::bigint), identifier, priority DESC, available_at, sequence) INCLUDE (topic_id)
+CREATE INDEX live_lane ON taskq_internal.live ((topic_id::bigint), identifier, priority DESC, available_at, sequence) INCLUDE (topic_id)
     WHERE holder IS NULL;
 
-CREATE TABLE taskq.ended (
+CREATE TABLE taskq_internal.ended (
     sequence     bigint NOT NULL,
     completed    timestamptz,
     available_at timestamptz NOT NULL,
@@ -91,17 +91,92 @@ CREATE TABLE taskq.ended (
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
 -- What blocks an identifier, and what an operator looks for: few rows in a healthy queue.
-CREATE INDEX ended_troubled ON taskq.ended (identifier, topic_id, state, sequence) WHERE state IN (2, 3, 4);
+CREATE INDEX ended_troubled ON taskq_internal.ended (identifier, topic_id, state, sequence) WHERE state IN (2, 3, 4);
 -- The same in order of sequence, for those who revive, reassign and look through them state by state. By expressions, as
 -- topic_id in live_lane, so that no poll ever gets it.
-CREATE INDEX ended_state ON taskq.ended ((topic_id::bigint), (state::int), sequence) WHERE state::int IN (2, 3, 4);
+CREATE INDEX ended_state ON taskq_internal.ended ((topic_id::bigint), (state::int), sequence) WHERE state::int IN (2, 3, 4);
 -- For results between two moments.
-CREATE INDEX ended_completed ON taskq.ended USING brin (completed) WITH (pages_per_range = 32, autosummarize = on);
+CREATE INDEX ended_completed ON taskq_internal.ended USING brin (completed) WITH (pages_per_range = 32, autosummarize = on);
 
-CREATE TABLE taskq.task_default PARTITION OF taskq.task DEFAULT;
-CREATE TABLE taskq.ended_default PARTITION OF taskq.ended DEFAULT;
+CREATE TABLE taskq_internal.task_default PARTITION OF taskq_internal.task DEFAULT;
+CREATE TABLE taskq_internal.ended_default PARTITION OF taskq_internal.ended DEFAULT;
 -- The hot table is small and all change: vacuum it early, at full speed, and by count rather than by share.
-CREATE TABLE taskq.live_default PARTITION OF taskq.live DEFAULT WITH (
+CREATE TABLE taskq_internal.live_default PARTITION OF taskq_internal.live DEFAULT WITH (
     autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.1
 );
+
+-- The locks of lanes. Whoever polls under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its
+-- transaction ends, and then looks again: so that of two such polls only one decides on an identifier. Rows rather than
+-- advisory locks, as those of a large batch would not fit the server's lock table. Locked only, never changed, so the
+-- table stays as it is made here. Identifiers that share a bucket by chance exclude each other while a poll is open.
+CREATE TABLE taskq_internal.lane_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
+INSERT INTO taskq_internal.lane_lock SELECT generate_series(0, 65535);
+
+-- What a task depends on: the latest task of an identifier, of any topic.
+CREATE TABLE taskq_internal.dependency (
+    topic_id      int NOT NULL,
+    sequence      bigint NOT NULL,
+    on_topic_id   int NOT NULL,
+    on_identifier text COLLATE "C" NOT NULL,
+    waiting       boolean NOT NULL DEFAULT true,   -- whether the task was seen to wait; else nobody has to be woken for it
+    PRIMARY KEY (topic_id, sequence, on_topic_id, on_identifier)
+);
+CREATE INDEX dependency_waiting ON taskq_internal.dependency (on_topic_id, on_identifier) WHERE waiting;
+
+-- The probe of a topic whose policy stops at the first failure: while its retries fail, one of them is out at a time.
+CREATE TABLE taskq_internal.probe (
+    topic_id  int PRIMARY KEY,
+    failing   boolean NOT NULL,
+    failed_at timestamptz,                     -- when the last probe failed; NULL while none has failed
+    sequences bigint[] NOT NULL DEFAULT '{}'   -- the last probe: one retry, or those of one group of a batch
+) WITH (fillfactor = 50);
+
+-- A group of identifiers (`key`) that was released for somebody's wait.
+CREATE TABLE taskq_internal.juncture (
+    name     text COLLATE "C" NOT NULL CHECK (name ~ '\S' AND length(name) <= 1000),
+    topic_id int NOT NULL,
+    key      uuid NOT NULL,
+    released timestamptz NOT NULL,
+    PRIMARY KEY (name, topic_id, key)
+);
+
+-- What happened to tasks beside the way from push to poll to end, of which their own rows tell: failures that were noted,
+-- leases that lapsed, and what people did. Nothing is written here for a task that goes well.
+
+-- kind: 1 a noted failure that is tried again, 2 a lease that lapsed, 3 started anew, 4 recreated, 5 given another result.
+CREATE TABLE taskq_internal.history (
+    happened timestamptz NOT NULL,
+    due      timestamptz,                      -- of kinds 1 and 2: when the attempt was due
+    polled   timestamptz,                      -- of kinds 1 and 2: when the attempt was claimed
+    topic_id int NOT NULL,
+    sequence bigint NOT NULL,
+    kind     smallint NOT NULL,
+    state    smallint,                         -- that the task had before
+    attempt  int NOT NULL,
+    holder   text,                             -- the name of whoever held it last: owners may be purged
+    other    bigint,                           -- 4: the sequence of the copy; 5: the new state
+    actor    text,                             -- who did it, where a person did, as the client says
+    role     text,                             -- of 3 and above: the database role that was connected
+    error    text,                             -- its last 2,000 characters
+    error_summary text
+);
+CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happened);
+
+-- Tables that exist only to be locked. No role but the owner has a right on their schema: a role that can name a table can lock
+-- it FOR UPDATE in a statement that it only prepares, and any role can lock any relation in ROW EXCLUSIVE mode by nextval(oid).
+-- So a ROW SHARE lock on one of these proves that a function of the queue took it. Advisory locks prove nothing: any role that
+-- can connect can take any of them.
+CREATE TABLE taskq_internal.push ();           -- this transaction draws sequences
+CREATE TABLE taskq_internal.unplaced_push ();  -- it could not announce its topic: it counts for all topics
+CREATE TABLE taskq_internal.keep ();           -- it relies on a topic and draws no sequences
+CREATE TABLE taskq_internal.prune ();          -- it prunes stages
+
+-- Locks by hash of a name, for names that have no row of their own: locked only, never changed (see taskq_internal.mutex_of).
+CREATE TABLE taskq_internal.mutex (bucket int PRIMARY KEY) WITH (fillfactor = 100);
+INSERT INTO taskq_internal.mutex SELECT generate_series(0, 3 * 4096 - 1);
+
+-- Locks by hash of a topic and an identifier, for the transactions that offer or drop that identifier (see api/push.sql).
+-- Locked only, never changed.
+CREATE TABLE taskq_internal.offer_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
+INSERT INTO taskq_internal.offer_lock SELECT generate_series(0, 65535);

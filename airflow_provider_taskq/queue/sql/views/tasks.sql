@@ -5,11 +5,11 @@
 --   SELECT * FROM taskq.newest('orders', 50);
 --   SELECT * FROM taskq.topics_at_a_glance;
 --
--- Payloads are left out (taskq.task has them), outputs and errors are cut to a line. For people only: programs call
+-- Payloads are left out (taskq_internal.task has them), outputs and errors are cut to a line. For people only: programs call
 -- functions, and the columns here may change with any release.
 
 -- Tasks that wait or are held, with the columns of taskq.tasks.
-CREATE VIEW taskq.live_tasks AS
+CREATE VIEW taskq_internal.live_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
        CASE WHEN l.holder IS NULL THEN taskq.why_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt, l.available_at)
             WHEN o.lease_until < statement_timestamp()
@@ -20,55 +20,55 @@ SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
        l.polled, NULL::timestamptz AS completed, NULL::text AS output, left(l.error_summary, 120) AS error,
        l.topic_id, l.holder IS NULL AS waiting, NULL::smallint AS number
-FROM taskq.live l
-JOIN taskq.topic p ON p.topic_id = l.topic_id
-JOIN taskq.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
-LEFT JOIN taskq.owner o ON o.owner_id = l.holder
-CROSS JOIN LATERAL (  -- as taskq.clamp_moment has them, which a view cannot call: those who read the view have no right on it
+FROM taskq_internal.live l
+JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
+JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
+LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
+CROSS JOIN LATERAL (  -- as taskq_internal.clamp_moment has them, which a view cannot call: those who read the view have no right on it
     SELECT greatest(least(CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS due,
            greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created,
            greatest(least(o.lease_until, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS lease_until) c;
 
 -- Tasks in the other states, with the columns of taskq.tasks.
-CREATE VIEW taskq.ended_tasks AS
+CREATE VIEW taskq_internal.ended_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier,
        CASE e.state WHEN 3 THEN 'FAILURE' WHEN 4 THEN 'SUSPENSION' WHEN 5 THEN 'FILTER' WHEN 6 THEN 'SUCCESS' END AS result,
        taskq.why_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name) AS why,
        e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
        left(e.error_summary, 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
-FROM taskq.ended e
-JOIN taskq.topic p ON p.topic_id = e.topic_id
-JOIN taskq.task t ON t.topic_id = e.topic_id AND t.sequence = e.sequence
-LEFT JOIN taskq.owner o ON o.owner_id = e.holder
+FROM taskq_internal.ended e
+JOIN taskq_internal.topic p ON p.topic_id = e.topic_id
+JOIN taskq_internal.task t ON t.topic_id = e.topic_id AND t.sequence = e.sequence
+LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
 CROSS JOIN LATERAL (SELECT greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created) c;
 
 -- All tasks by name. Every state is a branch of its own, so that a question for one leaves the tables of the others alone.
 CREATE VIEW taskq.tasks AS
 SELECT v.topic, v.sequence, v.identifier, v.state, v.result, v.why, v.attempt, v.crashes, v.priority, v.reference, v.age, v.due_in,
        v.holder, v.lease_until, v.polled, v.completed, v.output, v.error, v.topic_id
-FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq.live_tasks l WHERE NOT l.waiting
-      UNION ALL SELECT 'READY', l.* FROM taskq.live_tasks l WHERE l.waiting
-      UNION ALL SELECT 'EXPIRED', e.* FROM taskq.ended_tasks e WHERE e.number = 2
-      UNION ALL SELECT 'FAILED', e.* FROM taskq.ended_tasks e WHERE e.number = 3
-      UNION ALL SELECT 'SUSPENDED', e.* FROM taskq.ended_tasks e WHERE e.number = 4
-      UNION ALL SELECT 'FILTERED', e.* FROM taskq.ended_tasks e WHERE e.number = 5
-      UNION ALL SELECT 'SUCCEEDED', e.* FROM taskq.ended_tasks e WHERE e.number = 6
-      UNION ALL SELECT 'RECREATED', e.* FROM taskq.ended_tasks e WHERE e.number = 7
-      UNION ALL SELECT 'REDUNDANT', e.* FROM taskq.ended_tasks e WHERE e.number = 8) v;
+FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq_internal.live_tasks l WHERE NOT l.waiting
+      UNION ALL SELECT 'READY', l.* FROM taskq_internal.live_tasks l WHERE l.waiting
+      UNION ALL SELECT 'EXPIRED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 2
+      UNION ALL SELECT 'FAILED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 3
+      UNION ALL SELECT 'SUSPENDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 4
+      UNION ALL SELECT 'FILTERED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 5
+      UNION ALL SELECT 'SUCCEEDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 6
+      UNION ALL SELECT 'RECREATED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 7
+      UNION ALL SELECT 'REDUNDANT', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 8) v;
 
 -- The newest tasks of a topic, or of one of its identifiers, the newest first: found by an index, however many there are.
 CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL) RETURNS SETOF taskq.tasks
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id  int := (taskq.find_topic(p_topic)).topic_id;
+    v_topic_id  int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_sequences bigint[];
 BEGIN
     IF p_identifier IS NULL THEN
-        v_sequences := ARRAY(SELECT t.sequence FROM taskq.task t WHERE t.topic_id = v_topic_id ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
+        v_sequences := ARRAY(SELECT t.sequence FROM taskq_internal.task t WHERE t.topic_id = v_topic_id ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
     ELSE
-        v_sequences := ARRAY(SELECT t.sequence FROM taskq.task t WHERE t.identifier = p_identifier AND t.topic_id = v_topic_id
+        v_sequences := ARRAY(SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_identifier AND t.topic_id = v_topic_id
                              ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
     END IF;
     RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic_id AND v.sequence = ANY (v_sequences) ORDER BY v.sequence DESC;
@@ -82,19 +82,19 @@ SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, c
        statement_timestamp() - (taskq.longest_due(p.topic_id)).since AS oldest,
        statement_timestamp() - (SELECT CASE WHEN max(n.completed) IS NOT NULL
                                        THEN greatest(least(max(n.completed), timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') END
-                                FROM (SELECT e.completed FROM taskq.ended e WHERE e.topic_id = p.topic_id
+                                FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id
                                                               ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
-       to_regclass('taskq.live_' || p.topic_id) IS NOT NULL AS own_partition, p.topic_id
-FROM taskq.topic p
+       to_regclass('taskq_internal.live_' || p.topic_id) IS NOT NULL AS own_partition, p.topic_id
+FROM taskq_internal.topic p
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE l.attempt = 0 AND l.available_at <= statement_timestamp()) AS ready,
            count(*) FILTER (WHERE l.attempt = 0 AND l.available_at > statement_timestamp()) AS scheduled,
            count(*) FILTER (WHERE l.attempt > 0) AS retrying
-    FROM (SELECT n.available_at, n.attempt FROM taskq.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits <= 0
+    FROM (SELECT n.available_at, n.attempt FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits <= 0
           ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) r
 CROSS JOIN LATERAL (
-    SELECT count(*) AS blocked FROM (SELECT FROM taskq.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits > 0 AND n.waits = 1
+    SELECT count(*) AS blocked FROM (SELECT FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits > 0 AND n.waits = 1
                                      LIMIT 1000) l) w
-LEFT JOIN (SELECT l.topic_id, count(*) AS held FROM (SELECT n.topic_id FROM taskq.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
+LEFT JOIN (SELECT l.topic_id, count(*) AS held FROM (SELECT n.topic_id FROM taskq_internal.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
            GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
 ORDER BY p.name;

@@ -1,10 +1,20 @@
--- Readers of logs: how a group shares a topic out among its partitions, and who leads which; and how long handling takes.
+-- Readers of logs: their progress, how a group shares a topic out among its partitions, and who leads which; and how long handling takes.
+
+-- The cursor after the last task that a group of readers has handled, a row for each partition of a topic.
+CREATE TABLE taskq_internal.progress (
+    reader_group text COLLATE "C" NOT NULL CHECK (reader_group ~ '\S' AND length(reader_group) <= 1000),
+    topic_id     int NOT NULL,
+    partition    int NOT NULL CHECK (partition >= 0),
+    cursor       bigint NOT NULL,
+    advanced     timestamptz NOT NULL,
+    PRIMARY KEY (reader_group, topic_id, partition)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- How a group reads a topic. A generation is a way of sharing out: all of its partitions begin after the place `begins`. Where
 -- another way is wanted, they read up to and including `ends`, and then the next generation begins there.
-CREATE TABLE taskq.reader (
+CREATE TABLE taskq_internal.reader (
     reader_group    text COLLATE "C" NOT NULL CHECK (reader_group ~ '\S' AND length(reader_group) <= 1000),
-    topic_id        int NOT NULL REFERENCES taskq.topic ON DELETE CASCADE,
+    topic_id        int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
     generation      int NOT NULL,
     partitions      int NOT NULL CHECK (partitions BETWEEN 1 AND 1000),
     level           int CHECK (level >= 0),
@@ -18,7 +28,7 @@ CREATE TABLE taskq.reader (
 
 -- Who leads a partition of the group's generation. Without a fence nobody does; a lease that lapsed is anybody's to take, by a
 -- new fence. Whoever reads, advances or leads holds the row until its transaction ends.
-CREATE TABLE taskq.reader_partition (
+CREATE TABLE taskq_internal.reader_partition (
     reader_group text COLLATE "C" NOT NULL,
     topic_id     int NOT NULL,
     partition    int NOT NULL,
@@ -31,12 +41,12 @@ CREATE TABLE taskq.reader_partition (
     failed       timestamptz,                  -- when a leader gave up, until progress is made again, and why
     error        text,
     PRIMARY KEY (reader_group, topic_id, partition),
-    FOREIGN KEY (reader_group, topic_id) REFERENCES taskq.reader ON DELETE CASCADE
+    FOREIGN KEY (reader_group, topic_id) REFERENCES taskq_internal.reader ON DELETE CASCADE
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- How long handling a task took, as those who handle tasks tell: by topic, hour, and bucket of 5 % (taskq.note_handling).
-CREATE TABLE taskq.handling (
-    topic_id int NOT NULL REFERENCES taskq.topic ON DELETE CASCADE,
+CREATE TABLE taskq_internal.handling (
+    topic_id int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
     hour     timestamptz NOT NULL,
     bucket   int NOT NULL,
     count    bigint NOT NULL,

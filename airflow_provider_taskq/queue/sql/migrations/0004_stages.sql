@@ -1,0 +1,75 @@
+-- Stages: where the executors of a distributed job leave their decisions until its driver commits them all at once.
+
+-- Unlogged: a stage lost in a crash of the server is found short by its counts, and its job runs again.
+CREATE UNLOGGED TABLE taskq.staged (
+    stage    uuid NOT NULL,
+    part     int NOT NULL,
+    attempt  bigint NOT NULL,      -- the number of the executor's try, unique within the job
+    sequence bigint NOT NULL,
+    result   smallint NOT NULL,
+    output   text,
+    error    text,
+    delay    interval
+);
+CREATE INDEX staged_stage ON taskq.staged (stage, part, attempt);
+
+-- The stages that were committed, so that a driver that asks again gets the same answer and changes nothing.
+CREATE TABLE taskq_internal.stage (
+    stage     uuid PRIMARY KEY,
+    completed bigint NOT NULL,
+    committed timestamptz NOT NULL
+);
+
+-- Drains: one row for each name, for its latest drain. A drain without `finished` is running, or its program was killed: the next
+-- drain of the same name continues it, so that the failures that the killed program has committed are counted, too.
+CREATE TABLE taskq_internal.drain (
+    name     text PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
+    topic    text NOT NULL,
+    fence    bigint,                 -- of the owner that drains; NULL for a drain of several owners whose names begin with this one
+    began    timestamptz NOT NULL,
+    finished timestamptz,
+    report   json
+);
+
+-- Unlogged like taskq.staged: what a crash of the server loses is found short by its counts, and its job runs again.
+CREATE UNLOGGED TABLE taskq.staged_task (
+    stage        uuid NOT NULL,
+    part         int NOT NULL,
+    attempt      bigint NOT NULL,  -- the number of the executor's try, unique within the job
+    place        bigint NOT NULL,  -- the order within the part
+    parent       bigint,           -- the decided task that this one follows; NULL for a plain push
+    priority     int,
+    suspended    boolean,
+    staged       timestamptz NOT NULL DEFAULT now(),  -- tells what a dead driver left from what a living one stages
+    available_at timestamptz,
+    delay        interval,
+    ttl          interval,
+    topic        text,             -- NULL: the one that the commit names
+    identifier   text,
+    payload      text,
+    reference    text,
+    depends_on   text              -- a JSON list of pairs of topic and identifier
+);
+CREATE INDEX staged_task_stage ON taskq.staged_task (stage, part, attempt, place);
+
+-- A junction that follows a decided task.
+CREATE UNLOGGED TABLE taskq.staged_junction (
+    stage    uuid NOT NULL,
+    part     int NOT NULL,
+    attempt  bigint NOT NULL,
+    parent   bigint,
+    topic    text NOT NULL,
+    groups   text NOT NULL,        -- a JSON list of lists of identifiers
+    junction text NOT NULL
+);
+CREATE INDEX staged_junction_stage ON taskq.staged_junction (stage, part, attempt);
+
+-- The last batch that each stream committed: a batch that is replayed commits nothing again.
+CREATE TABLE taskq_internal.stream (
+    name      text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 500),
+    batch     bigint NOT NULL,
+    committed timestamptz NOT NULL,
+    -- The number of the checkpoint that committed the batch. A query with a new checkpoint numbers its batches from 0 again, and
+    -- those are no repetitions. NULL: numbered by the caller, or not known.
+    query     text
+);
