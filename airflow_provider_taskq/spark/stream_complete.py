@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from typing import Self
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
@@ -46,7 +46,7 @@ class CompleteStreamWriter(DataSourceStreamArrowWriter):
         """Stages one partition of one batch, on an executor."""
         context = this_try()
         batch = batch_of(context, self.options.stream)
-        stage = fenced_stage(derived_stage(self.seed, batch.number), self.options.fence or 0)
+        stage = str(derived_stage(self.seed, batch.number))
         return stage_decisions(self.route, self.options, iterator, stage, context, batch.stream)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
@@ -69,8 +69,3 @@ class CompleteStreamWriter(DataSourceStreamArrowWriter):
                 carry_out(conn, self.options, won[0].stage, won)
             conn.commit()
             abandon_stage(conn, won[0].stage)
-
-
-def fenced_stage(stage: UUID, fence: int) -> str:
-    """The stage as one that serves the owner of this fence (see taskq.open_stage), so that it goes with its lease."""
-    return str(UUID(f"{fence:012x}80{stage.hex[14:]}"))

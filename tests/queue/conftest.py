@@ -35,6 +35,7 @@ TABLES = (
     "taskq_internal.owner",
     "taskq.staged",
     "taskq_internal.stage",
+    "taskq_internal.deferred_task",
     "taskq.staged_task",
     "taskq.staged_junction",
     "taskq_internal.stream",

@@ -231,7 +231,7 @@ def test_what_the_dead_staged_is_forgotten(conn: Connection, queue: TaskQueue, o
 def test_a_stage_tells_its_fence(conn: Connection, owner: Owner, fence: int) -> None:
     conn.execute("UPDATE taskq_internal.owner SET fence = %s WHERE name = %s", (fence, owner.name))
     stage = open_stage(conn, owner.name, fence)
-    assert conn.execute("SELECT taskq_internal.stage_fence(%s)", (stage,)).fetchall() == [(fence,)]
+    assert conn.execute("SELECT fence FROM taskq_internal.stage WHERE stage = %s", (stage,)).fetchall() == [(fence,)]
 
 
 @pytest.mark.parametrize(("result", "state"), [(3, State.SUCCEEDED), (0, State.FAILED)])

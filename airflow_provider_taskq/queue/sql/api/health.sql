@@ -427,9 +427,8 @@ DECLARE
             UNION ALL
             SELECT (SELECT s.stage FROM taskq.staged s WHERE s.stage > k.stage ORDER BY s.stage LIMIT 1), k.nth + 1
             FROM known k WHERE k.stage IS NOT NULL AND k.nth < 1000)
-        SELECT count(*) FROM known k
-        WHERE taskq_internal.stage_fence(k.stage) IS NOT NULL
-          AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(k.stage)));
+        SELECT count(*) FROM known k JOIN taskq_internal.stage s ON s.stage = k.stage
+        WHERE s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence));
     v_owners bigint := (SELECT greatest(c.reltuples, s.n_live_tup) FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid
                         WHERE c.oid = 'taskq_internal.owner'::regclass);
 BEGIN

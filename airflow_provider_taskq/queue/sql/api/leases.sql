@@ -103,7 +103,7 @@ BEGIN
         available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = v_owner_id;
     GET DIAGNOSTICS v_count = ROW_COUNT;
-    DELETE FROM taskq.staged WHERE stage = taskq_internal.aside(p_fence);
+    DELETE FROM taskq_internal.deferred_task WHERE fence = p_fence;
     RETURN v_count;
 END $$;
 

@@ -260,14 +260,15 @@ BEGIN
             SELECT (SELECT s.stage FROM taskq.staged_task s WHERE s.stage > k.stage ORDER BY s.stage LIMIT 1)
             FROM known k WHERE k.stage IS NOT NULL)
         SELECT k.stage FROM known k
-        CROSS JOIN LATERAL (SELECT s.staged FROM taskq.staged_task s WHERE s.stage = k.stage LIMIT 1) f
-        WHERE CASE WHEN taskq_internal.stage_fence(k.stage) IS NULL THEN f.staged < clock_timestamp() - interval '1 day'
-                   ELSE NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(k.stage)) END);
+        CROSS JOIN LATERAL (SELECT t.staged FROM taskq.staged_task t WHERE t.stage = k.stage LIMIT 1) f
+        LEFT JOIN taskq_internal.stage s ON s.stage = k.stage
+        WHERE CASE WHEN s.fence IS NULL THEN f.staged < clock_timestamp() - interval '1 day'
+                   ELSE NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence) END);
     DELETE FROM taskq.staged_task WHERE stage = ANY (v_dead);
-    DELETE FROM taskq.staged_junction j WHERE taskq_internal.stage_fence(j.stage) IS NOT NULL
-      AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(j.stage));
+    DELETE FROM taskq.staged_junction j USING taskq_internal.stage s
+    WHERE s.stage = j.stage AND s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
     DELETE FROM taskq_internal.stage s  -- a commit is asked for again for a minute
-    WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq_internal.stage_fence(s.stage) IS NULL;
+    WHERE s.committed < clock_timestamp() - interval '1 day' AND s.fence IS NULL;
     RETURN cardinality(v_dead);
 END $$;
 

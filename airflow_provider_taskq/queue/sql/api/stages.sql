@@ -18,14 +18,13 @@ SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS
 DECLARE
     v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
     v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.find_topic(p_topic)).topic_id END;
-    v_aside    uuid := taskq_internal.aside(p_fence);
 BEGIN
     RETURN QUERY
     SELECT min(n.sequence), max(n.sequence), count(*)
     FROM (SELECT l.sequence, ntile(p_parts) OVER (ORDER BY l.sequence) AS part
           FROM taskq_internal.live l
           WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
-            AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = v_aside AND s.sequence = l.sequence)) n
+            AND NOT EXISTS (SELECT FROM taskq_internal.deferred_task d WHERE d.fence = p_fence AND d.sequence = l.sequence)) n
     GROUP BY n.part ORDER BY 1;
 END $$;
 
@@ -43,7 +42,7 @@ SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_owner_id bigint;
     v_topic    record;
-    v_aside    bigint[];
+    v_deferred bigint[];
 BEGIN
     SELECT owner_id INTO v_owner_id FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence;
     IF NOT FOUND THEN
@@ -52,8 +51,8 @@ BEGIN
     IF p_topic IS NOT NULL THEN
         PERFORM taskq_internal.find_topic(p_topic);
     END IF;
-    v_aside := ARRAY(SELECT s.sequence FROM taskq.staged s
-                     WHERE s.stage = taskq_internal.aside(p_fence) AND s.sequence BETWEEN p_low AND p_high);
+    v_deferred := ARRAY(SELECT d.sequence FROM taskq_internal.deferred_task d
+                        WHERE d.fence = p_fence AND d.sequence BETWEEN p_low AND p_high);
     FOR v_topic IN SELECT p.topic_id, p.name FROM taskq_internal.topic p
                    WHERE p.name = p_topic
                       OR p_topic IS NULL AND p.topic_id IN (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = v_owner_id)
@@ -63,25 +62,24 @@ BEGIN
                t.priority::int, t.created, l.available_at
         FROM (SELECT * FROM taskq_internal.live
               WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = v_topic.topic_id
-                AND (cardinality(v_aside) = 0 OR sequence <> ALL (v_aside))) l
+                AND (cardinality(v_deferred) = 0 OR sequence <> ALL (v_deferred))) l
         JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = v_topic.topic_id AND sequence BETWEEN p_low AND p_high) t USING (sequence)
         ORDER BY t.sequence;
     END LOOP;
 END $$;
 
--- The number of a new stage. It is a UUID of version 8 that begins with the fence of the owner it serves, so that
--- what is left of a job that was killed can be told from what a living one stages. After the version it says how the stage is
--- carried out: under a condition, none of the decisions overtakes a task of its identifier (see taskq_internal.keep_turns); with p_rounds, what
--- would be ready again at once stays held (see taskq_internal.keep_young). Refuses a lease that is gone (TQ005).
+-- Opens a stage for the decisions of an owner's job, and returns its number. p_condition: the condition under which the tasks were
+-- claimed; none of the decisions then overtakes a task of its identifier (taskq_internal.keep_turns). p_rounds: the owner claims again
+-- after the commit, so what would be READY again at once stays held (taskq_internal.keep_young). Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false)
 RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
-    v_random text := replace(gen_random_uuid()::text, '-', '');
-    v_turns  int := CASE p_condition WHEN 'NONE' THEN 0 WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS' THEN 2 ELSE 1 END;
+    v_stage uuid := gen_random_uuid();
 BEGIN
     PERFORM taskq_internal.check_order('FIRST_IN_FIRST_OUT', p_condition);
     PERFORM taskq_internal.hold_lease(p_owner, p_fence);
-    RETURN (lpad(to_hex(p_fence), 12, '0') || '8' || v_turns + CASE WHEN p_rounds THEN 4 ELSE 0 END || substr(v_random, 15))::uuid;
+    INSERT INTO taskq_internal.stage (stage, fence, condition, rounds) VALUES (v_stage, p_fence, p_condition, p_rounds);
+    RETURN v_stage;
 END $$;
 
 -- Refuses to stage more where nobody will come for it: the stage was committed (TQ007) or its owner's lease is gone
@@ -89,11 +87,14 @@ END $$;
 -- taskq_internal.await_tries), so that tries that outlived their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN  -- of a stream: its driver opens no stages
+        INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
+    END IF;
     PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR KEY SHARE;
     IF NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence) THEN
         PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
     END IF;
-    IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
+    IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage AND committed IS NOT NULL) THEN
         PERFORM taskq_internal.refuse('TQ007', format('stage %s was committed: it takes no more decisions', p_stage));
     END IF;
 END $$;
@@ -107,14 +108,15 @@ CREATE FUNCTION taskq.complete_staged(
     p_owner text, p_fence bigint, p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+    v_stage    taskq_internal.stage;
     v_done     bigint := 0;
     v_owner_id bigint;
     v_followed boolean;
 BEGIN
-    INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
-    ON CONFLICT (stage) DO NOTHING;
-    IF NOT FOUND THEN
-        RETURN (SELECT completed FROM taskq_internal.stage WHERE stage = p_stage);
+    INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
+    SELECT * INTO v_stage FROM taskq_internal.stage WHERE stage = p_stage FOR NO KEY UPDATE;  -- one commit at a time
+    IF v_stage.committed IS NOT NULL THEN
+        RETURN v_stage.completed;
     END IF;
     PERFORM taskq_internal.await_tries(p_stage);
     v_owner_id := taskq_internal.hold_lease(p_owner, p_fence);
@@ -125,20 +127,24 @@ BEGIN
         PERFORM taskq_internal.drop_not_continued(p_stage);
     END IF;
     PERFORM taskq_internal.merge_staged(p_stage);
-    PERFORM taskq_internal.keep_young(v_owner_id, p_stage);
-    PERFORM taskq_internal.keep_turns(v_owner_id, p_stage);
+    IF v_stage.rounds THEN
+        PERFORM taskq_internal.keep_young(v_owner_id, p_stage);
+    END IF;
+    IF v_stage.condition <> 'NONE' THEN
+        PERFORM taskq_internal.keep_turns(v_owner_id, p_stage, v_stage.condition);
+    END IF;
     v_done := taskq_internal.carry_out(p_owner, p_fence, p_stage);
     IF v_followed THEN
         PERFORM taskq_internal.follow(p_stage, p_parts, p_attempts);
     END IF;
-    UPDATE taskq_internal.stage SET completed = v_done WHERE stage = p_stage;
+    UPDATE taskq_internal.stage SET completed = v_done, committed = clock_timestamp() WHERE stage = p_stage;
     RETURN v_done;
 END $$;
 
 -- What a committed stage carried out: how many tasks a result, until the stage is abandoned.
 CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, count bigint) LANGUAGE sql STABLE AS $$
     SELECT s.result::int, count(*) FROM taskq.staged s
-    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage)
+    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage AND c.committed IS NOT NULL)
     GROUP BY s.result ORDER BY s.result
 $$;
 
@@ -152,7 +158,7 @@ END $$;
 -- How many tasks a committed stage pushed, until the stage is abandoned.
 CREATE FUNCTION taskq.stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT count(*) FROM taskq.staged_task s
-    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage)
+    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage AND c.committed IS NOT NULL)
 $$;
 
 -- Tells who waits on the topics to which a committed stage pushed, or in which it released groups, until the stage is abandoned (see
@@ -193,13 +199,13 @@ BEGIN
             UNION ALL
             SELECT (SELECT s.stage FROM taskq.staged s WHERE s.stage > k.stage ORDER BY s.stage LIMIT 1)
             FROM known k WHERE k.stage IS NOT NULL)
-        SELECT k.stage FROM known k
-        WHERE taskq_internal.stage_fence(k.stage) IS NOT NULL
-          AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(k.stage)));
+        SELECT k.stage FROM known k JOIN taskq_internal.stage s ON s.stage = k.stage
+        WHERE s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence));
     DELETE FROM taskq.staged WHERE stage = ANY (v_dead);
-    DELETE FROM taskq_internal.stage s  -- a fence that is gone never comes back to ask again
-    WHERE s.committed < clock_timestamp() - interval '1 day' AND taskq_internal.stage_fence(s.stage) IS NOT NULL
-      AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = taskq_internal.stage_fence(s.stage));
+    DELETE FROM taskq_internal.stage s  -- not at once: an executor that has passed taskq.check_stage may still commit what it staged
+    WHERE coalesce(s.committed, s.opened) < clock_timestamp() - interval '1 day' AND s.fence IS NOT NULL
+      AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
+    PERFORM taskq_internal.prune_deferred_tasks();
     PERFORM taskq_internal.prune_staged_tasks();
     RETURN cardinality(v_dead);
 END $$;
@@ -210,12 +216,11 @@ CREATE FUNCTION taskq.lay_aside(p_owner text, p_fence bigint) RETURNS bigint LAN
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
-    v_aside    uuid := taskq_internal.aside(p_fence);
     v_count    bigint;
 BEGIN
-    INSERT INTO taskq.staged (stage, part, attempt, sequence, result)
-    SELECT v_aside, 0, 0, l.sequence, 0 FROM taskq_internal.live l
-    WHERE l.holder = v_owner_id AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = v_aside AND s.sequence = l.sequence);
+    INSERT INTO taskq_internal.deferred_task (fence, sequence)
+    SELECT p_fence, l.sequence FROM taskq_internal.live l WHERE l.holder = v_owner_id
+    ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
@@ -319,18 +324,6 @@ BEGIN
       AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
     ORDER BY e.sequence LIMIT p_size;
 END $$;
-
--- The fence of the owner that a stage of taskq.open_stage serves; NULL for a number that was made elsewhere.
-CREATE FUNCTION taskq_internal.stage_fence(p_stage uuid) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN substr(p_stage::text, 15, 1) = '8'
-                THEN ('x0000' || substr(replace(p_stage::text, '-', ''), 1, 12))::bit(64)::bigint END
-$$;
-
--- How a stage of taskq.open_stage is carried out: 1 or 2 under a condition, and 4 more in rounds; 0 for any other number.
-CREATE FUNCTION taskq_internal.stage_kind(p_stage uuid) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN taskq_internal.stage_fence(p_stage) IS NOT NULL AND substr(p_stage::text, 16, 1) ~ '[0-7]'
-                THEN substr(p_stage::text, 16, 1)::int ELSE 0 END
-$$;
 
 -- Waits until the tries that have passed taskq.check_stage have come to their end; those that come to it later wait for the end of
 -- this transaction. Not for long: one whose executor stands still holds nothing up, and what it stages goes with the lease.
@@ -516,11 +509,6 @@ BEGIN
     END LOOP;
 END $$;
 
--- The stage under which an owner lays tasks aside. It goes with the lease, as all of its stages.
-CREATE FUNCTION taskq_internal.aside(p_fence bigint) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
-    SELECT (lpad(to_hex(p_fence), 12, '0') || '8fff8000000000000000')::uuid
-$$;
-
 -- Takes what is due behind the first tasks of lanes, whose locks this transaction holds; returns how many tasks.
 CREATE FUNCTION taskq_internal.take_tails(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -578,6 +566,20 @@ BEGIN
         WHERE n.whole);
 END $$;
 
+-- Deletes the deferred tasks of owners whose leases are gone. Walks the index from fence to fence.
+CREATE FUNCTION taskq_internal.prune_deferred_tasks() RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    DELETE FROM taskq_internal.deferred_task WHERE fence = ANY (ARRAY(
+        WITH RECURSIVE known AS (
+            (SELECT d.fence FROM taskq_internal.deferred_task d ORDER BY d.fence LIMIT 1)
+            UNION ALL
+            SELECT (SELECT d.fence FROM taskq_internal.deferred_task d WHERE d.fence > k.fence ORDER BY d.fence LIMIT 1)
+            FROM known k WHERE k.fence IS NOT NULL)
+        SELECT k.fence FROM known k
+        WHERE k.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = k.fence)));
+END $$;
+
 -- Drops from a stage of rounds the failures within a time to live, which are not noted: their tasks would be ready again at once, and
 -- the next round would take them again, before all that was pushed later. They stay held, and are given back with the lease.
 CREATE FUNCTION taskq_internal.keep_young(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
@@ -588,9 +590,6 @@ DECLARE
     v_topics int[];
     v_count  bigint;
 BEGIN
-    IF taskq_internal.stage_kind(p_stage) < 4 THEN
-        RETURN 0;
-    END IF;
     v_failed := ARRAY(SELECT sequence FROM taskq.staged WHERE stage = p_stage AND result = 0);
     v_topics := taskq_internal.topics_held(p_owner_id, v_failed);
     DELETE FROM taskq.staged s USING (
@@ -606,18 +605,14 @@ END $$;
 
 -- Drops from a stage that was opened under a condition the decisions that overtake: of each identifier those behind its first task
 -- that has not ended well, as it failed, is to be snoozed, has no decision, or was suspended where that blocks. They are given back.
-CREATE FUNCTION taskq_internal.keep_turns(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.keep_turns(p_owner_id bigint, p_stage uuid, p_condition text) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_kind  int := taskq_internal.stage_kind(p_stage) & 3;
     v_count bigint;
 BEGIN
-    IF v_kind = 0 THEN
-        RETURN 0;
-    END IF;
     DELETE FROM taskq.staged s USING (
         SELECT l.sequence,
-               bool_or(d.result IS NULL OR d.result = 0 OR d.result = 1 AND (d.delay IS NOT NULL OR v_kind = 2)) OVER (
+               bool_or(d.result IS NULL OR d.result = 0 OR d.result = 1 AND (d.delay IS NOT NULL OR p_condition = 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS')) OVER (
                    PARTITION BY l.topic_id, l.identifier
                    ORDER BY (l.attempt > 1) DESC, CASE WHEN l.attempt > 1 THEN l.sequence END,
                             l.priority DESC, l.available_at, l.sequence

@@ -13,11 +13,24 @@ CREATE UNLOGGED TABLE taskq.staged (
 );
 CREATE INDEX staged_stage ON taskq.staged (stage, part, attempt);
 
--- The stages that were committed, so that a driver that asks again gets the same answer and changes nothing.
+-- Stages of decisions from the moment they are opened, and pushes from the moment they are committed or abandoned. The row of a
+-- committed stage stays for a day at least, so that a driver that repeats its commit gets the same answer and changes nothing.
 CREATE TABLE taskq_internal.stage (
     stage     uuid PRIMARY KEY,
-    completed bigint NOT NULL,
-    committed timestamptz NOT NULL
+    fence     bigint,                          -- of the owner that the stage serves; NULL for a push
+    condition text NOT NULL DEFAULT 'NONE',    -- under which the tasks were claimed: no decision overtakes its identifier's turn
+    rounds    boolean NOT NULL DEFAULT false,  -- the owner claims again after the commit, under the same lease
+    opened    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    completed bigint,                          -- how many tasks were completed or pushed; NULL until the commit
+    committed timestamptz                      -- NULL until the commit
+);
+
+-- Held tasks without a decision, which the further rounds of the owner do not read again. Unlogged: after a crash of the server
+-- they are read once more.
+CREATE UNLOGGED TABLE taskq_internal.deferred_task (
+    fence    bigint NOT NULL,
+    sequence bigint NOT NULL,
+    PRIMARY KEY (fence, sequence)
 );
 
 -- Drains: one row for each name, for its latest drain. A drain without `finished` is running, or its program was killed: the next
