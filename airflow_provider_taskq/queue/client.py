@@ -249,8 +249,8 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         if single:
             return [
                 self._value(
-                    "SELECT taskq.push_one(%s::text, %s::text, %s::text, %s::text, %s::timestamptz, %s::text::interval,"
-                    " %s::text::interval, %s::int)",
+                    "SELECT taskq.push(%s::text, %s::text, %s::text, %s::text, available_at => %s::timestamptz,"
+                    " delay => %s::text::interval, ttl => %s::text::interval, priority => %s::int)",
                     (topic, *single),
                 )
             ]

@@ -56,7 +56,7 @@ class TaskChunk:
                 self._refuse(place, "an offered task is neither suspended nor depends on others: push it")
 
     def single(self) -> tuple[Any, ...] | None:
-        """The arguments of taskq.push_one from p_identifier on, where this is one task that it can store."""
+        """The arguments of taskq.push for one task, from `identifier` on, where this is one task that it can store."""
         if len(self.tasks) > 1 or self.offset or self.tasks[0].suspended or self.tasks[0].depends_on:
             return None
         identifiers, payloads, references, _, *rest = self.columns()

@@ -96,9 +96,9 @@ def push_many(conn: psycopg.Connection, payloads: list[str | None]) -> None:
     conn.execute("SELECT taskq.push('work'::text, 'APPEND', %s::text[], %s::text[])", (names, payloads))
 
 
-def push_one(conn: psycopg.Connection, payload: str) -> None:
+def push_text(conn: psycopg.Connection, payload: str) -> None:
     """By the short form for one task."""
-    conn.execute("SELECT taskq.push_one('work', 'a', %s, NULL, NULL, NULL, NULL, NULL)", (payload,))
+    conn.execute("SELECT taskq.push('work', 'a', %s)", (payload,))
 
 
 def install_ticks(conn: psycopg.Connection, payloads: list[str]) -> None:
@@ -153,7 +153,7 @@ def test_a_push_of_one_task_refuses_json_that_not_every_client_can_read(
     small_queue: TaskQueue, text: str, reason: str
 ) -> None:
     with pytest.raises(psycopg.Error, match=f"position 0: its payload .*{reason}") as refusal:
-        push_one(small_queue.conn, text)
+        push_text(small_queue.conn, text)
     assert refusal.value.sqlstate == "TQ002"
     assert everything(small_queue) == []
 
@@ -167,7 +167,7 @@ def test_every_way_in_takes_json_within_the_limits(small_queue: TaskQueue, way: 
 
 @accepted
 def test_a_push_of_one_task_takes_json_within_the_limits(small_queue: TaskQueue, text: str) -> None:
-    push_one(small_queue.conn, text)
+    push_text(small_queue.conn, text)
     assert everything(small_queue)[0].payload == json.loads(text)
 
 

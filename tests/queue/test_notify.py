@@ -42,7 +42,7 @@ PUSHES: dict[str, Callable[[TaskQueue], object]] = {
 }
 
 SILENT: dict[str, Callable[[TaskQueue], object]] = {
-    "empty push": lambda queue: queue.conn.execute("SELECT taskq.push('work', 'APPEND', '{}')"),
+    "empty push": lambda queue: queue.conn.execute("SELECT taskq.push('work', 'APPEND', '{}'::text[])"),
     "offer that is ignored": lambda queue: queue.offer("work", "later", if_exists="ignore"),
     "revival of nothing": lambda queue: queue.revive("work", State.EXPIRED),
     "poll": lambda queue: queue.poll("work", queue.register("other")),

@@ -141,7 +141,7 @@ def test_a_push_by_sql_is_handled_at_once_if_the_policy_notifies(queue: TaskQueu
     until(lambda: _listens(queue))
     for _ in range(3):  # the first poll after LISTEN needs no notification
         assert paused.acquire(timeout=60)
-        queue.conn.execute("SELECT taskq.push('work', 'APPEND', '{a}')")
+        queue.conn.execute("SELECT taskq.push('work', 'APPEND', ARRAY['a'])")
         assert handled.acquire(timeout=60)
 
 

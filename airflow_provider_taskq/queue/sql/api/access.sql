@@ -14,7 +14,7 @@
 -- the schema may call grant_access and revoke_access.
 CREATE VIEW taskq.privileges AS
 SELECT 'producer' AS kind, unnest(ARRAY[
-    'push', 'push_one', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push',
+    'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push',
     'push_staged', 'abandon_push', 'begin_batch', 'install_ticks', 'wake', 'topics', 'policy_of']) AS function
 UNION ALL SELECT 'consumer', unnest(ARRAY[
     'register', 'take_over', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim',

@@ -12,6 +12,61 @@
 -- The row of the waiting task stays locked as well, also if the offer changes nothing: a poll could otherwise hand the task out
 -- before the offering transaction commits the data that the task is about, and no task would be left that sees that data.
 
+-- Stores one task and returns its sequence: taskq.push('orders', 'customer-17', '{"total": 12}', priority => 5).
+-- payload is a JSON text; insertion is APPEND, SUPERSEDE, REPLACE or DELETE. At most one of delay and available_at.
+CREATE FUNCTION taskq.push(
+    topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
+    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
+    suspended boolean DEFAULT false
+) RETURNS bigint LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_topic    taskq_internal.topic := taskq_internal.keep_topic(topic);
+    v_floor    bigint := taskq_internal.open_log();
+    v_now      timestamptz := clock_timestamp();
+    v_due      timestamptz := v_now;
+    v_sequence bigint;
+BEGIN
+    -- A task that may be refused, or that needs more than two rows, goes through the array form: it alone has the rules. This
+    -- function stores a plain task in half the time.
+    IF (identifier ~ '\S' AND length(identifier) <= 500 AND coalesce(octet_length(payload) <= v_topic.max_payload_bytes, true)
+        AND taskq_internal.may_be_unreadable(payload) IS NOT TRUE AND coalesce(priority BETWEEN -100 AND 100, true)) IS NOT TRUE
+       OR insertion IS DISTINCT FROM 'APPEND' OR suspended OR available_at IS NOT NULL
+       OR NOT taskq_internal.is_duration(delay, interval '-3650 days') OR NOT taskq_internal.is_duration(ttl, interval '0') THEN
+        RETURN (taskq.push(topic, insertion, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[suspended],
+                           ARRAY[available_at], ARRAY[delay], ARRAY[ttl], ARRAY[priority]))[1];
+    END IF;
+    IF delay IS NOT NULL THEN
+        v_due := v_now + delay;
+    END IF;
+    IF v_topic.notify THEN
+        PERFORM taskq.wake(topic);
+    END IF;
+    v_sequence := nextval('taskq_internal.task_sequence');
+    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
+    VALUES (v_sequence, v_now, v_due, pg_current_xact_id(), v_topic.topic_id, coalesce(priority, 0), identifier,
+            reference, ttl, payload::json);
+    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
+    VALUES (v_sequence, v_due, v_topic.topic_id, coalesce(priority, 0), identifier);
+    RETURN v_sequence;
+END $$;
+
+-- The same for a payload of type json or jsonb: taskq.push('orders', id::text, to_jsonb(NEW)).
+CREATE FUNCTION taskq.push(
+    topic text, identifier text, payload jsonb, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
+    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
+    suspended boolean DEFAULT false
+) RETURNS bigint LANGUAGE sql AS $$
+    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl, suspended)
+$$;
+CREATE FUNCTION taskq.push(
+    topic text, identifier text, payload json, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
+    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
+    suspended boolean DEFAULT false
+) RETURNS bigint LANGUAGE sql AS $$
+    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl, suspended)
+$$;
+
 -- Stores tasks at the end of a topic and returns their sequences in input order, NULL for one not stored.
 -- Each array but the first may be NULL, or holds a value or NULL per task; payloads are JSON texts.
 -- p_offset and p_since are for a push in several calls of one transaction: the number of tasks sent before
@@ -76,42 +131,6 @@ BEGIN
     END IF;
     RETURN ARRAY(SELECT CASE WHEN n.state <> 0 THEN n.sequence END
                  FROM unnest(v_sequences, v_states) WITH ORDINALITY AS n (sequence, state, place) ORDER BY n.place);
-END $$;
-
--- Stores one task like a push of just that task under APPEND, in half the time. What might be refused goes the way of many,
--- so that there is one place that says what is wrong.
-CREATE FUNCTION taskq.push_one(
-    p_topic text, p_identifier text, p_payload text, p_reference text, p_available_at timestamptz, p_delay interval,
-    p_ttl interval, p_priority int
-) RETURNS bigint LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.keep_topic(p_topic);
-    v_floor    bigint := taskq_internal.open_log();
-    v_now      timestamptz := clock_timestamp();
-    v_due      timestamptz := v_now;
-    v_sequence bigint;
-BEGIN
-    IF (p_identifier ~ '\S' AND length(p_identifier) <= 500 AND coalesce(octet_length(p_payload) <= v_topic.max_payload_bytes, true)
-        AND taskq_internal.may_be_unreadable(p_payload) IS NOT TRUE AND coalesce(p_priority BETWEEN -100 AND 100, true)) IS NOT TRUE
-       OR p_available_at IS NOT NULL OR NOT taskq_internal.is_duration(p_delay, interval '-3650 days')
-       OR NOT taskq_internal.is_duration(p_ttl, interval '0') THEN
-        RETURN (taskq.push(p_topic, 'APPEND', ARRAY[p_identifier], ARRAY[p_payload], ARRAY[p_reference], NULL, ARRAY[p_available_at],
-                           ARRAY[p_delay], ARRAY[p_ttl], ARRAY[p_priority]))[1];
-    END IF;
-    IF p_delay IS NOT NULL THEN
-        v_due := v_now + p_delay;
-    END IF;
-    IF v_topic.notify THEN
-        PERFORM taskq.wake(p_topic);
-    END IF;
-    v_sequence := nextval('taskq_internal.task_sequence');
-    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
-    VALUES (v_sequence, v_now, v_due, pg_current_xact_id(), v_topic.topic_id, coalesce(p_priority, 0), p_identifier,
-            p_reference, p_ttl, p_payload::json);
-    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
-    VALUES (v_sequence, v_due, v_topic.topic_id, coalesce(p_priority, 0), p_identifier);
-    RETURN v_sequence;
 END $$;
 
 -- The lowest sequence of a topic that this transaction pushed from p_since on and that is still stored.

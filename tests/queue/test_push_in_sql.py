@@ -1,0 +1,115 @@
+"""taskq.push for one task: the short form for producers in any language."""
+
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from psycopg.types.json import Json, Jsonb
+
+from airflow_provider_taskq.queue import InvalidTask, State, TaskInfo, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue.errors import translate_errors
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def push(queue: TaskQueue, call: str, *arguments: object) -> TaskInfo:
+    """The task that a call of taskq.push stored."""
+    row = queue.conn.execute(f"SELECT taskq.push({call})".encode(), arguments).fetchone()
+    assert row is not None
+    task = queue.task("work", row[0])
+    assert task is not None
+    return task
+
+
+def test_three_literals_store_a_task_and_return_its_sequence(queue: TaskQueue) -> None:
+    task = push(queue, """'work', 'customer-17', '{"total": 12}'""")
+    assert (task.identifier, task.payload, task.state, task.priority) == ("customer-17", {"total": 12}, State.READY, 0)
+
+
+def test_the_payload_is_optional(queue: TaskQueue) -> None:
+    assert push(queue, "'work', 'customer-17'").payload is None
+    assert push(queue, "'work', 'customer-17', NULL").payload is None
+
+
+def test_untyped_parameters_of_psycopg_choose_the_short_form(queue: TaskQueue) -> None:
+    assert push(queue, "%s, %s, %s", "work", "a", "[1]").payload == [1]
+    assert push(queue, "%s, %s, payload => %s", "work", "a", None).payload is None
+
+
+@pytest.mark.parametrize("payload", [Json({"total": 12}), Jsonb({"total": 12})])
+def test_the_payload_may_be_of_a_json_type(queue: TaskQueue, payload: Json | Jsonb) -> None:
+    assert push(queue, "'work', 'a', %s", payload).payload == {"total": 12}
+    assert push(queue, "'work', 'a', %s, priority => 3", payload).priority == 3
+
+
+def test_all_other_arguments_go_by_name(queue: TaskQueue) -> None:
+    task = push(
+        queue,
+        "'work', 'a', reference => 'r', priority => 7, available_at => %s, ttl => '1 hour', suspended => true",
+        NOON,
+    )
+    assert (task.reference, task.priority, task.state) == ("r", 7, State.SUSPENDED)
+    assert task.available_at == NOON
+    later = push(queue, "'work', 'b', delay => '1 hour'")
+    assert timedelta(minutes=59) < later.available_at - later.created <= timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("insertion", "older"),
+    [("APPEND", State.READY), ("SUPERSEDE", State.REDUNDANT), ("REPLACE", State.REDUNDANT), ("DELETE", None)],
+)
+def test_the_insertion_decides_on_older_tasks(queue: TaskQueue, insertion: str, older: State | None) -> None:
+    first = push(queue, "'work', 'a'")
+    second = push(queue, "'work', 'a', insertion => %s", insertion)
+    found = queue.task("work", first.sequence)
+    assert (found and found.state) == older
+    assert second.state is State.READY
+
+
+def test_a_task_is_pushed_beside_the_row_that_it_is_about(queue: TaskQueue) -> None:
+    queue.conn.execute("CREATE TEMP TABLE orders (id int GENERATED ALWAYS AS IDENTITY, total int)")
+    row = queue.conn.execute(
+        "WITH placed AS (INSERT INTO orders (total) VALUES (12) RETURNING id, total)"
+        " SELECT taskq.push('work', 'order-' || id, to_jsonb(placed)) FROM placed"
+    ).fetchone()
+    assert row is not None
+    task = queue.task("work", row[0])
+    assert task is not None
+    assert (task.identifier, task.payload) == ("order-1", {"id": 1, "total": 12})
+
+
+def test_the_array_form_is_chosen_by_an_array(queue: TaskQueue) -> None:
+    row = queue.conn.execute("SELECT taskq.push('work', 'APPEND', ARRAY['a', 'b'])").fetchone()
+    assert row is not None
+    assert len(row[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ("'other', 'a'", UnknownTopic, "other"),
+        ("'work', ' '", InvalidTask, "its identifier is blank"),
+        ("'work', NULL", InvalidTask, "its identifier is blank"),
+        ("'work', 'a', '{'", InvalidTask, "json"),
+        ("'work', 'a', priority => 101", InvalidTask, "its priority 101 is outside -100..100"),
+        ("'work', 'a', delay => '1 s', available_at => now()", InvalidTask, "both available_at and delay"),
+        ("'work', 'a', insertion => 'PREPEND'", InvalidTask, "PREPEND"),
+        ("'work', 'a', insertion => NULL", InvalidTask, "APPEND, SUPERSEDE, REPLACE, DELETE"),
+    ],
+)
+def test_a_task_that_breaks_a_rule_is_refused(
+    queue: TaskQueue, call: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message), translate_errors():
+        queue.conn.execute(f"SELECT taskq.push({call})".encode())
+    assert queue.page("work") == []
+
+
+def test_a_producer_in_sql_needs_no_right_on_a_table(own_queue: TaskQueue) -> None:
+    with own_queue.conn.transaction(force_rollback=True):
+        own_queue.conn.execute("CREATE ROLE a_producer")
+        own_queue.conn.execute("SELECT taskq.grant_access('a_producer', 'producer')")
+        own_queue.conn.execute("SET LOCAL ROLE a_producer")
+        assert own_queue.conn.execute("SELECT taskq.push('work', 'a', '{}'::jsonb)").fetchone() is not None
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), own_queue.conn.transaction():
+            own_queue.conn.execute("SELECT FROM taskq_internal.task")
