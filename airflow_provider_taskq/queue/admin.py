@@ -58,7 +58,7 @@ class AdminMixin(FunctionCaller):
         `horizon` of the retry policy. Until then, and without a horizon, a READY task has retries left and stays. A
         task without a time to live never expires. `size`: the most tasks of each state.
         """
-        return int(self._value("SELECT taskq.purge_outlived(%s::text, %s::int)", (topic, to_int4(size))))
+        return int(self._value("SELECT taskq.purge_past_ttl(%s::text, %s::int)", (topic, to_int4(size))))
 
     def release_tasks(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
         """Gives some of an owner's tasks back: READY in their old place, the attempt not counted; returns how many.
@@ -66,7 +66,7 @@ class AdminMixin(FunctionCaller):
         NotHeld, and nothing changed, where the owner does not hold one of them.
         """
         sequences = [task if isinstance(task, int) else task.sequence for task in tasks]
-        call = "SELECT taskq.give_back(%s::text, %s::bigint, %b::bigint[])"
+        call = "SELECT taskq.release_tasks(%s::text, %s::bigint, %b::bigint[])"
         return int(self._value(call, (owner.name, owner.fence, sequences)))
 
     def revive(
@@ -141,14 +141,14 @@ class AdminMixin(FunctionCaller):
         """
         return list(
             self._value(
-                "SELECT taskq.juncture(%s::text, %s::text, %b::text[], %b::int[], %s::text)",
+                "SELECT taskq.release_groups_once(%s::text, %s::text, %b::text[], %b::int[], %s::text)",
                 (name, topic, *members(groups), Junction(junction)),
             )
         )
 
     def purge_group_releases(self, older_than: timedelta) -> int:
         """Forgets what `juncture` released that long ago, and returns how many groups those were."""
-        return int(self._value("SELECT taskq.purge_junctures(%s::text::interval)", (interval_text(older_than),)))
+        return int(self._value("SELECT taskq.purge_group_releases(%s::text::interval)", (interval_text(older_than),)))
 
     def purge(
         self,
@@ -266,7 +266,7 @@ class AdminMixin(FunctionCaller):
 
     def is_worker_active(self, name: str) -> bool | None:
         """Whether workers of that name are to work; None where nobody has said."""
-        said: bool | None = self._value("SELECT taskq.worker_is_active(%s::text)", (name,))
+        said: bool | None = self._value("SELECT taskq.is_worker_active(%s::text)", (name,))
         return said
 
     def workers(self) -> dict[str, bool]:
@@ -278,12 +278,12 @@ class AdminMixin(FunctionCaller):
         return bool(self._value("SELECT taskq.forget_worker(%s::text)", (name,)))
 
     def _set_worker(self, name: str, *, active: bool) -> bool | None:
-        said: bool | None = self._value("SELECT taskq.set_worker(%s::text, %s::boolean)", (name, active))
+        said: bool | None = self._value("SELECT taskq.set_worker_active(%s::text, %s::boolean)", (name, active))
         return said
 
     def record_action(self, action: str, topic: str | None, what: str, count: int) -> None:
         """Enters what this transaction does in the trail, under the name given to `acting`; refused without one."""
-        self._rows("SELECT taskq.note_action(%s::text, %s::text, %s::text, %s::bigint)", (action, topic, what, count))
+        self._rows("SELECT taskq.record_action(%s::text, %s::text, %s::text, %s::bigint)", (action, topic, what, count))
 
     def audit_trail(self, topic: str | None = None, *, after: int | None = None, size: int = 50) -> list[AuditEntry]:
         """The trail, of a topic or of all, the newest first, before a place in it."""
@@ -295,7 +295,7 @@ class AdminMixin(FunctionCaller):
     def lock_tasks(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
         """Those of these tasks that are in one of these ended states and nobody else's, locked from now on."""
         held: list[int] = self._value(
-            "SELECT taskq.hold_found(%s::text, %b::bigint[], %b::int[])", (topic, list(sequences), _numbers(states))
+            "SELECT taskq.lock_tasks(%s::text, %b::bigint[], %b::int[])", (topic, list(sequences), _numbers(states))
         )
         return held
 
@@ -303,7 +303,7 @@ class AdminMixin(FunctionCaller):
         """Removes those of these tasks that are in one of these states, never held ones; how many. Never waits."""
         return int(
             self._value(
-                "SELECT taskq.purge_named(%s::text, %b::bigint[], %b::int[])",
+                "SELECT taskq.purge_sequences(%s::text, %b::bigint[], %b::int[])",
                 (topic, list(sequences), _numbers(states)),
             )
         )

@@ -93,7 +93,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         """A topic's policy."""
         row = self._rows(
             "SELECT max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,"
-            " on_expiry, max_crashes, max_payload_bytes, ttl, notify FROM taskq.policy_of(%s::text)",
+            " on_expiry, max_crashes, max_payload_bytes, ttl, notify FROM taskq.policy(%s::text)",
             (topic,),
         )[0]
         return TopicPolicy(RetryPolicy(*row[:8]), *row[8:])
@@ -153,7 +153,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         With `claim`, the fence of a claim, only if the owner still holds that claim: under the same fence, or under a
         later one of `take_over`.
         """
-        rows = self._rows("SELECT * FROM taskq.owner_named(%s::text, %s::bigint)", (name, claim))
+        rows = self._rows("SELECT * FROM taskq_internal.owner(%s::text, %s::bigint)", (name, claim))
         return owner_of(rows[0]) if rows else None
 
     def owners(self, within: timedelta | None = None) -> list[Owner]:
@@ -238,7 +238,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
 
         Call it after the commit of what was pushed, outside of any transaction that takes long. Nothing depends on it.
         """
-        self._rows("SELECT taskq.wake(%s::text)", (topic,))
+        self._rows("SELECT taskq.notify(%s::text)", (topic,))
 
     def _push_chunk(self, topic: str, chunk: TaskChunk, insertion: Insertion, since: int | None) -> list[int | None]:
         """The sequences of one chunk's tasks, None for one not stored; `since`: the first of the whole push.

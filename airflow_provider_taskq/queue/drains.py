@@ -146,7 +146,7 @@ class DrainMixin(FunctionCaller):
 
     def drain_report(self, name: str) -> DrainReport | None:
         """The latest drain of this name; None if there was none."""
-        rows = self._rows("SELECT topic, began, finished, report FROM taskq.drain_named(%s::text)", (name,))
+        rows = self._rows("SELECT topic, began, finished, report FROM taskq.find_drain(%s::text)", (name,))
         return DrainReport(*rows[0]) if rows else None
 
     def drain_counts(self, topic: str, name: str, since: datetime, first: int = 5) -> DrainCounts:
@@ -156,12 +156,13 @@ class DrainMixin(FunctionCaller):
         million tasks that ended since then. UnknownTopic.
         """
         asked = (topic, name, since)
-        rows = self._rows("SELECT state, count FROM taskq.ended_by(%s::text, %s::text, %s::timestamptz)", asked)
+        rows = self._rows("SELECT state, count FROM taskq.count_ended_by(%s::text, %s::text, %s::timestamptz)", asked)
         by_state = dict(rows)
         failed = by_state.get(State.FAILED, 0)
         named = (
             self._rows(
-                "SELECT sequence, identifier, error FROM taskq.failed_by(%s::text, %s::text, %s::timestamptz, %s::int)",
+                "SELECT sequence, identifier, error FROM taskq.find_failed_by(%s::text, %s::text,"
+                " %s::timestamptz, %s::int)",
                 (*asked, first),
             )
             if failed

@@ -101,7 +101,7 @@ class InspectMixin(FunctionCaller):
     def find_pushed(self, topic: str, first: int, last: int, size: int = 50) -> list[int]:
         """The tasks of one push, by its first and last sequence: those of that transaction only."""
         found: list[int] = self._value(
-            "SELECT taskq.pushed_between(%s::text, %s::bigint, %s::bigint, %s::int)",
+            "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)",
             (topic, first, last, to_int4(size)),
         )
         return found
@@ -114,24 +114,26 @@ class InspectMixin(FunctionCaller):
         Looks at the newest `budget` tasks of the topic that have ended.
         """
         rows = self._rows(
-            "SELECT * FROM taskq.claimed_by(%s::text, %s::text, %s::timestamptz, %s::int)",
+            "SELECT * FROM taskq.find_claimed(%s::text, %s::text, %s::timestamptz, %s::int)",
             (topic, owner, since, to_int4(budget)),
         )
         return [(sequence, State(state)) for sequence, state in rows]
 
     def newest_sequences(self, topic: str, identifiers: Sequence[str]) -> dict[str, int | None]:
         """The sequence of the newest task of each identifier."""
-        return dict(self._rows("SELECT * FROM taskq.newest_of(%s::text, %b::text[])", (topic, list(identifiers))))
+        return dict(
+            self._rows("SELECT * FROM taskq.newest_sequences(%s::text, %b::text[])", (topic, list(identifiers)))
+        )
 
     def dependencies(self, topic: str, sequence: int) -> list[Dependency]:
         """What a task depends on; the first fifty."""
-        rows = self._rows("SELECT * FROM taskq.dependencies_of(%s::text, %s::bigint)", (topic, sequence))
+        rows = self._rows("SELECT * FROM taskq.dependencies(%s::text, %s::bigint)", (topic, sequence))
         return [Dependency(*row) for row in rows]
 
     def task_texts(self, topic: str, sequence: int, length: int) -> TaskTexts | None:
         """A task's payload and output, cut to so many characters; None where there is no such task."""
         rows = self._rows(
-            "SELECT * FROM taskq.texts_of(%s::text, %s::bigint, %s::int)", (topic, sequence, to_int4(length))
+            "SELECT * FROM taskq.task_texts(%s::text, %s::bigint, %s::int)", (topic, sequence, to_int4(length))
         )
         return TaskTexts(*rows[0]) if rows else None
 
@@ -177,12 +179,12 @@ class InspectMixin(FunctionCaller):
 
     def browse_groups(self, size: int = 100, cap: int = 1000) -> list[ConsumerLag]:
         """How far groups of readers got."""
-        rows = self._rows("SELECT * FROM taskq.browse_readers(%s::int, %s::int)", (to_int4(size), to_int4(cap)))
+        rows = self._rows("SELECT * FROM taskq.browse_groups(%s::int, %s::int)", (to_int4(size), to_int4(cap)))
         return [ConsumerLag(*row) for row in rows]
 
     def log_blockers(self, topic: str) -> list[LogBlocker]:
         """The open transactions that hold a topic's log back: readers get nothing from their `floor` on."""
-        return [LogBlocker(*row) for row in self._rows("SELECT * FROM taskq.log_holders(%s::text)", (topic,))]
+        return [LogBlocker(*row) for row in self._rows("SELECT * FROM taskq.log_blockers(%s::text)", (topic,))]
 
     def browse_ticks(self, topic: str, steps: int = 1000) -> tuple[list[TickSummary], bool]:
         """Ticks of a topic that wait, by prefix and hash, and whether there may be more than were looked at."""
@@ -296,7 +298,7 @@ class InspectMixin(FunctionCaller):
             topic, recent=recent, state=state, identifier=identifier, reference=reference, from_=from_, to=to
         )
         if topic is not None and topic not in counted:
-            self._rows("SELECT taskq.policy_of(%s::text)", (topic,))  # raises UnknownTopic
+            self._rows("SELECT taskq.policy(%s::text)", (topic,))  # raises UnknownTopic
         return sum(found.count for states in counted.values() for found in states.values())
 
     def results(self, since: datetime | None = None, until: datetime | None = None) -> dict[str, dict[Result, int]]:
@@ -327,7 +329,7 @@ class InspectMixin(FunctionCaller):
 
     def explain(self, topic: str, sequence: int) -> str | None:
         """Why a task is not running, in one sentence; None where the topic has no such task."""
-        told: str | None = self._value("SELECT taskq.why(%s::text, %s::bigint)", (topic, sequence))
+        told: str | None = self._value("SELECT taskq.explain(%s::text, %s::bigint)", (topic, sequence))
         return told
 
     def timeline(self, topic: str, sequence: int) -> list[HistoryEvent]:
@@ -358,7 +360,9 @@ class InspectMixin(FunctionCaller):
 
     def record_handling_times(self, topic: str, seconds: Sequence[float]) -> None:
         """Notes for how many seconds tasks were handled, a number for each. Best in a transaction of its own."""
-        self._rows("SELECT taskq.note_handling(%s::text, %b::float8[])", (topic, [float(each) for each in seconds]))
+        self._rows(
+            "SELECT taskq.record_handling_times(%s::text, %b::float8[])", (topic, [float(each) for each in seconds])
+        )
 
     def handling_times(self, within: timedelta = HOUR, topic: str | None = None) -> list[HandlingTimes]:
         """How long tasks were handled, by topic, as was noted in the hours that `within` reaches back to.
@@ -370,7 +374,7 @@ class InspectMixin(FunctionCaller):
 
     def topic_errors(self, topic: str | None = None) -> list[TopicErrors]:
         """The topics with tasks that failed and have not succeeded since, the one with the oldest first."""
-        return [TopicErrors(*row) for row in self._rows("SELECT * FROM taskq.errors(%s::text)", (topic,))]
+        return [TopicErrors(*row) for row in self._rows("SELECT * FROM taskq.topic_errors(%s::text)", (topic,))]
 
     def error_groups(self, topic: str, size: int = 100, *, budget: int = 10_000) -> list[ErrorGroup]:
         """The errors of a topic's failed tasks in groups, the largest first: at most `size`.

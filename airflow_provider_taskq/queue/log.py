@@ -171,7 +171,7 @@ class LogMixin(FunctionCaller):
         Returns how the topic is shared out now: where that is to change, the partitions first read up to a common
         place, so that each task is in one partition of one generation.
         """
-        call = "SELECT * FROM taskq.join_readers(%s::text, %s::text, %s::int, %s::int)"
+        call = "SELECT * FROM taskq.join_group(%s::text, %s::text, %s::int, %s::int)"
         return Partitioning(*self._rows(call, (group, topic, partitions, level))[0])
 
     def acquire_partition(
@@ -183,14 +183,14 @@ class LogMixin(FunctionCaller):
         `lease`: more than 0 and at most 3650 days; else InvalidArgument.
         """
         rows = self._rows(
-            "SELECT * FROM taskq.lead(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
+            "SELECT * FROM taskq.acquire_partition(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
             (group, topic, leader, interval_text(lease), list(except_)),
         )
         return PartitionLease(group, topic, *rows[0]) if rows else None
 
     def renew_partitions(self, group: str, topic: str, leader: str) -> set[int]:
         """Extends the leases of all partitions that this leader leads, and returns their fences."""
-        call = "SELECT * FROM taskq.keep_leading(%s::text, %s::text, %s::text)"
+        call = "SELECT * FROM taskq.renew_partitions(%s::text, %s::text, %s::text)"
         return {fence for (fence,) in self._rows(call, (group, topic, leader))}
 
     def read_partition(self, led: PartitionLease, size: int = 100) -> PartitionBatch:
@@ -200,7 +200,7 @@ class LogMixin(FunctionCaller):
         `size` below 1.
         """
         rows = self._rows(
-            "SELECT * FROM taskq.read_led(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
+            "SELECT * FROM taskq.read_partition(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
             (led.group, led.topic, led.partition, led.fence, to_int4(size)),
         )
         place, _, _, _, after, at_end = rows[-1]
@@ -218,7 +218,7 @@ class LogMixin(FunctionCaller):
         """
         return bool(
             self._value(
-                "SELECT taskq.advance_led(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)",
+                "SELECT taskq.advance_partition(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)",
                 (led.group, led.topic, led.partition, led.fence, after.place, cursor.place),
             )
         )
@@ -227,18 +227,18 @@ class LogMixin(FunctionCaller):
         """Gives the lead of a partition back, with the error if one is why; False where it was led no longer."""
         return bool(
             self._value(
-                "SELECT taskq.stop_leading(%s::text, %s::text, %s::int, %s::bigint, %s::text)",
+                "SELECT taskq.release_partition(%s::text, %s::text, %s::int, %s::bigint, %s::text)",
                 (led.group, led.topic, led.partition, led.fence, trace_text(error)),
             )
         )
 
     def partition_states(self, topic: str | None = None) -> list[PartitionState]:
         """Every partition of every group of readers: who leads it, and how far it is."""
-        return [_state_of(row) for row in self._rows("SELECT * FROM taskq.readers(%s::text)", (topic,))]
+        return [_state_of(row) for row in self._rows("SELECT * FROM taskq.partition_states(%s::text)", (topic,))]
 
     def forget_group(self, group: str, topic: str) -> bool:
         """Forgets a group of readers of a topic, with its progress; False where there is none."""
-        return bool(self._value("SELECT taskq.forget_readers(%s::text, %s::text)", (group, topic)))
+        return bool(self._value("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic)))
 
 
 def sequence_id(identifier: str, level: int | None = None, sequence: int | None = None) -> str:
@@ -268,7 +268,7 @@ def partition_of(identifier: str, partitions: int, level: int | None = None, seq
 
 
 def _state_of(row: Sequence[Any]) -> PartitionState:
-    """The state of a partition from a row of taskq.readers."""
+    """The state of a partition from a row of taskq.partition_states."""
     values = list(row)
     values[10] = Cursor(values[10])
     values[11] = None if values[11] is None else Cursor(values[11])

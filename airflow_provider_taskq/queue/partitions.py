@@ -14,10 +14,10 @@ from airflow_provider_taskq.queue.errors import TaskQueueError
 PATIENCE = timedelta(minutes=1)
 MOST = 1_000
 
-_MAKE_TABLES = "SELECT taskq.make_tables(%s::text, %s::bigint, %s::text::interval)"
-_CLOSE_SHARED = "SELECT taskq.close_shared(%s::text, %s::bigint, %s::text::interval)"
-_MOVE_ROWS = "SELECT taskq.move_rows(%s::text, %s::bigint, %s::text::interval)"
-_UNDO = "SELECT taskq.undo_move(%s::text, %s::bigint, %s::text::interval)"
+_MAKE_TABLES = "SELECT taskq.create_own_tables(%s::text, %s::bigint, %s::text::interval)"
+_CLOSE_SHARED = "SELECT taskq.close_shared_tables(%s::text, %s::bigint, %s::text::interval)"
+_MOVE_ROWS = "SELECT taskq.move_to_own_tables(%s::text, %s::bigint, %s::text::interval)"
+_UNDO = "SELECT taskq.undo_partition_move(%s::text, %s::bigint, %s::text::interval)"
 
 
 class PartitionMixin(FunctionCaller):
@@ -35,7 +35,9 @@ class PartitionMixin(FunctionCaller):
         longer than `patience`.
         """
         self._need_a_session_of_its_own()
-        token = self._value("SELECT taskq.begin_move(%s::text, %s::text::interval)", (topic, interval_text(patience)))
+        token = self._value(
+            "SELECT taskq.begin_partition_move(%s::text, %s::text::interval)", (topic, interval_text(patience))
+        )
         if token is None:
             return False
         try:
@@ -45,7 +47,7 @@ class PartitionMixin(FunctionCaller):
             raise
         finally:
             with suppress(psycopg.OperationalError):  # a session that has ended holds no lock
-                self._value("SELECT taskq.leave_move(%s::bigint)", (token,))
+                self._value("SELECT taskq.end_move_session(%s::bigint)", (token,))
         return True
 
     def shared_partition(self, topic: str, most: int = MOST, patience: timedelta = PATIENCE) -> bool:
@@ -60,7 +62,7 @@ class PartitionMixin(FunctionCaller):
         self._need_autocommit()
         return bool(
             self._value(
-                "SELECT taskq.move_back(%s::text, %s::bigint, %s::text::interval)",
+                "SELECT taskq.move_to_shared_tables(%s::text, %s::bigint, %s::text::interval)",
                 (topic, most, interval_text(patience)),
             )
         )
@@ -71,7 +73,7 @@ class PartitionMixin(FunctionCaller):
         For a connection in autocommit.
         """
         self._need_autocommit()
-        return int(self._value("SELECT taskq.drop_vacant(%s::text::interval)", (interval_text(patience),)))
+        return int(self._value("SELECT taskq.drop_vacant_tables(%s::text::interval)", (interval_text(patience),)))
 
     def _move(self, topic: str, token: int, patience: timedelta) -> None:
         """Moves a topic that is paused, as soon as nothing of it is held and no push to it is open."""
@@ -88,7 +90,7 @@ class PartitionMixin(FunctionCaller):
 
     def _try_to_move(self, topic: str, token: int, patience: timedelta) -> bool:
         """Moves a topic while pushes to it wait; False if they have to go on before."""
-        number = self._value("SELECT taskq.keep_out(%s::text, %s::text::interval)", (topic, interval_text(patience)))
+        number = self._value("SELECT taskq.lock_pushes(%s::text, %s::text::interval)", (topic, interval_text(patience)))
         try:
             # A poll that started before the pause may have taken some after all were given back.
             return self._step(_CLOSE_SHARED, topic, token, patience) and self._step(_MOVE_ROWS, topic, token, patience)
@@ -98,7 +100,7 @@ class PartitionMixin(FunctionCaller):
             raise
         finally:
             with suppress(psycopg.OperationalError):
-                self._value("SELECT taskq.let_in(%s::int)", (number,))
+                self._value("SELECT taskq.unlock_pushes(%s::int)", (number,))
 
     def _step(self, step: LiteralString, topic: str, token: int, patience: timedelta) -> bool:
         """One transaction of a move."""
@@ -116,7 +118,7 @@ class PartitionMixin(FunctionCaller):
 
     def _await_nothing_held(self, topic: str, patience: timedelta) -> None:
         deadline = time.monotonic() + patience.total_seconds()
-        while self._value("SELECT taskq.topic_is_held(%s::text)", (topic,)):
+        while self._value("SELECT taskq.has_held_tasks(%s::text)", (topic,)):
             if time.monotonic() > deadline:
                 raise TaskQueueError(
                     f"tasks of topic {topic!r} are still held after {patience}: complete or release them"

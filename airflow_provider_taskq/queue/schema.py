@@ -242,4 +242,4 @@ def _replace_functions(conn: psycopg.Connection[Any], wanted: Step) -> None:
     _apply(conn, functions())
     _apply(conn, wanted)
     conn.execute("SELECT set_config('check_function_bodies', %s, true)", before)
-    conn.execute("SELECT taskq_internal.suit_planner(), taskq_internal.close_schema()")
+    conn.execute("SELECT taskq_internal.set_planner_costs(), taskq_internal.secure_schema()")

@@ -143,6 +143,6 @@ def _landed(conn: psycopg.Connection[Any], stage: str, stands: Mapping[Task, Dec
     """The decisions that the stage carried out."""
     asked = [task.sequence for task in stands]
     with translate_errors():
-        row = conn.execute("SELECT taskq.carried_out(%s::uuid, %s::bigint[])", (stage, asked)).fetchone()
+        row = conn.execute("SELECT taskq.completed_in_stage(%s::uuid, %s::bigint[])", (stage, asked)).fetchone()
     landed = set(row[0]) if row else set()
     return {task: made for task, made in stands.items() if task.sequence in landed}

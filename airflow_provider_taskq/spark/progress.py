@@ -86,7 +86,7 @@ class Watch:
 
     def _staged(self, conn: psycopg.Connection[Any]) -> int:
         """How many decisions of this round are staged; a task that ran twice is not counted beyond the claim."""
-        row = conn.execute("SELECT taskq.stage_size(%s::uuid)", (self._stage,)).fetchone()
+        row = conn.execute("SELECT taskq.count_staged(%s::uuid)", (self._stage,)).fetchone()
         return min(row[0] if row else 0, self._claimed)
 
     def _tell(self, staged: int) -> None:

@@ -188,7 +188,7 @@ class Holding:
                 return tasks
             polled = (functions.col("priority").desc(), "available_at", "sequence")
             return tasks.repartition(partitions, "identifier").sortWithinPartitions(*polled)
-        begun = functions.col("attempt") > 1  # the same order as in taskq_internal.keep_turns
+        begun = functions.col("attempt") > 1  # the same order as in taskq_internal.drop_overtaking_decisions
         return tasks.repartition(partitions, "identifier").sortWithinPartitions(
             functions.col("identifier"),
             begun.desc(),
@@ -210,12 +210,12 @@ class Holding:
         with self.route.connect() as conn, translate_errors():
             done = conn.execute(
                 "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, '{}', '{}', '{}'),"
-                " taskq.stage_pushed(%s::uuid)",
+                " taskq.count_stage_pushed(%s::uuid)",
                 (self.lease.name, self.lease.fence, stage, stage),  # committed already: it only tells
             ).fetchone()
             by_result = conn.execute("SELECT result, count FROM taskq.stage_results(%s::uuid)", (stage,)).fetchall()
             with suppress(psycopg.Error), conn.transaction():  # nothing depends on it
-                conn.execute("SELECT taskq.wake_staged(%s::uuid)", (stage,))
+                conn.execute("SELECT taskq.notify_stage_topics(%s::uuid)", (stage,))
             abandon_stage(conn, stage)
         assert done is not None  # noqa: S101
         tally.add(done[0], done[1], {Result(result): count for result, count in by_result})
@@ -223,7 +223,7 @@ class Holding:
     def lay_aside(self) -> None:
         """Keeps what is still held, without a decision, from being read in the next round."""
         with self.route.connect() as conn, translate_errors():
-            conn.execute("SELECT taskq.lay_aside(%s::text, %s::bigint)", (self.lease.name, self.lease.fence))
+            conn.execute("SELECT taskq.defer_held_tasks(%s::text, %s::bigint)", (self.lease.name, self.lease.fence))
 
     def give_back(self, queue: TaskQueue) -> int:
         """Ends the lease, unless a claim is continued; returns how many tasks were still held under it."""

@@ -122,7 +122,7 @@ def begins(conn: psycopg.Connection[Any], stream: str | None, batch: int, query:
 
     TaskQueueError where the name is that of another query.
     """
-    asked = "SELECT taskq.begin_batch(%s::text, %s::bigint, %s::text)"
+    asked = "SELECT taskq.begin_stream_batch(%s::text, %s::bigint, %s::text)"
     return conn.execute(asked, (stream, batch, query)).fetchall() == [(True,)]
 
 

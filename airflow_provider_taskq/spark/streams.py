@@ -196,7 +196,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise TaskQueueError(
                     f"an open transaction has held back the log of topic {self.options.topic!r} for"
                     f" {SETTLE_SECONDS:.0f} s, and Spark before 4.2 does not tell how far the stream is:"
-                    " taskq.log_holders() names the transaction"
+                    " taskq.log_blockers() names the transaction"
                 )
             time.sleep(SETTLE_PAUSE)  # nothing tells when a transaction of somebody else ends
             end = self._end(after, None)

@@ -214,7 +214,7 @@ def _listed(groups: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def stops(row: Mapping[str, Any] | None, condition: Condition) -> bool:
-    """Whether those that come later in the turn have to wait: the same rule as taskq_internal.keep_turns."""
+    """Whether later tasks of the turn have to wait: the same rule as taskq_internal.drop_overtaking_decisions."""
     if row is None or row["result"] == "FAILURE":
         return True
     until_success = condition is Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS

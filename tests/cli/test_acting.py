@@ -302,7 +302,7 @@ def test_the_command_that_health_names_finishes_a_move_whose_session_has_ended(
 ) -> None:
     queue.push("work", ["a"])
     session = open_queue()
-    session.conn.execute("SELECT taskq.begin_move('work', '1 second')")
+    session.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')")
     session.conn.commit()
     pid = session.conn.info.backend_pid
     queue.conn.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))

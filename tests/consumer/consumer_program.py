@@ -18,8 +18,8 @@ LEDGER = """nth bigserial PRIMARY KEY, sequence bigint, identifier text, by text
 
 # The partition of the event, as the group shares the topic out now: where its fence is not ours, nothing commits.
 ENTER = """INSERT INTO reader_ledger (sequence, identifier, by, generation, partition, fence)
-    SELECT %(sequence)s, %(identifier)s, %(by)s, r.generation, h.partition, h.fence FROM taskq_internal.reader r
-    JOIN taskq_internal.reader_partition h USING (reader_group, topic_id)
+    SELECT %(sequence)s, %(identifier)s, %(by)s, r.generation, h.partition, h.fence FROM taskq_internal.consumer_group r
+    JOIN taskq_internal.consumer_partition h USING (group_name, topic_id)
     WHERE h.partition = taskq_internal.partition_of(%(identifier)s, r.partitions, r.level, %(sequence)s)"""
 
 

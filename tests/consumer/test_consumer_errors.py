@@ -193,7 +193,8 @@ def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_f
             queue.conn.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     kill = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
-        AND datname = current_database() AND query LIKE ANY ('{%taskq.keep_leading(%,%taskq.lead(%}')"""
+        AND datname = current_database() AND query LIKE ANY
+            ('{%taskq.renew_partitions(%,%taskq.acquire_partition(%}')"""
     settings = quick(transactional=True, retry="none")
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         queue.push("work", [f"id-{n}" for n in range(10)])

@@ -102,7 +102,7 @@ def test_a_reader_needs_the_rights_of_a_consumer_and_no_more(dsn: str, queue: Ta
 
 def wake(queue: TaskQueue) -> bool:
     """Tells whoever listens that there are new tasks."""
-    return queue.conn.execute("SELECT taskq.wake('work')").rowcount == 1
+    return queue.conn.execute("SELECT taskq.notify('work')").rowcount == 1
 
 
 @pytest.mark.parametrize(

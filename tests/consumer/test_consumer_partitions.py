@@ -12,7 +12,7 @@ from tests.consumer.consumers import Heard, heard_all, place, quick, until_at_en
 from tests.queue.conftest import until
 
 HOUR = timedelta(hours=1)
-SHARING = "SELECT generation, partitions, level, ends IS NOT NULL FROM taskq_internal.reader"
+SHARING = "SELECT generation, partitions, level, ends IS NOT NULL FROM taskq_internal.consumer_group"
 
 
 def lead_all(queue: TaskQueue, leader: str = "me") -> list[PartitionLease]:
@@ -76,7 +76,7 @@ def test_no_new_partition_begins_while_an_old_one_is_behind_even_if_its_leader_i
     handle_all(queue, zero)
     queue.join_group("readers", "work", 1)
     assert lead_all(queue) == []
-    queue.conn.execute("UPDATE taskq_internal.reader_partition SET lease_until = '-infinity'")
+    queue.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
     [taken] = lead_all(queue)
     assert (taken.generation, taken.partition, taken.taken_over) == (1, 1, True), "the drained one needs no leader"
     with pytest.raises(LeaseLost):

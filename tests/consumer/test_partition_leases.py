@@ -33,7 +33,7 @@ def background() -> Iterator[InBackground[Any]]:
 def lapse(queue: TaskQueue, partition: int = 0) -> None:
     """Lets the lease of a partition's leader run out."""
     queue.conn.execute(
-        "UPDATE taskq_internal.reader_partition SET lease_until = clock_timestamp() - interval '1"
+        "UPDATE taskq_internal.consumer_partition SET lease_until = clock_timestamp() - interval '1"
         " second' WHERE partition = %s",
         (partition,),
     )
@@ -54,9 +54,11 @@ def kept_until(queue: TaskQueue) -> datetime:
     return kept
 
 
-def led_since(queue: TaskQueue) -> datetime:
+def leader_since(queue: TaskQueue) -> datetime:
     """When the leader of the first partition took it, by the server's clock."""
-    row = queue.conn.execute("SELECT led_since FROM taskq_internal.reader_partition WHERE partition = 0").fetchone()
+    row = queue.conn.execute(
+        "SELECT leader_since FROM taskq_internal.consumer_partition WHERE partition = 0"
+    ).fetchone()
     assert row is not None
     assert isinstance(row[0], datetime)
     return row[0]
@@ -110,7 +112,7 @@ def test_whoever_is_just_storing_progress_is_not_replaced_and_nobody_waits(
     led = led_by(queue, "me")
     handed = queue.read_partition(led)
     session.advance_partition(led, handed.after, handed.cursor)
-    session.conn.execute("UPDATE taskq_internal.reader_partition SET lease_until = '-infinity'")
+    session.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
     queue.conn.execute("SET lock_timeout = '5s'")  # the other one holds its lock for longer; autovacuum does not
     assert queue.acquire_partition("readers", "work", "other", HOUR) is None
     session.conn.commit()
@@ -181,7 +183,7 @@ def test_spares_wait_and_take_over_at_once_where_a_leader_stops(dsn: str, queue:
         assert leader.stop(20)
         queue.push("work", ["c"])
         assert second.wait(1) == ["c"]
-        assert led_since(queue) < lapses, "not after a lease"
+        assert leader_since(queue) < lapses, "not after a lease"
     assert first.identifiers == ["a", "b"]
 
 
@@ -193,7 +195,7 @@ def test_a_spare_takes_over_within_the_lease_where_a_leader_gives_no_sign_of_lif
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
         heard.wait(1)
-        assert led_since(queue) >= lapses
+        assert leader_since(queue) >= lapses
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1, 10, 60])
@@ -241,10 +243,10 @@ def test_a_leader_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
     with Consumer(dsn, heard.group, "work", quick(transactional=True)) as consumer:
         assert inside.wait(20)
         queue.conn.execute(
-            "UPDATE taskq_internal.reader_partition SET fence = nextval('taskq_internal.fence'), leader = 'new'"
+            "UPDATE taskq_internal.consumer_partition SET fence = nextval('taskq_internal.fence'), leader = 'new'"
         )
         queue.conn.execute(
-            "UPDATE taskq_internal.reader_partition SET lease_until = clock_timestamp() + interval '1 hour'"
+            "UPDATE taskq_internal.consumer_partition SET lease_until = clock_timestamp() + interval '1 hour'"
         )
         go.set()
         heard.wait(1)
@@ -325,7 +327,7 @@ def test_a_dropped_topic_forgets_its_readers_and_a_reader_of_it_ends_with_the_re
     queue.drop_topic("work")
     with pytest.raises(TaskQueueError, match="work"):
         consumer.wait(20)
-    assert queue.conn.execute("SELECT FROM taskq_internal.reader_partition").fetchall() == []
+    assert queue.conn.execute("SELECT FROM taskq_internal.consumer_partition").fetchall() == []
 
 
 def test_a_topic_is_dropped_while_a_leader_stores_progress_of_it_and_neither_errs(
@@ -366,7 +368,7 @@ def test_what_makes_no_sense_is_refused(queue: TaskQueue) -> None:
             queue.join_group("readers", "work", partitions)
     with pytest.raises(TaskQueueError, match="level"):
         queue.join_group("readers", "work", 1, -1)
-    with pytest.raises(TaskQueueError, match="reader_group"):
+    with pytest.raises(TaskQueueError, match="group_name"):
         queue.join_group(" ", "work")
     queue.join_group("readers", "work")
     with pytest.raises(TaskQueueError, match="leader"):

@@ -209,7 +209,7 @@ def test_a_reader_goes_on_after_progress_that_the_server_cancels(
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         assert started.wait(20)
         blocking = open_queue()
-        blocking.conn.execute("SELECT FROM taskq_internal.reader_partition FOR UPDATE")
+        blocking.conn.execute("SELECT FROM taskq_internal.consumer_partition FOR UPDATE")
         go_on.set()
         heard.wait(1)
         time.sleep(0.5)  # so that the server cancels the progress, and the reader's heartbeats

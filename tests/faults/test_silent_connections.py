@@ -236,7 +236,7 @@ def test_a_reader_goes_on_when_all_of_its_connections_fall_silent(dsn: str, queu
         until(lambda: "b" in heard.identifiers)
         [kept] = queue.partition_states()
         query = (
-            "SELECT lease_until FROM taskq_internal.reader_partition"
+            "SELECT lease_until FROM taskq_internal.consumer_partition"
             " WHERE lease_until > clock_timestamp() + interval '1 s'"
         )
         until(lambda: queue.conn.execute(query).fetchone())  # the reader's lease is kept on another connection

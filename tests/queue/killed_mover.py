@@ -10,8 +10,16 @@ from airflow_provider_taskq.queue import TaskQueue, connect
 
 # What own_partition calls, in order.
 CALLS = (
-    *("pg_backend_pid", "begin_move", "topic_is_held", "make_tables", "keep_out", "close_shared", "move_rows"),
-    *("let_in", "leave_move"),
+    *(
+        "pg_backend_pid",
+        "begin_partition_move",
+        "has_held_tasks",
+        "create_own_tables",
+        "lock_pushes",
+        "close_shared_tables",
+        "move_to_own_tables",
+    ),
+    *("unlock_pushes", "end_move_session"),
 )
 
 

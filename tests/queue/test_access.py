@@ -31,14 +31,14 @@ TABLES = [
     "taskq_internal.topic",
     "taskq_internal.owner",
     "taskq_internal.dependency",
-    "taskq_internal.lane_lock",
+    "taskq_internal.identifier_lock",
     "taskq_internal.lock",
     "taskq_internal.access",
     "taskq_internal.history",
-    "taskq_internal.juncture",
+    "taskq_internal.group_release",
     "taskq_internal.stream",
-    "taskq_internal.reader",
-    "taskq_internal.reader_partition",
+    "taskq_internal.consumer_group",
+    "taskq_internal.consumer_partition",
     "taskq_internal.handling",
     "taskq_internal.audit",
     "taskq_internal.worker",
@@ -250,9 +250,9 @@ def test_no_kind_of_role_has_a_right_in_the_internal_schema(own_queue: TaskQueue
 def test_no_role_may_call_helpers_or_grant_access(granted: As) -> None:
     queue = granted("operator")
     for call in (
-        "taskq_internal.take(1, 1, 1, false)",
+        "taskq_internal.claim_first_due(1, 1, 1, false)",
         "taskq.grant_access('postgres', 'reader')",
-        "taskq_internal.seize(1, 1, '{1}')",
+        "taskq_internal.claim_locked(1, 1, '{1}')",
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             queue.conn.execute(f"SELECT {call}".encode())

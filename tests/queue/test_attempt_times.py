@@ -70,7 +70,9 @@ def complete_staged(queue: TaskQueue, owner: Owner) -> None:
 
 def end_staged(queue: TaskQueue, owner: Owner) -> None:
     """Ends the tasks of a stage by one statement, as the commit of a large stage does."""
-    queue.conn.execute("SELECT taskq_internal.end_staged(%s, %s, %s)", (owner.name, owner.fence, stage(queue, owner)))
+    queue.conn.execute(
+        "SELECT taskq_internal.end_staged_tasks(%s, %s, %s)", (owner.name, owner.fence, stage(queue, owner))
+    )
 
 
 def expire(queue: TaskQueue, owner: Owner) -> None:

@@ -142,7 +142,7 @@ def stored(queue: TaskQueue) -> dict[str, str | None]:
     tables = queue.conn.execute(
         "SELECT oid::regclass::text FROM pg_class"
         " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind IN ('r', 'p')"
-        " AND NOT relispartition AND relname NOT IN ('lane_lock', 'mutex', 'offer_lock')"
+        " AND NOT relispartition AND relname NOT IN ('identifier_lock', 'mutex', 'offer_lock')"
     ).fetchall()
     return {
         name: (
@@ -207,7 +207,7 @@ def test_a_duration_of_ten_years_is_stored_and_a_longer_one_refused(queue: TaskQ
     [
         "taskq.register('evil', {})",
         "taskq.lock('evil', 'me', {}, '0')",
-        "taskq.lead('group', 'work', 'evil', {})",
+        "taskq.acquire_partition('group', 'work', 'evil', {})",
         "taskq.push('work', 'APPEND', ARRAY['a'], p_delays => ARRAY[{}]::interval[])",
         "taskq.push('work', 'APPEND', ARRAY['a'], p_ttls => ARRAY[{}]::interval[])",
         "taskq.push('work', 'a', delay => {})",
@@ -273,8 +273,8 @@ def test_a_snooze_of_any_length_is_due_by_the_year_9999(queue: TaskQueue, delay:
 def test_the_delay_of_an_extreme_policy_has_a_bound(queue: TaskQueue, owner: Owner, retry: RetryPolicy) -> None:
     queue.alter_topic("work", TopicPolicy(retry))
     query = (
-        "SELECT taskq_internal.back_off(p.base, p.factor, p.max_delay, %s) <= p.max_delay"
-        " FROM taskq.policy_of('work') p"
+        "SELECT taskq_internal.backoff_delay(p.base, p.factor, p.max_delay, %s) <= p.max_delay"
+        " FROM taskq.policy('work') p"
     )
     for attempts in (1, 2, 3, 1000, 2**31 - 1):
         assert queue.conn.execute(query, (attempts,)).fetchone() == (True,)

@@ -418,7 +418,7 @@ def expected_defect(text: str) -> str | None:
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_sql_finds_exactly_what_breaks_a_limit(queue: TaskQueue, text: str) -> None:
     [suspected, defect] = queue.conn.execute(
-        "SELECT taskq_internal.may_be_unreadable(t), taskq_internal.json_defect(t) FROM CAST(%s AS text) AS t", (text,)
+        "SELECT taskq_internal.needs_json_check(t), taskq_internal.json_defect(t) FROM CAST(%s AS text) AS t", (text,)
     ).fetchone() or [None, None]
     expected = expected_defect(text)
     if expected is None:

@@ -158,7 +158,7 @@ def test_a_standby_refuses_to_read_the_log() -> None:
 def test_the_operator_sees_who_holds_a_log_back(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    holders = "SELECT pid, application, since <= clock_timestamp(), floor FROM taskq.log_holders('work')"
+    holders = "SELECT pid, application, since <= clock_timestamp(), floor FROM taskq.log_blockers('work')"
     queue.push("work", ["before"])
     assert queue.conn.execute(holders.encode()).fetchall() == []
     session.conn.execute("SET application_name = 'importer'")
@@ -171,7 +171,7 @@ def test_the_operator_sees_who_holds_a_log_back(
     session.conn.commit()
     assert queue.conn.execute(holders.encode()).fetchall() == []
     with pytest.raises(psycopg.DatabaseError, match="nowhere"):
-        queue.conn.execute("SELECT taskq.log_holders('nowhere')")
+        queue.conn.execute("SELECT taskq.log_blockers('nowhere')")
 
 
 @given(PLACES)

@@ -116,9 +116,9 @@ def test_a_procedure_that_commits_between_pushes_opens_the_log_for_each(queue: T
         conn.execute(
             """DO $$ BEGIN FOR n IN 1..3 LOOP
                 PERFORM taskq.push('work', 'APPEND', ARRAY[n::text]);
-                RAISE NOTICE '% %', (SELECT count(*) FROM taskq.log_holders('work')),
+                RAISE NOTICE '% %', (SELECT count(*) FROM taskq.log_blockers('work')),
                     (SELECT max(sequence) FROM taskq_internal.task) - (SELECT min(floor)
-                        FROM taskq.log_holders('work'));
+                        FROM taskq.log_blockers('work'));
                 COMMIT;
             END LOOP; END $$"""
         )
@@ -171,7 +171,7 @@ def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase(
     with connect(two_phase_server.dsn, autocommit=True) as conn:
         reader.queue = queue = TaskQueue(conn)
         assert reader.more() == []
-        holder = conn.execute("SELECT pid, application FROM taskq.log_holders('work')").fetchall()
+        holder = conn.execute("SELECT pid, application FROM taskq.log_blockers('work')").fetchall()
         assert holder == [(None, "prepared transaction import of today")]
         conn.execute("COMMIT PREPARED 'import of today'")
         assert reader.more() == ["prepared", "later"]

@@ -418,7 +418,7 @@ def test_a_move_does_not_deadlock_with_a_push_that_did_not_get_the_lock_of_its_t
         take_topics(outsider, "")
         producer.push("work", ["a"])
         outsider.execute("SELECT pg_advisory_unlock_all()")
-        closed = background(lambda: conn.execute("SELECT taskq.keep_out('work', '1 minute')").fetchone())
+        closed = background(lambda: conn.execute("SELECT taskq.lock_pushes('work', '1 minute')").fetchone())
         until(lambda: own_queue.conn.execute(waits, (conn.info.backend_pid,)).fetchone() is not None)
         producer.push("work", ["b"])
         producer.conn.commit()
@@ -430,7 +430,7 @@ def test_a_push_that_waited_for_a_move_does_not_wait_for_an_outsider_after_it(
 ) -> None:
     """The outsider waits for the lock of the topic in front of the push, and gets it when the move is done."""
     number = topic_number(own_queue)
-    own_queue.conn.execute("SELECT taskq.keep_out('work', '1 second')")
+    own_queue.conn.execute("SELECT taskq.lock_pushes('work', '1 second')")
     waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     with connect(own_dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
@@ -438,7 +438,7 @@ def test_a_push_that_waited_for_a_move_does_not_wait_for_an_outsider_after_it(
         until(lambda: own_queue.conn.execute(waits.encode()).fetchone() == (1,))
         pushing = background(lambda: queue.push("work", ["a"]))
         await_lock_wait(own_queue.conn, queue)
-        own_queue.conn.execute("SELECT taskq.let_in(%s)", (number,))
+        own_queue.conn.execute("SELECT taskq.unlock_pushes(%s)", (number,))
         blocking.result(60)
         pushing.result(60)
         assert identifiers(queue.push("work", ["b"])) == ["b"]
@@ -452,14 +452,14 @@ def test_a_push_waits_for_a_move_by_a_session_that_is_younger_than_its_transacti
     outsider.execute("SELECT pg_advisory_lock(%s, %s)", (TOPIC_LOCKS, topic_number(work, "other")))
     producer.push("other", ["a"])
     with connect(own_dsn, autocommit=True) as conn:
-        conn.execute("SELECT taskq.keep_out('work', '1 minute')")
+        conn.execute("SELECT taskq.lock_pushes('work', '1 minute')")
         producer.conn.execute("SET LOCAL lock_timeout = '20ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             producer.push("work", ["b"])
 
 
 def test_a_push_that_waits_for_a_move_keeps_to_its_lock_timeout(own_queue: TaskQueue, producer: TaskQueue) -> None:
-    own_queue.conn.execute("SELECT taskq.keep_out('work', '1 second')")
+    own_queue.conn.execute("SELECT taskq.lock_pushes('work', '1 second')")
     producer.conn.execute("SET LOCAL lock_timeout = '20ms'")
     with pytest.raises(psycopg.errors.LockNotAvailable):
         producer.push("work", ["a"])
@@ -485,7 +485,7 @@ def test_an_open_push_is_told_from_a_forged_one(
 ) -> None:
     take_topics(outsider, "_shared")
     take_floors(outsider, "_shared", 1)
-    pushing = "SELECT pid, everywhere FROM taskq_internal.open_transactions()"
+    pushing = "SELECT pid, everywhere FROM taskq_internal.push_transactions()"
     assert work.conn.execute(pushing.encode()).fetchall() == []
     producer.push("work", ["a"])
     assert work.conn.execute(pushing.encode()).fetchall() == [(producer.conn.info.backend_pid, False)]

@@ -251,7 +251,7 @@ def test_a_dropped_topic_leaves_nothing_behind(queue: TaskQueue, owner: Owner, o
     queue.push("work", [NewTask("dependent", depends_on=[("work", "READY")])])
     assert queue.release_groups_once("gate", "work", [["SUSPENDED"]]) == []
     queue.drop_topic("work")
-    for table in ("topic", "task", "live", "ended", "dependency", "probe", "progress", "juncture", "history"):
+    for table in ("topic", "task", "live", "ended", "dependency", "probe", "progress", "group_release", "history"):
         assert queue.conn.execute(f"SELECT FROM taskq_internal.{table}".encode()).rowcount == 0, table
 
 
@@ -374,7 +374,9 @@ def test_a_poll_that_began_before_a_move_finds_nothing_and_meets_no_table_that_i
     own_queue: TaskQueue, own_dsn: str, background: InBackground[Any], poll: Callable[[TaskQueue, Owner], list[object]]
 ) -> None:
     """Held up between its look at the topic and its first look at the tasks."""
-    body = own_queue.conn.execute("SELECT pg_get_functiondef('taskq_internal.hold_running_lease'::regproc)").fetchone()
+    body = own_queue.conn.execute(
+        "SELECT pg_get_functiondef('taskq_internal.require_running_lease'::regproc)"
+    ).fetchone()
     assert body is not None
     own_queue.conn.execute(HELD_UP.encode())
     own_queue.conn.execute(body[0].replace("BEGIN\n", "BEGIN PERFORM public.held_up();\n", 1).encode())
@@ -385,10 +387,10 @@ def test_a_poll_that_began_before_a_move_finds_nothing_and_meets_no_table_that_i
         own_queue.conn.execute("SELECT pg_advisory_lock(4711)")
         found = background(lambda: poll(early, owner))
         await_lock_wait(own_queue.conn, early)
-        move = own_queue.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
+        move = own_queue.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')").fetchone()
         assert move is not None
-        own_queue.conn.execute("SELECT taskq.make_tables('work', %s, '1 second')", move)
-        closed = own_queue.conn.execute("SELECT taskq.close_shared('work', %s, '1 second')", move).fetchone()
+        own_queue.conn.execute("SELECT taskq.create_own_tables('work', %s, '1 second')", move)
+        closed = own_queue.conn.execute("SELECT taskq.close_shared_tables('work', %s, '1 second')", move).fetchone()
         assert closed == (True,)
         own_queue.conn.execute("SELECT pg_advisory_unlock(4711)")
         assert found.result(60) == []
@@ -504,10 +506,10 @@ def test_pushes_wait_while_their_topic_moves(
 ) -> None:
     mover = open_queue()
     mover.conn.autocommit = True
-    number = mover.conn.execute("SELECT taskq.keep_out('work', '1 second')").fetchone()
+    number = mover.conn.execute("SELECT taskq.lock_pushes('work', '1 second')").fetchone()
     pushed = background(lambda: session.push("work", ["a"]))
     await_lock_wait(queue.conn, session)
-    mover.conn.execute("SELECT taskq.let_in(%s)", number)
+    mover.conn.execute("SELECT taskq.unlock_pushes(%s)", number)
     assert identifiers(pushed.result(60)) == ["a"]
 
 

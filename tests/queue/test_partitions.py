@@ -48,7 +48,7 @@ WITH_ONE_DATABASE = settings(suppress_health_check=[HealthCheck.function_scoped_
 def test_the_partition_is_the_crc_32_of_the_sequence_id(queue: TaskQueue, identifier: str, crc: int) -> None:
     assert [partition_of(identifier, n) for n in (1, 2, 3, 8, 2**31)] == [crc % n for n in (1, 2, 3, 8, 2**31)]
     row = queue.conn.execute(
-        "SELECT taskq_internal.crc32(%(text)s), taskq_internal.crc32_of(convert_to(%(text)s, 'UTF8'))",
+        "SELECT taskq_internal.crc32(%(text)s), taskq_internal.crc32_fallback(convert_to(%(text)s, 'UTF8'))",
         {"text": identifier},
     ).fetchone()
     assert row == (crc, crc)
@@ -76,7 +76,7 @@ def test_python_and_sql_agree(
 ) -> None:
     crc = zlib.crc32(sequence_id(identifier, level, sequence).encode())
     row = queue.conn.execute(
-        "SELECT i.id, taskq_internal.crc32_of(convert_to(i.id, 'UTF8')),"
+        "SELECT i.id, taskq_internal.crc32_fallback(convert_to(i.id, 'UTF8')),"
         " taskq_internal.partition_of(%(identifier)s, %(of)s, %(level)s, %(n)s)"
         " FROM (SELECT taskq_internal.sequence_id(%(identifier)s, %(level)s, %(n)s) AS id) i",
         {"identifier": identifier, "of": partitions, "level": level, "n": sequence},

@@ -27,7 +27,7 @@ from tests.queue.explained import Explained, explain
 
 Call = Callable[[TaskQueue, Owner, list[Task]], object]
 SIZE = 10
-BIG = {"task", "live", "ended", "dependency", "lane_lock"}
+BIG = {"task", "live", "ended", "dependency", "identifier_lock"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ def poll(condition: Condition, order: Order = Order.FIRST_IN_FIRST_OUT) -> Call:
 
 
 # A poll under a condition looks at a thousand due tasks or so where most of them are not their identifiers' turns.
-TURNS = {"live_ready", "live_turn", "lane_lock_pkey", "live_pkey", "task_pkey"}
+TURNS = {"live_ready", "live_turn", "identifier_lock_pkey", "live_pkey", "task_pkey"}
 GUARDS: dict[str, Guard] = {
     "push": Guard(lambda queue, _owner, _held: queue.push("work", ["x", NewTask("y", priority=5)]), set()),
     "replace": Guard(
         lambda queue, _owner, _held: queue.push("work", ["rare"], Insertion.REPLACE),
-        {"live_lane", "task_identifier", "ended_pkey", "live_pkey"},
+        {"live_by_identifier", "task_identifier", "ended_pkey", "live_pkey"},
     ),
     "poll": Guard(poll(Condition.NONE), {"live_ready", "live_pkey", "task_pkey"}),
     "poll last in first out": Guard(
@@ -65,7 +65,10 @@ GUARDS: dict[str, Guard] = {
         poll(Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS), TURNS | {"ended_troubled"}, 200 * SIZE, 6000
     ),
     "poll batch": Guard(
-        lambda queue, owner, _held: queue.poll_batch("work", owner, 3, 2), {"live_lane", "live_turn"}, 200 * SIZE, 6000
+        lambda queue, owner, _held: queue.poll_batch("work", owner, 3, 2),
+        {"live_by_identifier", "live_turn"},
+        200 * SIZE,
+        6000,
     ),
     "ready": Guard(lambda queue, _owner, _held: queue.ready("work", SIZE), {"live_ready"}),
     "ready singular": Guard(

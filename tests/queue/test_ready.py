@@ -207,7 +207,7 @@ def test_ready_leaves_out_retries_of_an_identifier_that_an_open_poll_holds(
     queue.push("work", ["a"])
     queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
     assert queue.ready("work", 5, SINGULAR) == 1
-    session.conn.execute("SELECT FROM taskq_internal.lane_lock FOR UPDATE")
+    session.conn.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
     assert queue.ready("work", 5, SINGULAR) == 0
     assert queue.poll("work", owner, 5, condition=SINGULAR) == []
     assert queue.ready("work", 5) == 1, "without a condition no identifier is held"
@@ -217,7 +217,9 @@ def test_identifiers_that_another_poll_looks_at_are_unclaimed_until_it_has_taken
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     queue.push("work", ["a", "a"])
-    session.conn.execute("SELECT FROM taskq_internal.lane_lock FOR UPDATE")  # as a poll does before it takes anything
+    session.conn.execute(
+        "SELECT FROM taskq_internal.identifier_lock FOR UPDATE"
+    )  # as a poll does before it takes anything
     assert queue.ready("work", 5, SINGULAR) == 0
     assert queue.has_unclaimed("work", SINGULAR)
     session.conn.rollback()

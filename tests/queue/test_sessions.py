@@ -126,7 +126,7 @@ def test_a_verb_is_undone_by_the_callers_rollback(
 
 def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
     """Every row of every table of the schema, physical place and all."""
-    names = ("topic", "owner", "task", "live", "ended", "stage", "progress", "juncture", "history")
+    names = ("topic", "owner", "task", "live", "ended", "stage", "progress", "group_release", "history")
     tables = (*(f"taskq_internal.{name}" for name in names), "taskq.staged")
     return [conn.execute(f"SELECT ctid, t.* FROM {name} t ORDER BY 1".encode()).fetchall() for name in tables]
 

@@ -126,7 +126,7 @@ def test_the_next_call_finishes_or_undoes_what_a_killed_move_has_left(
         queue.pause_topic("work")
         before = image(queue)
     kill_mover(queue, dsn, call)
-    started, done = CALLS.index(call) >= 1, CALLS.index(call) >= CALLS.index("move_rows")
+    started, done = CALLS.index(call) >= 1, CALLS.index(call) >= CALLS.index("move_to_own_tables")
     if started and not done:
         severity, detail = unfinished(queue)
         assert severity is Severity.CRITICAL
@@ -138,7 +138,7 @@ def test_the_next_call_finishes_or_undoes_what_a_killed_move_has_left(
 
 
 @pytest.mark.parametrize("then", ["own", "shared"])
-@pytest.mark.parametrize("call", ["close_shared", "move_rows"])
+@pytest.mark.parametrize("call", ["close_shared_tables", "move_to_own_tables"])
 def test_a_session_that_is_terminated_in_the_middle_of_a_step_leaves_a_move_that_can_be_finished_and_undone(
     queue: TaskQueue,
     owner: Owner,
@@ -151,7 +151,8 @@ def test_a_session_that_is_terminated_in_the_middle_of_a_step_leaves_a_move_that
     before = fill(queue, owner)
     reading = open_queue()
     reading.conn.execute(
-        f"LOCK TABLE ONLY taskq_internal.{'live' if call == 'close_shared' else 'task'} IN ACCESS SHARE MODE".encode()
+        f"LOCK TABLE ONLY taskq_internal.{'live' if call == 'close_shared_tables' else 'task'} IN"
+        f" ACCESS SHARE MODE".encode()
     )
     moved = background(lambda: mover.own_partition("work"))
     pid = mover.conn.info.backend_pid
@@ -224,14 +225,14 @@ def test_two_moves_at_once_end_well_or_with_a_reason(
 
 
 def test_a_move_that_another_session_has_taken_over_changes_nothing_more(queue: TaskQueue, mover: TaskQueue) -> None:
-    first = mover.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
+    first = mover.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')").fetchone()
     assert first is not None
-    mover.conn.execute("SELECT taskq.leave_move(%s)", first)
-    second = queue.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
+    mover.conn.execute("SELECT taskq.end_move_session(%s)", first)
+    second = queue.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')").fetchone()
     with pytest.raises(psycopg.Error, match="this move of topic 'work' has ended: another session has finished"):
-        mover.conn.execute("SELECT taskq.make_tables('work', %s, '1 second')", first)
-    assert mover.conn.execute("SELECT taskq.undo_move('work', %s, '1 second')", first).fetchone() == (False,)
-    assert queue.conn.execute("SELECT taskq.undo_move('work', %s, '1 second')", second).fetchone() == (True,)
+        mover.conn.execute("SELECT taskq.create_own_tables('work', %s, '1 second')", first)
+    assert mover.conn.execute("SELECT taskq.undo_partition_move('work', %s, '1 second')", first).fetchone() == (False,)
+    assert queue.conn.execute("SELECT taskq.undo_partition_move('work', %s, '1 second')", second).fetchone() == (True,)
     assert not is_paused(queue)
 
 
@@ -255,7 +256,7 @@ def test_a_topic_that_is_paused_or_resumed_while_it_moves_is_so_when_the_move_ha
 def test_a_topic_that_is_dropped_after_its_move_was_killed_leaves_tables_that_are_dropped_later(
     queue: TaskQueue, dsn: str
 ) -> None:
-    kill_mover(queue, dsn, "close_shared")
+    kill_mover(queue, dsn, "close_shared_tables")
     assert queue.drop_topic("work")
     assert (tables_apart(queue), constraints(queue)) == (3, 6)
     details = [finding.detail for finding in queue.health() if finding.severity > Severity.FINE]
@@ -265,7 +266,7 @@ def test_a_topic_that_is_dropped_after_its_move_was_killed_leaves_tables_that_ar
 
 
 def test_a_push_into_a_topic_whose_move_was_killed_says_what_to_do(queue: TaskQueue, dsn: str) -> None:
-    kill_mover(queue, dsn, "close_shared")
+    kill_mover(queue, dsn, "close_shared_tables")
     with pytest.raises(TaskQueueError, match="own_partition finishes the move, and shared_partition undoes it"):
         queue.push("work", ["a"])
 
@@ -280,10 +281,10 @@ def push_to_two_topics(queue: TaskQueue, session: TaskQueue, background: InBackg
 
 def begin_moving(mover: TaskQueue) -> tuple[int, int]:
     """A move whose tables are made and that keeps pushes out: its token, and the number of the topic."""
-    started = mover.conn.execute("SELECT taskq.begin_move('work', '1 second')").fetchone()
+    started = mover.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')").fetchone()
     assert started is not None
-    mover.conn.execute("SELECT taskq.make_tables('work', %s, '1 second')", started)
-    number = mover.conn.execute("SELECT taskq.keep_out('work', '1 second')").fetchone()
+    mover.conn.execute("SELECT taskq.create_own_tables('work', %s, '1 second')", started)
+    number = mover.conn.execute("SELECT taskq.lock_pushes('work', '1 second')").fetchone()
     assert number is not None
     return started[0], number[0]
 
@@ -296,12 +297,12 @@ def test_a_move_that_has_closed_nothing_lets_a_transaction_that_waits_for_it_go_
     ended = deadlocks(queue.conn)
     token, number = begin_moving(mover)
     pushed = push_to_two_topics(queue, session, background)
-    closed = mover.conn.execute("SELECT taskq.close_shared('work', %s, '60 seconds')", (token,)).fetchone()
+    closed = mover.conn.execute("SELECT taskq.close_shared_tables('work', %s, '60 seconds')", (token,)).fetchone()
     assert closed == (False,)
-    mover.conn.execute("SELECT taskq.let_in(%s)", (number,))
+    mover.conn.execute("SELECT taskq.unlock_pushes(%s)", (number,))
     assert identifiers(pushed.result(60)) == ["a"]
     session.conn.commit()
-    mover.conn.execute("SELECT taskq.undo_move('work', %s, '1 second')", (token,))
+    mover.conn.execute("SELECT taskq.undo_partition_move('work', %s, '1 second')", (token,))
     assert deadlocks(queue.conn) == ended
 
 
@@ -312,12 +313,12 @@ def test_a_move_that_has_closed_the_shared_tables_refuses_a_push_that_waits_for_
     queue.push("work", ["before"])
     ended = deadlocks(queue.conn)
     token, number = begin_moving(mover)
-    closed = mover.conn.execute("SELECT taskq.close_shared('work', %s, '60 seconds')", (token,)).fetchone()
+    closed = mover.conn.execute("SELECT taskq.close_shared_tables('work', %s, '60 seconds')", (token,)).fetchone()
     assert closed == (True,)
     pushed = push_to_two_topics(queue, session, background)
-    moved = mover.conn.execute("SELECT taskq.move_rows('work', %s, '60 seconds')", (token,)).fetchone()
+    moved = mover.conn.execute("SELECT taskq.move_to_own_tables('work', %s, '60 seconds')", (token,)).fetchone()
     assert moved == (False,)
-    mover.conn.execute("SELECT taskq.let_in(%s)", (number,))
+    mover.conn.execute("SELECT taskq.unlock_pushes(%s)", (number,))
     with pytest.raises(TaskQueueError, match="this topic is being moved to its own tables: repeat this"):
         pushed.result(60)
     session.conn.rollback()

@@ -80,7 +80,7 @@ def test_what_a_poll_rolled_back_goes_to_the_next(queue: TaskQueue, opened: Call
 def _seen(queue: TaskQueue, condition: str = SINGULAR) -> tuple[list[int], list[str], str]:
     """What the first, lock-free look of a poll finds: the steps of a poll one by one, as SQL."""
     row = queue.conn.execute(
-        "SELECT sequences, identifiers, seen_at FROM taskq_internal.turns_in_front("
+        "SELECT sequences, identifiers, seen_at FROM taskq_internal.turns_among_first("
         "(SELECT topic_id FROM taskq_internal.topic WHERE name = 'work'), clock_timestamp(), false, %s, 50, 50, '{}')",
         (condition,),
     ).fetchone()
@@ -92,7 +92,8 @@ def _seen(queue: TaskQueue, condition: str = SINGULAR) -> tuple[list[int], list[
 def _take(queue: TaskQueue, owner: Owner, seen: tuple[list[int], list[str], str]) -> list[int]:
     """The second step: lock the lanes, look again, take."""
     row = queue.conn.execute(
-        "SELECT taken FROM taskq_internal.take_lanes((SELECT topic_id FROM taskq_internal.topic WHERE name = 'work'),"
+        "SELECT taken FROM taskq_internal.claim_identifiers((SELECT topic_id"
+        " FROM taskq_internal.topic WHERE name = 'work'),"
         " (SELECT owner_id FROM taskq_internal.owner WHERE fence = %s), clock_timestamp(), false, %s, %s, %s, %s)",
         (owner.fence, SINGULAR, *seen),
     ).fetchone()
@@ -246,11 +247,11 @@ def test_the_locks_of_lanes_stay_as_they_are_made(own_queue: TaskQueue) -> None:
     for _ in range(5):
         own_queue.poll("work", owner, 100, condition=SINGULAR)
     changed = own_queue.conn.execute(
-        "SELECT count(*), count(*) FILTER (WHERE xmax::text <> '0') FROM taskq_internal.lane_lock"
+        "SELECT count(*), count(*) FILTER (WHERE xmax::text <> '0') FROM taskq_internal.identifier_lock"
     ).fetchone()
     assert changed is not None
     assert changed[0] == 65_536
     assert 400 < changed[1] <= 500
-    size = own_queue.conn.execute("SELECT pg_relation_size('taskq_internal.lane_lock')").fetchone()
+    size = own_queue.conn.execute("SELECT pg_relation_size('taskq_internal.identifier_lock')").fetchone()
     assert size is not None
     assert size[0] < 4 * 1024 * 1024

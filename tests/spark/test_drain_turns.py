@@ -262,7 +262,7 @@ def test_a_drain_of_rounds_does_not_end_at_what_a_poll_looks_at_and_takes_nothin
 
     monkeypatch.setattr(Holding, "claim", claim_and_let_go)
     with connect(dsn) as other:
-        other.execute("SELECT FROM taskq_internal.lane_lock FOR UPDATE")  # as a poll does that began earlier
+        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does that began earlier
         result = drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR, size=1, rounds=None)
     assert claimed == [0, 0, 0, 1, 1, 0]
     assert (result.claimed, result.done, result.rounds, result.ended) == (2, 2, 2, Ended.EMPTY)
@@ -275,7 +275,7 @@ def test_a_drain_that_waits_for_what_a_poll_looks_at_ends_at_its_deadline_and_a_
 ) -> None:
     push(queue, "a1 a2")
     with connect(dsn) as other:
-        other.execute("SELECT FROM taskq_internal.lane_lock FOR UPDATE")  # as a poll does that began earlier
+        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does that began earlier
         soon = timedelta(seconds=2)
         waited = drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR, rounds=None, deadline=soon)
         assert (waited.done, waited.ended) == (0, Ended.DEADLINE)

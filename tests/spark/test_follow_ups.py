@@ -91,7 +91,7 @@ def test_only_what_follows_continued_tasks_of_the_try_that_won_is_pushed_and_onc
     for _ in range(2):  # the second time is a driver that asks again
         carry_out(conn, owner, stage, 2, 3)
     assert identifiers(queue, "next") == [f"2-{a}", f"2-{c}"]
-    assert conn.execute("SELECT taskq.stage_pushed(%s)", (stage,)).fetchall() == [(2,)]
+    assert conn.execute("SELECT taskq.count_stage_pushed(%s)", (stage,)).fetchall() == [(2,)]
     abandon_stage(conn, stage)
     assert conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall() == [(0,)]
 
@@ -112,7 +112,7 @@ def test_follow_ups_that_are_staged_as_their_stage_is_carried_out_are_refused(
         with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
             staging.commit(check_of(options, stage))
         late.rollback()
-    assert conn.execute("SELECT taskq.stage_pushed(%s)", (stage,)).fetchall() == [(1,)]
+    assert conn.execute("SELECT taskq.count_stage_pushed(%s)", (stage,)).fetchall() == [(1,)]
 
 
 def test_a_consumer_says_that_a_decision_is_continued_and_pushes_nothing(

@@ -336,7 +336,7 @@ def test_a_producer_may_push_from_spark_and_read_nothing(conn: psycopg.Connectio
             copy.write(TRAILER)
         conn.execute("SELECT taskq.check_push(%s)", (stage,))
         pushing = "SELECT taskq.push_staged(%s, 'work', 'APPEND', ARRAY[0], ARRAY[1]::bigint[], ARRAY[2]::bigint[])"
-        assert conn.execute("SELECT taskq.begin_batch('a stream', 0)").fetchall() == [(True,)]
+        assert conn.execute("SELECT taskq.begin_stream_batch('a stream', 0)").fetchall() == [(True,)]
         assert conn.execute(pushing, (stage,)).fetchall() == [(2,)]
         conn.execute("SELECT taskq.abandon_push(%s)", (stage,))
         for forbidden in ("SELECT * FROM taskq.staged_task", "SELECT taskq.log_end('work', 0, 1)"):

@@ -189,9 +189,9 @@ def test_a_stream_says_what_it_cannot_do(run: Run, logged: DataFrame, push: Any)
 
 def test_streams_that_stopped_long_ago_are_forgotten(conn: psycopg.Connection[Any]) -> None:
     for name in ("old", "young"):
-        assert conn.execute("SELECT taskq.begin_batch(%s, 4)", (name,)).fetchall() == [(True,)]
-        assert conn.execute("SELECT taskq.begin_batch(%s, 4)", (name,)).fetchall() == [(False,)]
-        assert conn.execute("SELECT taskq.begin_batch(%s, 3)", (name,)).fetchall() == [(False,)]
+        assert conn.execute("SELECT taskq.begin_stream_batch(%s, 4)", (name,)).fetchall() == [(True,)]
+        assert conn.execute("SELECT taskq.begin_stream_batch(%s, 4)", (name,)).fetchall() == [(False,)]
+        assert conn.execute("SELECT taskq.begin_stream_batch(%s, 3)", (name,)).fetchall() == [(False,)]
     conn.execute("UPDATE taskq_internal.stream SET committed = now() - interval '40 days' WHERE name = 'old'")
     assert conn.execute("SELECT taskq.purge_streams('30 days')").fetchall() == [(1,)]
     assert conn.execute("SELECT name FROM taskq_internal.stream").fetchall() == [("young",)]

@@ -410,7 +410,7 @@ def test_a_drain_does_not_end_at_what_another_poll_looks_at_and_takes_nothing_of
     listener = Empty()
     worker = make_worker(lambda _task: None, listener=listener, condition=Condition.SINGULAR_BY_IDENTIFIER)
     with connect(dsn) as other, ThreadPoolExecutor() as pool:
-        other.execute("SELECT FROM taskq_internal.lane_lock FOR UPDATE")  # as a poll does that began earlier
+        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does that began earlier
         drained = pool.submit(worker.drain)
         until(lambda: listener.polls > 2)
         assert not worker.is_idle
@@ -429,7 +429,7 @@ def test_a_drain_leaves_what_a_transaction_keeps_that_stays_open(
     queue.push("work", ["a"])
     worker = make_worker(lambda _task: None, condition=Condition.SINGULAR_BY_IDENTIFIER)
     with connect(dsn) as other:
-        other.execute("SELECT FROM taskq_internal.lane_lock FOR UPDATE")
+        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
         assert worker.drain().handled == 0
     assert "leaves what is ready in topic 'work': a transaction that stays open keeps it" in caplog.text
     assert states(queue) == [("a", State.READY)]

@@ -15,25 +15,25 @@
 CREATE VIEW taskq.privileges AS
 SELECT 'producer' AS kind, unnest(ARRAY[
     'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push',
-    'push_staged', 'abandon_push', 'begin_batch', 'install_ticks', 'wake', 'topics', 'policy_of']) AS function
+    'push_staged', 'abandon_push', 'begin_stream_batch', 'install_ticks', 'notify', 'topics', 'policy']) AS function
 UNION ALL SELECT 'consumer', unnest(ARRAY[
-    'register', 'take_over', 'heartbeat', 'release', 'owner_named', 'owners', 'held', 'poll', 'poll_batch', 'claim',
-    'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'juncture', 'wake',
+    'register', 'take_over', 'heartbeat', 'release', 'owner', 'owners', 'held', 'poll', 'poll_batch', 'claim',
+    'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once', 'notify',
     'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged',
-    'stage_results', 'claim_batch', 'lay_aside', 'stage_size', 'stage_pushed', 'wake_staged', 'carried_out',
-    'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'begin_batch', 'events', 'log_end', 'log_bounds',
-    'log_slice', 'progress', 'advance', 'topics', 'policy_of', 'join_readers', 'lead', 'keep_leading', 'read_led',
-    'advance_led', 'stop_leading', 'give_back', 'note_handling', 'set_worker', 'worker_is_active', 'begin_drain',
-    'end_drain', 'drain_named', 'ended_by', 'failed_by'])
+    'stage_results', 'claim_batch', 'defer_held_tasks', 'count_staged', 'count_stage_pushed', 'notify_stage_topics', 'completed_in_stage',
+    'abandon_stage', 'prune_stages', 'expire', 'lock', 'unlock', 'begin_stream_batch', 'events', 'log_end', 'log_bounds',
+    'log_slice', 'progress', 'advance', 'topics', 'policy', 'join_group', 'acquire_partition', 'renew_partitions', 'read_partition',
+    'advance_partition', 'release_partition', 'release_tasks', 'record_handling_times', 'set_worker_active', 'is_worker_active', 'begin_drain',
+    'end_drain', 'find_drain', 'count_ended_by', 'find_failed_by'])
 UNION ALL SELECT 'reader', unnest(ARRAY[
-    'topics', 'policy_of', 'owners', 'owner_named', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task',
-    'timeline', 'why', 'throughput', 'latest', 'page', 'count', 'results', 'resolve', 'task_bounds', 'task_slice',
-    'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'health', 'log_holders', 'newest', 'why_ready',
-    'why_ended', 'unfulfilled', 'in_the_way', 'longest_due', 'in_words', 'state_name', 'readers', 'statistics',
-    'handling_times', 'errors', 'error_groups', 'stuck_owners', 'workers', 'worker_is_active', 'browse_topics',
-    'browse_owners', 'browse_holders', 'browse_locks', 'browse_readers', 'browse_ticks', 'browse_tasks',
-    'browse_held', 'find_tasks', 'search_tasks', 'claimed_by', 'pushed_between', 'newest_of', 'dependencies_of',
-    'texts_of', 'audit_trail', 'count_lapsed', 'drain_named', 'ended_by', 'failed_by'])
+    'topics', 'policy', 'owners', 'owner', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task',
+    'timeline', 'explain', 'throughput', 'latest', 'page', 'count', 'results', 'resolve', 'task_bounds', 'task_slice',
+    'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'health', 'log_blockers', 'newest', 'explain_ready',
+    'explain_ended', 'explain_dependency', 'explain_turn', 'oldest_due', 'format_duration', 'state_name', 'partition_states', 'statistics',
+    'handling_times', 'topic_errors', 'error_groups', 'stuck_owners', 'workers', 'is_worker_active', 'browse_topics',
+    'browse_owners', 'browse_holders', 'browse_locks', 'browse_groups', 'browse_ticks', 'browse_tasks',
+    'browse_held', 'find_tasks', 'search_tasks', 'find_claimed', 'find_pushed', 'newest_sequences', 'dependencies',
+    'task_texts', 'audit_trail', 'count_lapsed', 'find_drain', 'count_ended_by', 'find_failed_by'])
 UNION ALL SELECT DISTINCT 'operator', p.proname::text FROM pg_proc p
 WHERE p.pronamespace = 'taskq'::regnamespace AND p.proname NOT IN ('grant_access', 'revoke_access');
 
@@ -44,13 +44,13 @@ CREATE VIEW taskq.migrations AS SELECT number, name, checksum, applied FROM task
 CREATE FUNCTION taskq.grant_access(p_role text, p_kind text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_kind IS NULL OR p_kind NOT IN ('producer', 'consumer', 'reader', 'operator') THEN
-        PERFORM taskq_internal.refuse('TQ000', format('access %L is none of producer, consumer, reader, operator', p_kind));
+        PERFORM taskq_internal.raise_error('TQ000', format('access %L is none of producer, consumer, reader, operator', p_kind));
     END IF;
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = p_role) THEN
-        PERFORM taskq_internal.refuse('TQ000', format('role %L is not known to this server; create it with CREATE ROLE', p_role));
+        PERFORM taskq_internal.raise_error('TQ000', format('role %L is not known to this server; create it with CREATE ROLE', p_role));
     END IF;
     INSERT INTO taskq_internal.access (role, kind) VALUES (p_role, p_kind) ON CONFLICT DO NOTHING;
-    PERFORM taskq_internal.open_to(p_role, p_kind);
+    PERFORM taskq_internal.grant_kind(p_role, p_kind);
 END $$;
 
 -- Takes back from a role what it was granted here, all kinds.
@@ -63,7 +63,7 @@ BEGIN
 END $$;
 
 -- Gives a role the rights of a kind on the functions and views as they are now.
-CREATE FUNCTION taskq_internal.open_to(p_role text, p_kind text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.grant_kind(p_role text, p_kind text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;
     v_view     regclass;
@@ -93,7 +93,7 @@ END $$;
 -- Secures the schema after its functions were replaced. Only granted roles may call them. Public functions run with the owner's
 -- rights and do not use the caller's search path. Roles get their earlier grants again. JIT is off: before PostgreSQL 18 the planner
 -- adds a high cost for a disabled plan node, which would start a compilation that takes longer than any verb.
-CREATE FUNCTION taskq_internal.close_schema() RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.secure_schema() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;
     v_access   taskq_internal.access;
@@ -103,6 +103,6 @@ BEGIN
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off', v_function);
     END LOOP;
     FOR v_access IN SELECT * FROM taskq_internal.access WHERE role IN (SELECT rolname FROM pg_roles) LOOP
-        PERFORM taskq_internal.open_to(v_access.role, v_access.kind);
+        PERFORM taskq_internal.grant_kind(v_access.role, v_access.kind);
     END LOOP;
 END $$;

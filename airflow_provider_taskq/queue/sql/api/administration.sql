@@ -7,65 +7,65 @@
 -- Pauses a READY task: it is not handed out until it is resumed or given another due time. False where it was paused already.
 CREATE FUNCTION taskq.pause_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_task taskq_internal.live := taskq_internal.hold_waiting(p_topic, p_sequence);
+    v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
 BEGIN
-    IF taskq_internal.due_of(v_task) = taskq_internal.paused_until() THEN
+    IF taskq_internal.due_time(v_task) = taskq_internal.paused_until() THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.put_off(v_task, taskq_internal.paused_until(), 6);
+    PERFORM taskq_internal.set_due_time(v_task, taskq_internal.paused_until(), 6);
     RETURN true;
 END $$;
 
 -- Resumes a paused task: one that waits to be retried is due now, any other in its old place. False where it was not paused.
 CREATE FUNCTION taskq.resume_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_task taskq_internal.live := taskq_internal.hold_waiting(p_topic, p_sequence);
+    v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
 BEGIN
-    IF taskq_internal.due_of(v_task) <> taskq_internal.paused_until() THEN
+    IF taskq_internal.due_time(v_task) <> taskq_internal.paused_until() THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.put_off(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.due_as_pushed(v_task) END, 7);
+    PERFORM taskq_internal.set_due_time(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.original_due_time(v_task) END, 7);
     RETURN true;
 END $$;
 
 -- Sets when a READY task is due; NULL: in its old place.
 CREATE FUNCTION taskq.set_due(p_topic text, p_sequence bigint, p_due timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_task taskq_internal.live := taskq_internal.hold_waiting(p_topic, p_sequence);
+    v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
 BEGIN
     IF NOT taskq_internal.is_moment(p_due) THEN
-        PERFORM taskq_internal.refuse('TQ002', format('topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
     END IF;
-    PERFORM taskq_internal.put_off(v_task, coalesce(p_due, taskq_internal.due_as_pushed(v_task)), 8);
+    PERFORM taskq_internal.set_due_time(v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), 8);
 END $$;
 
 -- Sets how many attempts of a READY task count: 0 is a task just pushed, max_attempts - 1 one with a last attempt left.
 CREATE FUNCTION taskq.set_attempts(p_topic text, p_sequence bigint, p_attempts int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_task  taskq_internal.live := taskq_internal.hold_waiting(p_topic, p_sequence);
+    v_task  taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
 BEGIN
     IF p_attempts IS NULL OR p_attempts NOT BETWEEN 0 AND v_topic.max_attempts - 1 THEN
-        PERFORM taskq_internal.refuse('TQ002', format('topic %L, sequence %s: of %s attempts %s may count, not %s', p_topic, p_sequence,
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L, sequence %s: of %s attempts %s may count, not %s', p_topic, p_sequence,
             v_topic.max_attempts, CASE v_topic.max_attempts WHEN 1 THEN 'none' ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
     UPDATE taskq_internal.live SET attempt = p_attempts,
         waits = CASE WHEN waits = 1 THEN 1 WHEN p_attempts > 0 AND v_topic.probe THEN 2 WHEN waits = 2 THEN 0 ELSE waits END
     WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
-    PERFORM taskq_internal.note_waiting(v_task, 9, p_attempts);
+    PERFORM taskq_internal.record_ready_change(v_task, 9, p_attempts);
 END $$;
 
 -- Makes READY tasks due now that are due later, paused ones too, and returns how many. What else a task waits for, it still waits
--- for: its dependencies, the probe and the pause of its topic. Refuses as taskq_internal.hold_all_waiting does.
+-- for: its dependencies, the probe and the pause of its topic. Refuses as taskq_internal.lock_ready_tasks does.
 CREATE FUNCTION taskq.run_now(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_task  taskq_internal.live;
     v_count bigint := 0;
 BEGIN
-    FOR v_task IN SELECT * FROM taskq_internal.hold_all_waiting(p_topic, p_sequences) LOOP
-        IF taskq_internal.due_of(v_task) > v_now THEN
-            PERFORM taskq_internal.put_off(v_task, v_now, 8);
+    FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
+        IF taskq_internal.due_time(v_task) > v_now THEN
+            PERFORM taskq_internal.set_due_time(v_task, v_now, 8);
             v_count := v_count + 1;
         END IF;
     END LOOP;
@@ -73,7 +73,7 @@ BEGIN
 END $$;
 
 -- Sets the priority of READY tasks, -100 to 100, higher first, and returns how many had another. It lasts until the task ends: one
--- that is started anew, and a copy, have the priority that was pushed. Refuses as taskq_internal.hold_all_waiting does.
+-- that is started anew, and a copy, have the priority that was pushed. Refuses as taskq_internal.lock_ready_tasks does.
 CREATE FUNCTION taskq.set_priority(p_topic text, p_sequences bigint[], p_priority int) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -81,31 +81,31 @@ DECLARE
     v_count bigint := 0;
 BEGIN
     IF p_priority IS NULL OR p_priority NOT BETWEEN -100 AND 100 THEN
-        PERFORM taskq_internal.refuse('TQ002', format('topic %L: a priority is between -100 and 100, not %s', p_topic, coalesce(p_priority::text, 'NULL')));
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L: a priority is between -100 and 100, not %s', p_topic, coalesce(p_priority::text, 'NULL')));
     END IF;
-    FOR v_task IN SELECT * FROM taskq_internal.hold_all_waiting(p_topic, p_sequences) LOOP
+    FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
         CONTINUE WHEN v_task.priority = p_priority;
         UPDATE taskq_internal.live SET priority = p_priority WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
-        PERFORM taskq_internal.note_waiting(v_task, 10, p_priority);
+        PERFORM taskq_internal.record_ready_change(v_task, 10, p_priority);
         v_count := v_count + 1;
     END LOOP;
     RETURN v_count;
 END $$;
 
 -- Ends READY tasks as FILTERED without running them, and returns how many. They can be started anew like all that has ended. Tasks
--- that depend on them keep waiting. Refuses as taskq_internal.hold_all_waiting does.
+-- that depend on them keep waiting. Refuses as taskq_internal.lock_ready_tasks does.
 CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_task  taskq_internal.live;
     v_count bigint := 0;
 BEGIN
-    FOR v_task IN SELECT * FROM taskq_internal.hold_all_waiting(p_topic, p_sequences) LOOP
-        PERFORM taskq_internal.note_waiting(v_task, 11, NULL);
+    FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
+        PERFORM taskq_internal.record_ready_change(v_task, 11, NULL);
         DELETE FROM taskq_internal.live WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
         INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes, redelivered, identifier, error,
                                  error_summary)
-        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_of(v_task), v_task.topic_id, v_task.attempt, 5, v_task.crashes, v_task.redelivered,
+        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt, 5, v_task.crashes, v_task.redelivered,
                v_task.identifier, v_task.error, v_task.error_summary;
         v_count := v_count + 1;
     END LOOP;
@@ -116,7 +116,7 @@ END $$;
 -- outlived their time to live, and READY tasks that have also outlived the horizon of the topic. A READY task has retries left
 -- until then; without a horizon until it is FAILED. A task without a time to live never expires. Never waits: what another
 -- transaction holds stays.
-CREATE FUNCTION taskq.purge_outlived(p_topic text, p_size int) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
@@ -133,25 +133,25 @@ BEGIN
         WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (2, 3, 4) AND e.state::int = 3 AND e.error IS NOT NULL
           AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
         ORDER BY e.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF e SKIP LOCKED);
-    PERFORM taskq_internal.remove(v_topic.topic_id, v_found);
+    PERFORM taskq_internal.delete_tasks(v_topic.topic_id, v_found);
     RETURN cardinality(v_found);
 END $$;
 
 -- Gives some of an owner's tasks back: READY in their old place, the attempt not counted, as taskq.release does with all.
 -- Returns how many. Refuses a lease that is gone (TQ005) and tasks that the owner does not hold (TQ004).
-CREATE FUNCTION taskq.give_back(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq.release_tasks(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
-    v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
+    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_back     bigint[];
 BEGIN
     WITH back AS (
-        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq_internal.waits_again(l.topic_id, l.attempt, l.waits),
+        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
             available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
         WHERE l.holder = v_owner_id AND l.sequence = ANY (p_sequences) RETURNING l.sequence)
     SELECT coalesce(array_agg(b.sequence), '{}') INTO v_back FROM back b;
     IF cardinality(v_back) <> cardinality(p_sequences) THEN
-        PERFORM taskq_internal.refuse_not_held(p_owner, p_fence, p_sequences, v_back);
+        PERFORM taskq_internal.raise_not_held(p_owner, p_fence, p_sequences, v_back);
     END IF;
     RETURN cardinality(v_back);
 END $$;
@@ -165,9 +165,9 @@ DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
     IF p_state NOT BETWEEN 0 AND 8 THEN
-        PERFORM taskq_internal.refuse('TQ000', format('state %s is none of 0 ACTIVE to 8 REDUNDANT', p_state));
+        PERFORM taskq_internal.raise_error('TQ000', format('state %s is none of 0 ACTIVE to 8 REDUNDANT', p_state));
     END IF;
-    RETURN taskq_internal.purge_states(v_topic_id, coalesce(p_state, 3), coalesce(p_state, 8), p_from, p_to, p_size);
+    RETURN taskq_internal.purge_by_state(v_topic_id, coalesce(p_state, 3), coalesce(p_state, 8), p_from, p_to, p_size);
 END $$;
 
 -- Removes every task of a topic, held ones too, and returns how many. Never waits: a task that another transaction holds,
@@ -184,7 +184,7 @@ BEGIN
     IF v_count IS NOT NULL THEN
         RETURN v_count;
     END IF;
-    RETURN taskq_internal.purge_states(v_topic_id, 0, 1, NULL, NULL, NULL) + taskq_internal.purge_states(v_topic_id, 2, 8, NULL, NULL, NULL);
+    RETURN taskq_internal.purge_by_state(v_topic_id, 0, 1, NULL, NULL, NULL) + taskq_internal.purge_by_state(v_topic_id, 2, 8, NULL, NULL, NULL);
 END $$;
 
 -- Removes owners that gave no sign of life for so long, whose lease has lapsed or is gone, who hold nothing, and of whom no
@@ -198,7 +198,7 @@ DECLARE
     v_told  bigint[];
     v_count bigint;
 BEGIN
-    PERFORM taskq_internal.need_read_committed('owners are purged');
+    PERFORM taskq_internal.require_read_committed('owners are purged');
     DELETE FROM taskq_internal.drain WHERE coalesce(finished, began) <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     v_found := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
                      WHERE (o.fence IS NULL OR o.lease_until < clock_timestamp())
@@ -215,15 +215,15 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Enters an action of this transaction in the trail, under the name that taskq_internal.actor() gives; refuses where nobody is said to act.
+-- Enters an action of this transaction in the trail, under the name that taskq_internal.current_actor() gives; refuses where nobody is said to act.
 -- The actor is what the client says. session_user is the role that logged in: SET ROLE and function owners do not change it.
-CREATE FUNCTION taskq.note_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.record_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF taskq_internal.actor() IS NULL THEN
-        PERFORM taskq_internal.refuse('TQ000', 'an action that leaves a trail needs somebody who acts: call acting() first');
+    IF taskq_internal.current_actor() IS NULL THEN
+        PERFORM taskq_internal.raise_error('TQ000', 'an action that leaves a trail needs somebody who acts: call acting() first');
     END IF;
     INSERT INTO taskq_internal.audit (happened, actor, role, action, topic, what, count)
-    VALUES (clock_timestamp(), taskq_internal.actor(), session_user, p_action, p_topic, left(p_what, 2000), p_count);
+    VALUES (clock_timestamp(), taskq_internal.current_actor(), session_user, p_action, p_topic, left(p_what, 2000), p_count);
 END $$;
 
 -- The trail, the newest first, of a topic or of all, before a place in it.
@@ -237,7 +237,7 @@ $$;
 
 -- Those of these tasks that are in one of these states, READY or EXPIRED to SUCCEEDED, locked, in order. Leaves out what another transaction
 -- holds, and what has come to another state: for who acts on what a filter found a moment ago.
-CREATE FUNCTION taskq.hold_found(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq.lock_tasks(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -252,7 +252,7 @@ END $$;
 
 -- Removes those of these tasks that are in one of these states, never one that is held, and returns how many. Never waits: what
 -- another transaction holds stays.
-CREATE FUNCTION taskq.purge_named(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -263,7 +263,7 @@ DECLARE
                                  WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state = ANY (p_states)
                                  FOR UPDATE SKIP LOCKED);
 BEGIN
-    PERFORM taskq_internal.remove(v_topic_id, v_live || v_ended);
+    PERFORM taskq_internal.delete_tasks(v_topic_id, v_live || v_ended);
     RETURN cardinality(v_live || v_ended);
 END $$;
 
@@ -285,7 +285,7 @@ $$;
 
 -- A READY task, held until this transaction ends. Never waits: refuses one that is not READY, is unknown, or is being taken
 -- right now (TQ003).
-CREATE FUNCTION taskq_internal.hold_waiting(p_topic text, p_sequence bigint) RETURNS taskq_internal.live LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_ready_task(p_topic text, p_sequence bigint) RETURNS taskq_internal.live LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -294,15 +294,15 @@ BEGIN
     SELECT * INTO v_task FROM taskq_internal.live l
     WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse('TQ003', format('topic %L, sequence %s: only a READY task can be paused, resumed or changed, and this one %s',
-            p_topic, p_sequence, coalesce('is ' || nullif(taskq_internal.state_of(v_topic_id, p_sequence), 'READY'), 'is being taken')));
+        PERFORM taskq_internal.raise_error('TQ003', format('topic %L, sequence %s: only a READY task can be paused, resumed or changed, and this one %s',
+            p_topic, p_sequence, coalesce('is ' || nullif(taskq_internal.task_state_name(v_topic_id, p_sequence), 'READY'), 'is being taken')));
     END IF;
     RETURN v_task;
 END $$;
 
 -- READY tasks in order of sequence, held until this transaction ends. Never waits: refuses (TQ003), naming the first, tasks that are
 -- not READY, are unknown, or are being taken right now.
-CREATE FUNCTION taskq_internal.hold_all_waiting(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq_internal.live LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq_internal.live LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -314,45 +314,45 @@ BEGIN
                     ORDER BY l.sequence FOR UPDATE SKIP LOCKED);
     v_missing := (SELECT min(u.sequence) FROM (SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_held)) u (sequence));
     IF v_missing IS NOT NULL THEN
-        PERFORM taskq_internal.refuse('TQ003', format('topic %L, sequence %s: only a READY task can be changed or canceled, and this one %s',
-            p_topic, v_missing, coalesce('is ' || nullif(taskq_internal.state_of(v_topic_id, v_missing), 'READY'), 'is being taken')));
+        PERFORM taskq_internal.raise_error('TQ003', format('topic %L, sequence %s: only a READY task can be changed or canceled, and this one %s',
+            p_topic, v_missing, coalesce('is ' || nullif(taskq_internal.task_state_name(v_topic_id, v_missing), 'READY'), 'is being taken')));
     END IF;
     RETURN QUERY SELECT * FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = ANY (v_held) ORDER BY l.sequence;
 END $$;
 
 -- When a task that waits is due, whatever it waits for beside that.
-CREATE FUNCTION taskq_internal.due_of(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN CASE WHEN p_task.waits = 1 THEN coalesce(p_task.due_again, taskq_internal.due_as_pushed(p_task)) ELSE p_task.available_at END;
+    RETURN CASE WHEN p_task.waits = 1 THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
 END $$;
 
 -- When a task was due as it was pushed.
-CREATE FUNCTION taskq_internal.due_as_pushed(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.original_due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
     RETURN (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id AND t.sequence = p_task.sequence);
 END $$;
 
 -- Gives a task, whose row this transaction holds, another due time, and notes it.
-CREATE FUNCTION taskq_internal.put_off(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.set_due_time(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
     UPDATE taskq_internal.live SET
         available_at = CASE WHEN waits = 1 THEN available_at ELSE p_due END,
         due_again = CASE WHEN waits = 1 THEN p_due ELSE due_again END
     WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
-    PERFORM taskq_internal.note_waiting(p_task, p_kind, NULL);
+    PERFORM taskq_internal.record_ready_change(p_task, p_kind, NULL);
 END $$;
 
 -- Notes in the history what is done to a READY task. p_other: the new number of attempts, of kind 9.
-CREATE FUNCTION taskq_internal.note_waiting(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void LANGUAGE sql AS $$
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
-    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, 1, p_task.attempt, p_other, taskq_internal.actor(), session_user
+    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, 1, p_task.attempt, p_other, taskq_internal.current_actor(), session_user
 $$;
 
 -- Removes tasks of the states p_low to p_high, either two of ACTIVE and READY or two of the rest, in batches that bound the
 -- server's memory.
-CREATE FUNCTION taskq_internal.purge_states(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
+CREATE FUNCTION taskq_internal.purge_by_state(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_batch bigint;
@@ -363,9 +363,9 @@ BEGIN
     LOOP
         v_batch := least(50000, p_size - v_count);
         EXIT WHEN v_batch <= 0;
-        v_found := CASE WHEN p_high <= 1 THEN taskq_internal.hold_live(p_topic_id, p_low, p_high, v_next, p_to, v_batch)
-                        ELSE taskq_internal.hold_ended(p_topic_id, p_low, p_high, v_next, p_to, v_batch) END;
-        PERFORM taskq_internal.remove(p_topic_id, v_found);
+        v_found := CASE WHEN p_high <= 1 THEN taskq_internal.lock_live_tasks(p_topic_id, p_low, p_high, v_next, p_to, v_batch)
+                        ELSE taskq_internal.lock_ended(p_topic_id, p_low, p_high, v_next, p_to, v_batch) END;
+        PERFORM taskq_internal.delete_tasks(p_topic_id, v_found);
         v_count := v_count + cardinality(v_found);
         EXIT WHEN cardinality(v_found) < v_batch;
         v_next := v_found[v_batch] + 1;
@@ -375,7 +375,7 @@ END $$;
 
 -- Locks the p_size lowest tasks from p_low to p_high, of ACTIVE and READY, in a range of sequences, and returns their sequences
 -- in order. Never waits: leaves out what another transaction holds.
-CREATE FUNCTION taskq_internal.hold_live(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
+CREATE FUNCTION taskq_internal.lock_live_tasks(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
 RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -389,12 +389,12 @@ BEGIN
 END $$;
 
 -- Removes tasks, whose rows this transaction holds, with all that is stored of them; wakes those that depend on them.
-CREATE FUNCTION taskq_internal.remove(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_identifiers text[] := '{}';
 BEGIN
-    IF taskq_internal.is_waited_for(p_topic_id) THEN
+    IF taskq_internal.has_dependents(p_topic_id) THEN
         v_identifiers := ARRAY(SELECT DISTINCT t.identifier FROM taskq_internal.task t
                                WHERE t.topic_id = p_topic_id AND t.sequence = ANY (p_sequences));
     END IF;

@@ -20,7 +20,7 @@ DECLARE
     v_capped    boolean;
 BEGIN
     SELECT array_agg(h.topic_id), array_agg(h.held), array_agg(h.consumers), coalesce(sum(h.held), 0) = 10000
-    INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq_internal.held_by_topic() h;
+    INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq_internal.count_held_by_topic() h;
     FOR v_topic IN
         SELECT p.topic_id, p.name, p.paused, coalesce(h.held, 0) AS held, coalesce(h.consumers, 0) AS consumers
         FROM taskq_internal.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers) ON h.topic_id = p.topic_id
@@ -31,12 +31,12 @@ BEGIN
         topic := v_topic.name; paused := v_topic.paused;
         running := v_topic.held; running_capped := v_capped; consumers := v_topic.consumers;
         SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked, paused_tasks
-        FROM taskq_internal.count_waiting(v_topic.topic_id, v_topic.paused, p_cap) r;
-        expired := taskq_internal.count_troubled(v_topic.topic_id, 2, p_cap);
-        failed := taskq_internal.count_troubled(v_topic.topic_id, 3, p_cap);
-        suspended := taskq_internal.count_troubled(v_topic.topic_id, 4, p_cap);
-        oldest_seconds := (SELECT extract(epoch FROM v_now - d.since)::bigint FROM taskq.longest_due(v_topic.topic_id) d);
-        last_end_seconds := extract(epoch FROM v_now - taskq_internal.last_end(v_topic.topic_id))::bigint;
+        FROM taskq_internal.count_ready_by_status(v_topic.topic_id, v_topic.paused, p_cap) r;
+        expired := taskq_internal.count_in_state(v_topic.topic_id, 2, p_cap);
+        failed := taskq_internal.count_in_state(v_topic.topic_id, 3, p_cap);
+        suspended := taskq_internal.count_in_state(v_topic.topic_id, 4, p_cap);
+        oldest_seconds := (SELECT extract(epoch FROM v_now - d.since)::bigint FROM taskq.oldest_due(v_topic.topic_id) d);
+        last_end_seconds := extract(epoch FROM v_now - taskq_internal.last_completed(v_topic.topic_id))::bigint;
         RETURN NEXT;
     END LOOP;
 END $$;
@@ -98,16 +98,16 @@ RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, s
 $$;
 
 -- How far groups of readers got, and how many tasks of the topic, of all its partitions, come after: up to p_cap.
-CREATE FUNCTION taskq.browse_readers(p_size int, p_cap int)
-RETURNS TABLE (reader_group text, topic text, part int, place bigint, advanced timestamptz, behind bigint) LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.browse_groups(p_size int, p_cap int)
+RETURNS TABLE (group_name text, topic text, part int, place bigint, advanced timestamptz, behind bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN QUERY
-    SELECT g.reader_group, p.name, g.partition, g.cursor, g.advanced,
+    SELECT g.group_name, p.name, g.partition, g.cursor, g.advanced,
            (SELECT count(*) FROM (SELECT FROM taskq_internal.task t WHERE t.topic_id = g.topic_id AND t.sequence > g.cursor
                                   ORDER BY t.sequence LIMIT greatest(p_cap, 0)) n)
     FROM taskq_internal.progress g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
-    ORDER BY g.reader_group, g.topic_id, g.partition LIMIT greatest(p_size, 0);
+    ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
 END $$;
 
 -- Ticks that wait, by prefix and hash: how many (up to 1,000), the next and the last. Goes from identifier to identifier of a
@@ -136,7 +136,7 @@ BEGIN
         config_hash := v_parts[2];
         v_key := prefix || '/' || config_hash;
         SELECT count(*), min(n.available_at), max(n.available_at) INTO waiting, next, last FROM (
-            SELECT taskq_internal.due_of(l) AS available_at FROM taskq_internal.live l
+            SELECT taskq_internal.due_time(l) AS available_at FROM taskq_internal.live l
             WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/' AND l.identifier < v_key || '0'
             ORDER BY l.identifier LIMIT 1000) n;
         moments := ARRAY(SELECT to_timestamp(right(t.identifier, 23), 'YYYYMMDD"T"HH24MISS.US"Z"')::timestamp AT TIME ZONE 'UTC'
@@ -182,13 +182,13 @@ BEGIN
         v_low := greatest(v_low, p_after + 1);
     END IF;
     IF v_state = 0 AND coalesce(p_identifier, p_reference) IS NULL THEN
-        v_held := taskq_internal.all_held(v_topic.topic_id, p_budget);
+        v_held := taskq_internal.held_sequences(v_topic.topic_id, p_budget);
     END IF;
-    v_source := taskq_internal.source_of(v_state, p_status, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
-    v_walk := taskq_internal.walk_of(v_source, v_order);
-    v_filter := taskq_internal.filter_of(v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
+    v_source := taskq_internal.filter_source(v_state, p_status, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
+    v_walk := taskq_internal.filter_scan_query(v_source, v_order);
+    v_filter := taskq_internal.filter_condition(v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
     EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
-                   taskq_internal.joins_of(v_filter), v_filter, v_order)
+                   taskq_internal.filter_joins(v_filter), v_filter, v_order)
         INTO hits
         USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held, greatest(p_size, 0), p_error,
               v_topic.max_attempts, v_topic.paused, p_since, p_until, p_error_group;
@@ -271,7 +271,7 @@ END $$;
 
 -- Tasks of a topic that an owner holds or that ended under it since a moment, with their states, in order of sequence. Of what has
 -- ended, the newest p_budget tasks of the topic are looked at.
-CREATE FUNCTION taskq.claimed_by(p_topic text, p_owner text, p_since timestamptz, p_budget int) RETURNS TABLE (sequence bigint, state int)
+CREATE FUNCTION taskq.find_claimed(p_topic text, p_owner text, p_since timestamptz, p_budget int) RETURNS TABLE (sequence bigint, state int)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = on AS $$
 #variable_conflict use_column
@@ -291,7 +291,7 @@ BEGIN
 END $$;
 
 -- The tasks that were pushed in one transaction, from its first to its last, as a push told them: at most p_size of 10,000.
-CREATE FUNCTION taskq.pushed_between(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[] LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -305,7 +305,7 @@ BEGIN
 END $$;
 
 -- The newest task of each identifier, or none of it, in the order given.
-CREATE FUNCTION taskq.newest_of(p_topic text, p_identifiers text[]) RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[]) RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -318,13 +318,13 @@ BEGIN
 END $$;
 
 -- What a task depends on: the newest task of each identifier, and its state by name; the first fifty.
-CREATE FUNCTION taskq.dependencies_of(p_topic text, p_sequence bigint)
+CREATE FUNCTION taskq.dependencies(p_topic text, p_sequence bigint)
 RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT p.name, d.on_identifier, n.sequence, taskq_internal.state_of(d.on_topic_id, n.sequence)
+    SELECT p.name, d.on_identifier, n.sequence, taskq_internal.task_state_name(d.on_topic_id, n.sequence)
     FROM (SELECT * FROM taskq_internal.dependency d WHERE d.topic_id = (taskq_internal.find_topic(p_topic)).topic_id AND d.sequence = p_sequence LIMIT 50) d
     JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
     LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
@@ -332,7 +332,7 @@ BEGIN
 END $$;
 
 -- A task's payload and output as text, cut to so many characters, and their bytes; no row where there is no such task.
-CREATE FUNCTION taskq.texts_of(p_topic text, p_sequence bigint, p_length int)
+CREATE FUNCTION taskq.task_texts(p_topic text, p_sequence bigint, p_length int)
 RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
@@ -342,7 +342,7 @@ BEGIN
 END $$;
 
 -- How many tasks of each topic are held, and by how many, among the first 10,000 that are.
-CREATE FUNCTION taskq_internal.held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint) LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN QUERY
@@ -353,7 +353,7 @@ END $$;
 
 -- How many READY tasks of a topic have each status of taskq.task_info, each up to a cap. In a paused topic all are paused. Else it looks
 -- priority by priority, as only there their times stand in order, at p_cap * 10 rows that are due and as many that are not.
-CREATE FUNCTION taskq_internal.count_waiting(
+CREATE FUNCTION taskq_internal.count_ready_by_status(
     p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
     OUT paused bigint
 ) LANGUAGE plpgsql STABLE
@@ -407,7 +407,7 @@ BEGIN
 END $$;
 
 -- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.
-CREATE FUNCTION taskq_internal.count_troubled(p_topic_id int, p_state int, p_cap int) RETURNS bigint LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
@@ -416,7 +416,7 @@ BEGIN
 END $$;
 
 -- When the last of a topic's newest hundred ended tasks did so.
-CREATE FUNCTION taskq_internal.last_end(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT taskq_internal.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
@@ -432,7 +432,7 @@ CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUA
 $$;
 
 -- The tasks of a topic that are held, in no order; NULL where more than p_budget are held in the database.
-CREATE FUNCTION taskq_internal.all_held(p_topic_id int, p_budget int) RETURNS bigint[] LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN (SELECT CASE WHEN count(*) <= p_budget THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
@@ -441,7 +441,7 @@ BEGIN
 END $$;
 
 -- Where to look for tasks of a filter.
-CREATE FUNCTION taskq_internal.source_of(p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[])
+CREATE FUNCTION taskq_internal.filter_source(p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[])
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_identifier IS NOT NULL THEN 'identifier'
                 WHEN p_reference IS NOT NULL THEN 'reference'
@@ -455,7 +455,7 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The statement that looks there, in order, at $7 rows; $1 topic_id, $2 and $3 the bounds, $4 state, $5 identifier, $6 reference, $8 held.
-CREATE FUNCTION taskq_internal.walk_of(p_source text, p_order text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.filter_scan_query(p_source text, p_order text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_rest text := format('s.sequence BETWEEN $2 AND $3 ORDER BY s.sequence %s LIMIT $7', p_order);
 BEGIN
@@ -476,7 +476,7 @@ END $$;
 
 -- What the rows that are looked at have to meet; $10 error, $11 max_attempts, $12 whether the topic is paused, $13 since,
 -- $14 until, $15 group of errors.
-CREATE FUNCTION taskq_internal.filter_of(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text)
+CREATE FUNCTION taskq_internal.filter_condition(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text)
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' AND ', 'WHERE true',
         CASE WHEN p_state = 0 THEN 'l.holder IS NOT NULL' WHEN p_state = 1 THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
@@ -497,7 +497,7 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The tables that a filter asks.
-CREATE FUNCTION taskq_internal.joins_of(p_filter text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.filter_joins(p_filter text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' ', CASE WHEN strpos(p_filter, 't.') > 0 THEN 'LEFT JOIN taskq_internal.task t ON t.topic_id = $1 AND t.sequence = w.sequence' END,
                      CASE WHEN strpos(p_filter, 'l.') > 0 THEN 'LEFT JOIN taskq_internal.live l ON l.topic_id = $1 AND l.sequence = w.sequence' END,
                      CASE WHEN strpos(p_filter, 'e.') > 0 THEN 'LEFT JOIN taskq_internal.ended e ON e.topic_id = $1 AND e.sequence = w.sequence' END)

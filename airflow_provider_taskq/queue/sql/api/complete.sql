@@ -12,7 +12,7 @@ CREATE FUNCTION taskq.complete(
 ) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_owner_id  bigint := taskq_internal.hold_lease(p_owner, p_fence);
+    v_owner_id  bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_done      bigint[] := '{}';
     v_topics    int[];
     v_topic_id  int;
@@ -20,22 +20,22 @@ DECLARE
 BEGIN
     PERFORM taskq_internal.check_decisions(p_sequences, p_results);
     PERFORM taskq_internal.check_outputs(p_sequences, p_outputs);
-    IF taskq_internal.anyone_waits() THEN
-        v_topics := taskq_internal.topics_held(v_owner_id, p_sequences);
+    IF taskq_internal.has_waiting_tasks() THEN
+        v_topics := taskq_internal.held_topics(v_owner_id, p_sequences);
     END IF;
     IF p_errors IS NOT NULL THEN
         v_summaries := taskq_internal.error_summaries(p_errors, p_summaries);
     END IF;
     IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
-        v_done := taskq_internal.put_back(v_owner_id, p_sequences, p_results, p_errors, v_summaries, p_delays);
+        v_done := taskq_internal.return_to_ready(v_owner_id, p_sequences, p_results, p_errors, v_summaries, p_delays);
     END IF;
     v_done := v_done || taskq_internal.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors, v_summaries);
     IF cardinality(v_done) <> cardinality(p_sequences) THEN
-        PERFORM taskq_internal.refuse_not_held(p_owner, p_fence, p_sequences, v_done);
+        PERFORM taskq_internal.raise_not_held(p_owner, p_fence, p_sequences, v_done);
     END IF;
     IF v_topics IS NOT NULL THEN
         FOREACH v_topic_id IN ARRAY v_topics LOOP
-            PERFORM taskq_internal.tell_waiting(v_topic_id, p_sequences, p_results);
+            PERFORM taskq_internal.update_waiting(v_topic_id, p_sequences, p_results);
         END LOOP;
     END IF;
     RETURN cardinality(v_done);
@@ -56,7 +56,7 @@ BEGIN
 END $$;
 
 -- The topics, in order, of the tasks that the owner holds among these.
-CREATE FUNCTION taskq_internal.topics_held(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
     RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) ORDER BY 1);
@@ -70,11 +70,11 @@ BEGIN
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
     WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN 0 AND 3 LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.refuse('TQ002', format('the decision on sequence %s has no result in 0..3', v_sequence));
+        PERFORM taskq_internal.raise_error('TQ002', format('the decision on sequence %s has no result in 0..3', v_sequence));
     END IF;
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences) AS u (sequence) GROUP BY u.sequence HAVING count(*) > 1 LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.refuse('TQ002', format('the task of sequence %s is decided twice in one call', v_sequence));
+        PERFORM taskq_internal.raise_error('TQ002', format('the task of sequence %s is decided twice in one call', v_sequence));
     END IF;
 END $$;
 
@@ -85,9 +85,9 @@ DECLARE
     v_output   text;
 BEGIN
     SELECT u.sequence, u.output INTO v_sequence, v_output FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
-    WHERE taskq_internal.may_be_unreadable(u.output) AND taskq_internal.json_defect(u.output) IS NOT NULL ORDER BY u.sequence LIMIT 1;
+    WHERE taskq_internal.needs_json_check(u.output) AND taskq_internal.json_defect(u.output) IS NOT NULL ORDER BY u.sequence LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.refuse('TQ002', format('the message of the decision on sequence %s %s', v_sequence, taskq_internal.json_defect(v_output)));
+        PERFORM taskq_internal.raise_error('TQ002', format('the message of the decision on sequence %s %s', v_sequence, taskq_internal.json_defect(v_output)));
     END IF;
 END $$;
 
@@ -116,7 +116,7 @@ END $$;
 
 -- Puts those tasks back to READY that have a next time, and returns their sequences: a snooze, a failure within
 -- the task's time to live (neither counts), and a noted failure with attempts left.
-CREATE FUNCTION taskq_internal.put_back(
+CREATE FUNCTION taskq_internal.return_to_ready(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[], p_delays interval[]
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -128,7 +128,7 @@ DECLARE
 BEGIN
     v_asked := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
                      WHERE d.result = 0 OR d.result = 1 AND d.delay IS NOT NULL);
-    v_topics := taskq_internal.topics_held(p_owner_id, v_asked);
+    v_topics := taskq_internal.held_topics(p_owner_id, v_asked);
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
                d.result = 0 AND NOT f.young AS noted, p.probe, d.error, d.summary,
@@ -148,7 +148,7 @@ BEGIN
         SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, 1, 0, j.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
                right(j.error, 2000), j.summary
         FROM judged j
-        WHERE j.noted AND taskq_internal.is_noted(j.attempt)
+        WHERE j.noted AND taskq_internal.is_attempt_recorded(j.attempt)
     ), back AS (
         UPDATE taskq_internal.live l SET
             holder = NULL,
@@ -178,18 +178,18 @@ BEGIN
     END IF;
     IF p_topic.max_elapsed IS NOT NULL THEN
         WHILE v_earlier < p_attempts AND v_elapsed < p_topic.max_elapsed LOOP
-            v_elapsed := v_elapsed + taskq_internal.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, v_earlier);
+            v_elapsed := v_elapsed + taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay, v_earlier);
             v_earlier := v_earlier + 1;
         END LOOP;
         IF v_elapsed >= p_topic.max_elapsed THEN
             RETURN NULL;
         END IF;
     END IF;
-    RETURN taskq_internal.back_off(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
+    RETURN taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
 END $$;
 
 -- min(base * factor ^ (attempts - 1), max_delay), whatever the power: it is compared by logarithms first.
-CREATE FUNCTION taskq_internal.back_off(p_base interval, p_factor double precision, p_max interval, p_attempts int)
+CREATE FUNCTION taskq_internal.backoff_delay(p_base interval, p_factor double precision, p_max interval, p_attempts int)
 RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN p_base = interval '0' THEN interval '0'
@@ -200,13 +200,13 @@ RETURNS interval LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Refuses tasks that the owner does not hold now (TQ004), naming the first few.
-CREATE FUNCTION taskq_internal.refuse_not_held(p_owner text, p_fence bigint, p_sequences bigint[], p_done bigint[])
+CREATE FUNCTION taskq_internal.raise_not_held(p_owner text, p_fence bigint, p_sequences bigint[], p_done bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_missing bigint[];
 BEGIN
     v_missing := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(p_done) ORDER BY 1);
-    PERFORM taskq_internal.refuse('TQ004', format('owner %L under fence %s does not hold %s of %s tasks: sequence %s%s',
+    PERFORM taskq_internal.raise_error('TQ004', format('owner %L under fence %s does not hold %s of %s tasks: sequence %s%s',
         p_owner, p_fence, cardinality(v_missing), cardinality(p_sequences), array_to_string(v_missing[:10], ', '),
         CASE WHEN cardinality(v_missing) > 10 THEN ', ...' ELSE '' END));
 END $$;

@@ -10,104 +10,104 @@
 -- to one generation by its place, and there to one partition: there is no gap, no double, and no identifier is in two
 -- hands, however many readers with the old and the new setting run meanwhile, and whichever of them die.
 --
--- Rows are locked in this order: taskq_internal.reader, taskq_internal.reader_partition by number, taskq_internal.progress.
+-- Rows are locked in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number, taskq_internal.progress.
 
 -- Enters a group, or asks for another number of partitions or level than it has: whoever asks last has the say. Returns how it
 -- is shared out now, and how next where its partitions are still reading up to the end of their generation.
-CREATE FUNCTION taskq.join_readers(p_group text, p_topic text, p_partitions int, p_level int)
+CREATE FUNCTION taskq.join_group(p_group text, p_topic text, p_partitions int, p_level int)
 RETURNS TABLE (generation int, partitions int, level int, next_partitions int, next_level int) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_reader   taskq_internal.reader;
+    v_reader   taskq_internal.consumer_group;
 BEGIN
-    PERFORM taskq_internal.check_reader(0, p_partitions, p_level);
-    INSERT INTO taskq_internal.reader (reader_group, topic_id, generation, partitions, level, begins, since)
+    PERFORM taskq_internal.check_log_read(0, p_partitions, p_level);
+    INSERT INTO taskq_internal.consumer_group (group_name, topic_id, generation, partitions, level, begins, since)
     VALUES (p_group, v_topic_id, 1, p_partitions, p_level, 0, clock_timestamp()) ON CONFLICT DO NOTHING;
     IF FOUND THEN
-        PERFORM taskq_internal.make_partitions(p_group, v_topic_id, p_partitions);
+        PERFORM taskq_internal.create_partitions(p_group, v_topic_id, p_partitions);
     END IF;
-    SELECT * INTO v_reader FROM taskq_internal.reader WHERE reader_group = p_group AND topic_id = v_topic_id FOR NO KEY UPDATE;
+    SELECT * INTO v_reader FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN  -- forgotten just now
-        RETURN QUERY SELECT * FROM taskq.join_readers(p_group, p_topic, p_partitions, p_level);
+        RETURN QUERY SELECT * FROM taskq.join_group(p_group, p_topic, p_partitions, p_level);
         RETURN;
     END IF;
     IF v_reader.ends IS NOT NULL THEN
-        UPDATE taskq_internal.reader SET next_partitions = p_partitions, next_level = p_level
-        WHERE reader_group = p_group AND topic_id = v_topic_id;
+        UPDATE taskq_internal.consumer_group SET next_partitions = p_partitions, next_level = p_level
+        WHERE group_name = p_group AND topic_id = v_topic_id;
     ELSIF (v_reader.partitions, v_reader.level) IS DISTINCT FROM (p_partitions, p_level) THEN
-        UPDATE taskq_internal.reader SET next_partitions = p_partitions, next_level = p_level, ends = taskq_internal.furthest(v_reader)
-        WHERE reader_group = p_group AND topic_id = v_topic_id;
+        UPDATE taskq_internal.consumer_group SET next_partitions = p_partitions, next_level = p_level, ends = taskq_internal.furthest_place(v_reader)
+        WHERE group_name = p_group AND topic_id = v_topic_id;
     END IF;
-    PERFORM taskq_internal.hand_over(p_group, v_topic_id);
-    RETURN QUERY SELECT r.generation, r.partitions, r.level, r.next_partitions, r.next_level FROM taskq_internal.reader r
-                 WHERE r.reader_group = p_group AND r.topic_id = v_topic_id;
+    PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
+    RETURN QUERY SELECT r.generation, r.partitions, r.level, r.next_partitions, r.next_level FROM taskq_internal.consumer_group r
+                 WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
 
 -- Takes the lead of a partition that nobody leads, or whose leader's lease has lapsed, those in p_except aside; no row where
 -- there is none. Begins the next generation where it is time. Never waits.
-CREATE FUNCTION taskq.lead(p_group text, p_topic text, p_leader text, p_lease interval, p_except int[] DEFAULT '{}')
+CREATE FUNCTION taskq.acquire_partition(p_group text, p_topic text, p_leader text, p_lease interval, p_except int[] DEFAULT '{}')
 RETURNS TABLE (generation int, partitions int, level int, partition int, fence bigint, taken_over boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_reader   taskq_internal.reader;
-    v_found    taskq_internal.reader_partition;
+    v_reader   taskq_internal.consumer_group;
+    v_found    taskq_internal.consumer_partition;
     v_fence    bigint;
 BEGIN
     PERFORM taskq_internal.check_duration(format('group %L: the lease', p_group), p_lease);
-    PERFORM taskq_internal.need_read_committed('partitions are led');
-    PERFORM taskq_internal.hand_over(p_group, v_topic_id);
-    SELECT h.* INTO v_found FROM taskq_internal.reader_partition h
-    LEFT JOIN taskq_internal.progress g ON (g.reader_group, g.topic_id, g.partition) = (h.reader_group, h.topic_id, h.partition)
-    JOIN taskq_internal.reader r ON r.reader_group = h.reader_group AND r.topic_id = h.topic_id
-    WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.partition <> ALL (p_except)
+    PERFORM taskq_internal.require_read_committed('partitions are led');
+    PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
+    SELECT h.* INTO v_found FROM taskq_internal.consumer_partition h
+    LEFT JOIN taskq_internal.progress g ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+    JOIN taskq_internal.consumer_group r ON r.group_name = h.group_name AND r.topic_id = h.topic_id
+    WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition <> ALL (p_except)
       AND (h.fence IS NULL OR h.lease_until < clock_timestamp())
       AND (r.ends IS NULL OR coalesce(g.cursor, r.begins) < r.ends)
     ORDER BY h.partition LIMIT 1 FOR UPDATE OF h SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    UPDATE taskq_internal.reader_partition h SET fence = nextval('taskq_internal.fence'), leader = p_leader, lease = p_lease,
-        lease_until = clock_timestamp() + p_lease, led_since = clock_timestamp()
-    WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.partition = v_found.partition RETURNING h.fence INTO v_fence;
+    UPDATE taskq_internal.consumer_partition h SET fence = nextval('taskq_internal.fence'), leader = p_leader, lease = p_lease,
+        lease_until = clock_timestamp() + p_lease, leader_since = clock_timestamp()
+    WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = v_found.partition RETURNING h.fence INTO v_fence;
     RETURN QUERY SELECT r.generation, r.partitions, r.level, v_found.partition, v_fence, v_found.fence IS NOT NULL
-                 FROM taskq_internal.reader r WHERE r.reader_group = p_group AND r.topic_id = v_topic_id;
+                 FROM taskq_internal.consumer_group r WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
 
 -- Extends all leases of a leader in a group, lapsed ones too, by their length, and returns the fences of those that nobody took.
-CREATE FUNCTION taskq.keep_leading(p_group text, p_topic text, p_leader text) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_leader text) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
-    PERFORM FROM taskq_internal.reader_partition h WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader
     ORDER BY h.partition FOR UPDATE;
-    RETURN QUERY UPDATE taskq_internal.reader_partition h SET lease_until = clock_timestamp() + h.lease
-                 WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader AND h.fence IS NOT NULL
+    RETURN QUERY UPDATE taskq_internal.consumer_partition h SET lease_until = clock_timestamp() + h.lease
+                 WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader AND h.fence IS NOT NULL
                  RETURNING h.fence;
 END $$;
 
 -- Hands the next tasks of a partition to its leader, at most p_size, from where its progress is. Fewer: a last row without
 -- a task says how far the log was read, and whether this is the end of the partition's generation. Where there is no task
 -- at all, that is stored as progress. Each row has the place to advance from in `after`.
-CREATE FUNCTION taskq.read_led(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
+CREATE FUNCTION taskq.read_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
 RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint, at_end boolean) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_led      taskq_internal.reader_partition := taskq_internal.hold_led(p_group, v_topic_id, p_partition, p_fence);
-    v_reader   taskq_internal.reader;
+    v_led      taskq_internal.consumer_partition := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
+    v_reader   taskq_internal.consumer_group;
     v_after    bigint;
     v_horizon  bigint;
     v_places   bigint[];
     v_seen     bigint;
 BEGIN
     IF p_size IS NULL OR p_size < 1 THEN
-        PERFORM taskq_internal.refuse('TQ008', format('group %L: a leader reads 1 task or more at a time, not %s', p_group, p_size));
+        PERFORM taskq_internal.raise_error('TQ008', format('group %L: a leader reads 1 task or more at a time, not %s', p_group, p_size));
     END IF;
-    SELECT * INTO v_reader FROM taskq_internal.reader WHERE reader_group = p_group AND topic_id = v_topic_id;  -- sees what ended it
-    PERFORM taskq_internal.check_reader(p_partition, v_reader.partitions, v_reader.level);
+    SELECT * INTO v_reader FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;  -- sees what ended it
+    PERFORM taskq_internal.check_log_read(p_partition, v_reader.partitions, v_reader.level);
     v_after := coalesce(taskq.progress(p_group, p_topic, p_partition), v_reader.begins);
     v_horizon := taskq_internal.log_horizon(v_topic_id);
     v_places := ARRAY(
@@ -130,125 +130,125 @@ BEGIN
         END IF;
         RETURN QUERY SELECT v_seen, NULL, NULL::json, NULL, v_after, coalesce(v_seen >= v_reader.ends, false);
     END IF;
-    UPDATE taskq_internal.reader_partition h SET reach = v_seen
-    WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.reach < v_seen;
+    UPDATE taskq_internal.consumer_partition h SET reach = v_seen
+    WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.reach < v_seen;
 END $$;
 
 -- Stores that the leader of a partition has handled it from one place to another; false, and nothing changed, where progress
 -- is not at that place any more, as somebody put it elsewhere. Refuses a fence that leads no longer (TQ005). From here on the
 -- transaction keeps others from leading: so the server ends its session where it stays idle for as long as the lease.
-CREATE FUNCTION taskq.advance_led(p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint)
+CREATE FUNCTION taskq.advance_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_led      taskq_internal.reader_partition := taskq_internal.hold_led(p_group, v_topic_id, p_partition, p_fence);
+    v_led      taskq_internal.consumer_partition := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', least(ceil(extract(epoch FROM v_led.lease) * 1000), 2147483647)::bigint::text, true);
     IF v_led.failed IS NOT NULL THEN
-        UPDATE taskq_internal.reader_partition SET failed = NULL, error = NULL WHERE fence = p_fence;
+        UPDATE taskq_internal.consumer_partition SET failed = NULL, error = NULL WHERE fence = p_fence;
     END IF;
     RETURN taskq_internal.store_progress(p_group, v_topic_id, p_partition, p_after, p_cursor);
 END $$;
 
 -- Gives the lead of a partition back; with an error, that is kept for people to see. False where the fence leads no longer.
-CREATE FUNCTION taskq.stop_leading(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text) RETURNS boolean
+CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
-    UPDATE taskq_internal.reader_partition h SET fence = NULL, leader = NULL, lease = NULL, lease_until = NULL, led_since = NULL,
+    UPDATE taskq_internal.consumer_partition h SET fence = NULL, leader = NULL, lease = NULL, lease_until = NULL, leader_since = NULL,
         failed = CASE WHEN p_error IS NULL THEN h.failed ELSE clock_timestamp() END, error = coalesce(left(p_error, 10000), h.error)
-    WHERE h.reader_group = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.fence = p_fence;
+    WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.fence = p_fence;
     RETURN FOUND;
 END $$;
 
 -- Every partition of every group of readers, of one topic or of all: who leads it, how far it is, and since when the first
 -- task has been there that it has not passed yet.
-CREATE FUNCTION taskq.readers(p_topic text DEFAULT NULL)
-RETURNS TABLE (reader_group text, topic text, generation int, partitions int, level int, partition int, leader text, fence bigint,
+CREATE FUNCTION taskq.partition_states(p_topic text DEFAULT NULL)
+RETURNS TABLE (group_name text, topic text, generation int, partitions int, level int, partition int, leader text, fence bigint,
                lease_until timestamptz, lapsed boolean, cursor bigint, ends bigint, behind_since timestamptz, failed timestamptz, error text)
 LANGUAGE sql STABLE AS $$
-    SELECT r.reader_group, p.name, r.generation, r.partitions, r.level, h.partition, h.leader, h.fence, h.lease_until,
+    SELECT r.group_name, p.name, r.generation, r.partitions, r.level, h.partition, h.leader, h.fence, h.lease_until,
            coalesce(h.lease_until < clock_timestamp(), false), coalesce(g.cursor, r.begins), r.ends,
            (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = r.topic_id AND t.sequence > coalesce(g.cursor, r.begins)
             ORDER BY t.sequence LIMIT 1), h.failed, h.error
-    FROM taskq_internal.reader r
+    FROM taskq_internal.consumer_group r
     JOIN taskq_internal.topic p ON p.topic_id = r.topic_id
-    JOIN taskq_internal.reader_partition h ON h.reader_group = r.reader_group AND h.topic_id = r.topic_id
-    LEFT JOIN taskq_internal.progress g ON (g.reader_group, g.topic_id, g.partition) = (h.reader_group, h.topic_id, h.partition)
+    JOIN taskq_internal.consumer_partition h ON h.group_name = r.group_name AND h.topic_id = r.topic_id
+    LEFT JOIN taskq_internal.progress g ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
     WHERE p_topic IS NULL OR p.name = p_topic
-    ORDER BY r.reader_group, p.name, h.partition
+    ORDER BY r.group_name, p.name, h.partition
 $$;
 
 -- Forgets a group of readers of a topic, with its progress; false where there is none. Whoever reads for it stops.
-CREATE FUNCTION taskq.forget_readers(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.forget_group(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN taskq_internal.remove_readers((taskq_internal.find_topic(p_topic)).topic_id, p_group);
+    RETURN taskq_internal.delete_groups((taskq_internal.find_topic(p_topic)).topic_id, p_group);
 END $$;
 
 -- Enters the partitions of a generation, led by nobody.
-CREATE FUNCTION taskq_internal.make_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void LANGUAGE sql AS $$
-    INSERT INTO taskq_internal.reader_partition (reader_group, topic_id, partition, reach)
+CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, reach)
     SELECT p_group, p_topic_id, n, 0 FROM generate_series(0, p_partitions - 1) n
 $$;
 
 -- The furthest place that a leader of any partition was handed a task of, or has progressed to. Holds the partitions, so that
 -- nobody is handed more before this transaction has ended.
-CREATE FUNCTION taskq_internal.furthest(p_reader taskq_internal.reader) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.furthest_place(p_reader taskq_internal.consumer_group) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.reader_partition h WHERE h.reader_group = p_reader.reader_group AND h.topic_id = p_reader.topic_id
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id
     ORDER BY h.partition FOR UPDATE;
-    RETURN (SELECT greatest(p_reader.begins, max(h.reach), max(g.cursor)) FROM taskq_internal.reader_partition h
-            LEFT JOIN taskq_internal.progress g ON (g.reader_group, g.topic_id, g.partition) = (h.reader_group, h.topic_id, h.partition)
-            WHERE h.reader_group = p_reader.reader_group AND h.topic_id = p_reader.topic_id);
+    RETURN (SELECT greatest(p_reader.begins, max(h.reach), max(g.cursor)) FROM taskq_internal.consumer_partition h
+            LEFT JOIN taskq_internal.progress g ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+            WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id);
 END $$;
 
 -- Begins the next generation, where one is wanted and every partition has come to the end of this one. Never waits: where
 -- somebody else is about to, or is storing progress, the next call will do it.
-CREATE FUNCTION taskq_internal.hand_over(p_group text, p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.begin_next_generation(p_group text, p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_reader taskq_internal.reader;
+    v_reader taskq_internal.consumer_group;
     v_held   int;
 BEGIN
-    SELECT * INTO v_reader FROM taskq_internal.reader r
-    WHERE r.reader_group = p_group AND r.topic_id = p_topic_id AND r.ends IS NOT NULL FOR UPDATE SKIP LOCKED;
+    SELECT * INTO v_reader FROM taskq_internal.consumer_group r
+    WHERE r.group_name = p_group AND r.topic_id = p_topic_id AND r.ends IS NOT NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_held := (SELECT count(*) FROM (SELECT FROM taskq_internal.reader_partition h WHERE h.reader_group = p_group AND h.topic_id = p_topic_id
+    v_held := (SELECT count(*) FROM (SELECT FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = p_topic_id
                                      ORDER BY h.partition FOR UPDATE SKIP LOCKED) n);
-    IF v_held < v_reader.partitions OR taskq_internal.is_behind(v_reader) THEN
+    IF v_held < v_reader.partitions OR taskq_internal.has_unfinished_partition(v_reader) THEN
         RETURN;
     END IF;
-    DELETE FROM taskq_internal.reader_partition WHERE reader_group = p_group AND topic_id = p_topic_id;
-    DELETE FROM taskq_internal.progress WHERE reader_group = p_group AND topic_id = p_topic_id;
-    PERFORM taskq_internal.make_partitions(p_group, p_topic_id, v_reader.next_partitions);
-    INSERT INTO taskq_internal.progress (reader_group, topic_id, partition, cursor, advanced)
+    DELETE FROM taskq_internal.consumer_partition WHERE group_name = p_group AND topic_id = p_topic_id;
+    DELETE FROM taskq_internal.progress WHERE group_name = p_group AND topic_id = p_topic_id;
+    PERFORM taskq_internal.create_partitions(p_group, p_topic_id, v_reader.next_partitions);
+    INSERT INTO taskq_internal.progress (group_name, topic_id, partition, cursor, advanced)
     SELECT p_group, p_topic_id, n, v_reader.ends, clock_timestamp() FROM generate_series(0, v_reader.next_partitions - 1) n;
-    UPDATE taskq_internal.reader SET generation = generation + 1, since = clock_timestamp(), partitions = next_partitions, level = next_level,
+    UPDATE taskq_internal.consumer_group SET generation = generation + 1, since = clock_timestamp(), partitions = next_partitions, level = next_level,
         begins = ends, ends = NULL, next_partitions = NULL, next_level = NULL
-    WHERE reader_group = p_group AND topic_id = p_topic_id;
+    WHERE group_name = p_group AND topic_id = p_topic_id;
 END $$;
 
 -- Whether any partition has not come to the end of its generation.
-CREATE FUNCTION taskq_internal.is_behind(p_reader taskq_internal.reader) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.has_unfinished_partition(p_reader taskq_internal.consumer_group) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
-        SELECT FROM taskq_internal.reader_partition h
-        LEFT JOIN taskq_internal.progress g ON (g.reader_group, g.topic_id, g.partition) = (h.reader_group, h.topic_id, h.partition)
-        WHERE h.reader_group = p_reader.reader_group AND h.topic_id = p_reader.topic_id
+        SELECT FROM taskq_internal.consumer_partition h
+        LEFT JOIN taskq_internal.progress g ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+        WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id
           AND coalesce(g.cursor, p_reader.begins) < p_reader.ends)
 $$;
 
 -- The partition that is led under a fence, held until this transaction ends; refuses one that is not (TQ005).
-CREATE FUNCTION taskq_internal.hold_led(p_group text, p_topic_id int, p_partition int, p_fence bigint) RETURNS taskq_internal.reader_partition
+CREATE FUNCTION taskq_internal.lock_partition(p_group text, p_topic_id int, p_partition int, p_fence bigint) RETURNS taskq_internal.consumer_partition
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_led taskq_internal.reader_partition;
+    v_led taskq_internal.consumer_partition;
 BEGIN
-    SELECT * INTO v_led FROM taskq_internal.reader_partition h
-    WHERE h.reader_group = p_group AND h.topic_id = p_topic_id AND h.partition = p_partition AND h.fence = p_fence FOR UPDATE;
+    SELECT * INTO v_led FROM taskq_internal.consumer_partition h
+    WHERE h.group_name = p_group AND h.topic_id = p_topic_id AND h.partition = p_partition AND h.fence = p_fence FOR UPDATE;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse('TQ005', format(
+        PERFORM taskq_internal.raise_error('TQ005', format(
             'partition %s of group %L is no longer led under fence %s: the lease lapsed and was taken, or was given back',
             p_partition, p_group, p_fence));
     END IF;
@@ -260,11 +260,11 @@ CREATE FUNCTION taskq_internal.store_progress(p_group text, p_topic_id int, p_pa
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.progress g SET cursor = p_cursor, advanced = clock_timestamp()
-    WHERE g.reader_group = p_group AND g.topic_id = p_topic_id AND g.partition = p_partition AND g.cursor = p_after;
+    WHERE g.group_name = p_group AND g.topic_id = p_topic_id AND g.partition = p_partition AND g.cursor = p_after;
     IF NOT FOUND THEN
-        INSERT INTO taskq_internal.progress (reader_group, topic_id, partition, cursor, advanced)
-        SELECT p_group, p_topic_id, p_partition, p_cursor, clock_timestamp() FROM taskq_internal.reader r
-        WHERE r.reader_group = p_group AND r.topic_id = p_topic_id AND r.begins = p_after
+        INSERT INTO taskq_internal.progress (group_name, topic_id, partition, cursor, advanced)
+        SELECT p_group, p_topic_id, p_partition, p_cursor, clock_timestamp() FROM taskq_internal.consumer_group r
+        WHERE r.group_name = p_group AND r.topic_id = p_topic_id AND r.begins = p_after
         ON CONFLICT DO NOTHING;
     END IF;
     RETURN FOUND;
@@ -273,16 +273,16 @@ END $$;
 -- Removes a group of readers of a topic, or all of them, with their progress; false where there is none. Holds what it removes
 -- in the order above first: a cascade comes to the partitions in any order, and late. The groups without their keys: a leader
 -- that changes its partition twice in a transaction locks the key of its group, by the foreign key.
-CREATE FUNCTION taskq_internal.remove_readers(p_topic_id int, p_group text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.delete_groups(p_topic_id int, p_group text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_known boolean;
 BEGIN
-    PERFORM FROM taskq_internal.reader r WHERE r.topic_id = p_topic_id AND (p_group IS NULL OR r.reader_group = p_group)
-    ORDER BY r.reader_group FOR NO KEY UPDATE;
-    PERFORM FROM taskq_internal.reader_partition h WHERE h.topic_id = p_topic_id AND (p_group IS NULL OR h.reader_group = p_group)
-    ORDER BY h.reader_group, h.partition FOR UPDATE;
-    DELETE FROM taskq_internal.reader WHERE topic_id = p_topic_id AND (p_group IS NULL OR reader_group = p_group);
+    PERFORM FROM taskq_internal.consumer_group r WHERE r.topic_id = p_topic_id AND (p_group IS NULL OR r.group_name = p_group)
+    ORDER BY r.group_name FOR NO KEY UPDATE;
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = p_topic_id AND (p_group IS NULL OR h.group_name = p_group)
+    ORDER BY h.group_name, h.partition FOR UPDATE;
+    DELETE FROM taskq_internal.consumer_group WHERE topic_id = p_topic_id AND (p_group IS NULL OR group_name = p_group);
     v_known := FOUND;
-    DELETE FROM taskq_internal.progress WHERE topic_id = p_topic_id AND (p_group IS NULL OR reader_group = p_group);
+    DELETE FROM taskq_internal.progress WHERE topic_id = p_topic_id AND (p_group IS NULL OR group_name = p_group);
     RETURN v_known OR FOUND;
 END $$;

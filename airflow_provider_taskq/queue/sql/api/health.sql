@@ -29,7 +29,7 @@ RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, 
 $$;
 
 -- A duration for people: two units at most, such as 3 h 20 min.
-CREATE FUNCTION taskq.in_words(p_duration interval) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
+CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT CASE WHEN s < 120 THEN s || ' s'
                 WHEN s < 7200 THEN s / 60 || ' min'
                 WHEN s < 172800 THEN s / 3600 || ' h' || CASE WHEN s % 3600 >= 60 THEN ' ' || s % 3600 / 60 || ' min' ELSE '' END
@@ -38,7 +38,7 @@ CREATE FUNCTION taskq.in_words(p_duration interval) RETURNS text LANGUAGE sql IM
 $$;
 
 -- The task of a topic that has been due for longest, of any priority; NULLs where none is due.
-CREATE FUNCTION taskq.longest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz) LANGUAGE plpgsql
+CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_first record;
@@ -58,7 +58,7 @@ BEGIN
 END $$;
 
 -- What of its identifier stands in the way of a READY task where one is polled at a time: a sentence, or NULL.
-CREATE FUNCTION taskq.in_the_way(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence);
@@ -104,7 +104,7 @@ BEGIN
     SELECT w.severity, 'dead rows',
            format('table %s has %s dead rows, of %s in all; autovacuum %s, and the table was %s', w.name, w.dead, w.dead + w.alive,
                   CASE WHEN w.disabled THEN 'is switched off for it' ELSE 'begins at ' || round(w.bound) END,
-                  coalesce('vacuumed last ' || taskq.in_words(clock_timestamp() - w.vacuumed) || ' ago', 'never vacuumed')),
+                  coalesce('vacuumed last ' || taskq.format_duration(clock_timestamp() - w.vacuumed) || ' ago', 'never vacuumed')),
            w.dead, NULL::int
     FROM (SELECT t.*, row_number() OVER (ORDER BY t.dead >= 1000 DESC, t.dead / t.bound DESC) AS place,
                  CASE WHEN t.dead < 1000 THEN 'fine' WHEN t.disabled THEN 'critical'
@@ -139,7 +139,7 @@ BEGIN
                 ELSE taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600) END,
            'oldest transaction',
            h.who || ' keeps vacuum from removing what died since: '
-           || coalesce('open for ' || taskq.in_words(clock_timestamp() - h.since) || ', ', '') || h.age || ' transactions ago'
+           || coalesce('open for ' || taskq.format_duration(clock_timestamp() - h.since) || ', ', '') || h.age || ' transactions ago'
            || coalesce(', ' || h.state, ''),
            coalesce(extract(epoch FROM clock_timestamp() - h.since)::bigint, h.age), h.pid
     FROM taskq_internal.horizon() h ORDER BY h.age DESC LIMIT 3;
@@ -158,8 +158,8 @@ RETURNS TABLE (who text, age bigint, since timestamptz, state text, pid int) LAN
     SELECT CASE WHEN a.backend_type = 'walsender' THEN 'a standby with hot_standby_feedback' ELSE 'a session' END
            || format(' (pid %s, application %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
            greatest(age(a.backend_xmin), age(a.backend_xid))::bigint, a.xact_start,
-           a.state || ' since ' || taskq.in_words(clock_timestamp() - a.state_change)
-           || coalesce(', its last statement began ' || taskq.in_words(clock_timestamp() - a.query_start) || ' ago', ''), a.pid
+           a.state || ' since ' || taskq.format_duration(clock_timestamp() - a.state_change)
+           || coalesce(', its last statement began ' || taskq.format_duration(clock_timestamp() - a.query_start) || ' ago', ''), a.pid
     FROM pg_stat_activity a
     WHERE coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL AND a.pid <> pg_backend_pid()
       AND (a.datname IS NULL OR a.datname = current_database())
@@ -260,7 +260,7 @@ BEGIN
                 ELSE 'critical' END,
            'lapsed leases',
            format('%s leases have lapsed, the longest %s ago (owner %L); some %s tasks wait under them for taskq.expire() to give them back',
-                  CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.in_words(v_oldest), v_owner, v_held),
+                  CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.format_duration(v_oldest), v_owner, v_held),
            v_count, NULL::int, NULL::text, NULL::bigint, v_owner;
 END $$;
 
@@ -273,14 +273,14 @@ CREATE FUNCTION taskq_internal.health_of_topics(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
-    v_held  int[] := taskq_internal.topics_served();
+    v_held  int[] := taskq_internal.served_topics();
     v_topic record;
     v_count int := 0;
     v_why   text;
 BEGIN
     FOR v_topic IN
         SELECT p.topic_id, p.name, p.paused, d.sequence, v_now - d.since AS age
-        FROM taskq_internal.topic p CROSS JOIN LATERAL taskq.longest_due(p.topic_id) d
+        FROM taskq_internal.topic p CROSS JOIN LATERAL taskq.oldest_due(p.topic_id) d
         WHERE d.since < v_now - p_patience ORDER BY d.since
     LOOP
         v_count := v_count + 1;
@@ -289,29 +289,29 @@ BEGIN
         value := extract(epoch FROM v_topic.age);
         topic := v_topic.name;
         sequence := v_topic.sequence;
-        v_why := taskq.in_the_way(v_topic.topic_id, v_topic.sequence);
+        v_why := taskq.explain_turn(v_topic.topic_id, v_topic.sequence);
         IF v_topic.paused THEN
             severity := 'notice';
             detail := 'it is paused';
-        ELSIF v_topic.topic_id = ANY (v_held) OR taskq_internal.ended_since(v_topic.topic_id, v_now - p_patience) THEN
+        ELSIF v_topic.topic_id = ANY (v_held) OR taskq_internal.has_ended_since(v_topic.topic_id, v_now - p_patience) THEN
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'notice' ELSE 'warning' END;
             detail := coalesce(v_why, 'it is worked on, but more comes in than goes out, or what goes first passes by');
         ELSE
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'warning' ELSE 'critical' END;
             detail := format('nobody seems to poll it: no running lease holds any of its tasks, and none of its newest has ended for %s%s',
-                             taskq.in_words(p_patience), coalesce('; ' || v_why, ''));
+                             taskq.format_duration(p_patience), coalesce('; ' || v_why, ''));
         END IF;
-        detail := format('topic %L, sequence %s has been due for %s: %s', v_topic.name, v_topic.sequence, taskq.in_words(v_topic.age), detail);
+        detail := format('topic %L, sequence %s has been due for %s: %s', v_topic.name, v_topic.sequence, taskq.format_duration(v_topic.age), detail);
         RETURN NEXT;
     END LOOP;
     RETURN QUERY
     SELECT CASE WHEN v_count = 0 THEN 'fine' ELSE 'notice' END, 'waiting tasks',
-           format('%s topics have tasks that have been due for longer than %s', v_count, taskq.in_words(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+           format('%s topics have tasks that have been due for longer than %s', v_count, taskq.format_duration(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
 END $$;
 
 -- The topics of which owners with a running lease hold tasks now: of a thousand owners, and of the first and the last
 -- hundred tasks of each.
-CREATE FUNCTION taskq_internal.topics_served() RETURNS int[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.served_topics() RETURNS int[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
@@ -324,7 +324,7 @@ BEGIN
 END $$;
 
 -- Whether one of the newest hundred ended tasks of a topic has ended since.
-CREATE FUNCTION taskq_internal.ended_since(p_topic_id int, p_since timestamptz) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.has_ended_since(p_topic_id int, p_since timestamptz) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN EXISTS (
@@ -361,7 +361,7 @@ BEGIN
     FROM taskq_internal.topic a, taskq_internal.topic b WHERE a.topic_id = v_example.topic_id AND b.topic_id = v_example.on_topic_id;
 END $$;
 
--- Open pushes, whose end the readers of their topics' logs wait for (taskq.log_holders has those of one topic).
+-- Open pushes, whose end the readers of their topics' logs wait for (taskq.log_blockers has those of one topic).
 CREATE FUNCTION taskq_internal.health_of_logs()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -370,13 +370,13 @@ BEGIN
            format('%s has an open push to %s: readers of these logs wait for its end, %s', h.who,
                   CASE WHEN h.everywhere THEN 'a topic whose lock another session holds, so to any topic'
                        ELSE format('topic %L', p.name) || CASE WHEN h.topics > 1 THEN format(' and %s others', h.topics - 1) ELSE '' END END,
-                  coalesce('for ' || taskq.in_words(clock_timestamp() - h.since) || ' now', 'nobody may see since when')),
+                  coalesce('for ' || taskq.format_duration(clock_timestamp() - h.since) || ' now', 'nobody may see since when')),
            extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid, p.name, NULL::bigint, NULL::text
     FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
                                  format('prepared transaction %L', x.gid)) AS who,
                  coalesce(a.xact_start, x.prepared) AS since, cardinality(o.topics) AS topics, o.everywhere,
                  (SELECT min(t.topic_id) FROM unnest(o.topics) AS t (topic_id)) AS topic_id
-          FROM taskq_internal.open_transactions() o LEFT JOIN pg_stat_activity a ON a.pid = o.pid
+          FROM taskq_internal.push_transactions() o LEFT JOIN pg_stat_activity a ON a.pid = o.pid
           LEFT JOIN (SELECT k.virtualtransaction, p.* FROM pg_prepared_xacts p
                      JOIN pg_locks k ON k.locktype = 'transactionid' AND k.transactionid = p.transaction) x
               ON o.pid IS NULL AND x.virtualtransaction = o.virtualtransaction) h
@@ -392,19 +392,19 @@ END $$;
 CREATE FUNCTION taskq_internal.health_of_moves()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE
-    v_vacant bigint := (SELECT count(*) FROM taskq_internal.vacant_topics());
+    v_vacant bigint := (SELECT count(*) FROM taskq_internal.dropped_topics_with_tables());
 BEGIN
     RETURN QUERY
     SELECT CASE WHEN n.moving THEN taskq_internal.severity(n.seconds, 60, 600, 'Infinity') ELSE 'critical' END, 'unfinished moves',
            format('the move of topic %L to its own tables, by session %s, started %s ago, ', n.name, n.pid,
-                  taskq.in_words(make_interval(secs => n.seconds)))
+                  taskq.format_duration(make_interval(secs => n.seconds)))
            || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
                    ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'
                                ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or shared_partition(%4$L)'
                                ' undoes it', n.step, CASE n.step WHEN 'the shared tables were closed' THEN ', and refuses pushes' ELSE '' END,
                                CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END, n.name) END,
            n.seconds, CASE WHEN n.moving THEN n.pid END, n.name, NULL::bigint, NULL::text
-    FROM (SELECT p.name, m.pid, m.step, taskq_internal.is_moving(m) AS moving, extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
+    FROM (SELECT p.name, m.pid, m.step, taskq_internal.is_move_connected(m) AS moving, extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
           FROM taskq_internal.topic_move m JOIN taskq_internal.topic p USING (topic_id)) n
     ORDER BY n.seconds DESC LIMIT 5;
     IF NOT FOUND THEN

@@ -39,7 +39,7 @@ BEGIN
 END $$;
 
 -- Why a task is not running, in one sentence; of one that runs or has ended: that it does. NULL where there is no such task.
-CREATE FUNCTION taskq.why(p_topic text, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
@@ -48,14 +48,14 @@ DECLARE
 BEGIN
     SELECT * INTO v_live FROM taskq_internal.live l WHERE l.topic_id = v_topic.topic_id AND l.sequence = p_sequence;
     IF FOUND THEN
-        RETURN CASE WHEN v_live.holder IS NULL THEN taskq_internal.why_waiting(v_topic, v_live) ELSE taskq_internal.why_held(v_live.holder) END;
+        RETURN CASE WHEN v_live.holder IS NULL THEN taskq_internal.explain_waiting(v_topic, v_live) ELSE taskq_internal.explain_held(v_live.holder) END;
     END IF;
-    SELECT taskq.why_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name) AS why, e.state, e.completed, e.error_summary
+    SELECT taskq.explain_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name) AS why, e.state, e.completed, e.error_summary
     INTO v_ended FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
     WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
     IF FOUND THEN
         RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE WHEN v_ended.completed IS NOT NULL
-            THEN format(' since %s', taskq.in_words(statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))) END), v_ended.why,
+            THEN format(' since %s', taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))) END), v_ended.why,
             CASE WHEN v_ended.state = 3 THEN v_ended.error_summary END);
     END IF;
     RETURN NULL;
@@ -92,7 +92,7 @@ BEGIN
 END $$;
 
 -- What a task that waits for dependencies waits for: a sentence about the first that is not fulfilled.
-CREATE FUNCTION taskq.unfulfilled(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_first record;
@@ -110,20 +110,20 @@ BEGIN
 END $$;
 
 -- Why a READY task is not running, by its columns in taskq_internal.live.
-CREATE FUNCTION taskq.why_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz)
+CREATE FUNCTION taskq.explain_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz)
 RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_paused THEN 'the topic is paused'
                 WHEN p_due = taskq_internal.paused_until() THEN 'paused, until somebody resumes it'
-                WHEN p_waits = 1 THEN taskq.unfulfilled(p_topic_id, p_sequence)
+                WHEN p_waits = 1 THEN taskq.explain_dependency(p_topic_id, p_sequence)
                 WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
                 WHEN p_due > statement_timestamp() THEN
-                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.in_words(taskq_internal.clamp_moment(p_due) - statement_timestamp()))
-                ELSE concat_ws('; ', 'may be polled', taskq.in_the_way(p_topic_id, p_sequence)) END;
+                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp()))
+                ELSE concat_ws('; ', 'may be polled', taskq.explain_turn(p_topic_id, p_sequence)) END;
 END $$;
 
 -- Why a task in one of the other states is in it; NULL of one that ended without a failure. p_owner: the name of its last owner.
-CREATE FUNCTION taskq.why_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text) RETURNS text
+CREATE FUNCTION taskq.explain_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_state = 2 THEN format('the lease of %s ran out; it waits to be revived', p_owner)
                 WHEN p_state = 3 AND p_attempt < p_max_attempts THEN
@@ -133,20 +133,20 @@ LANGUAGE sql IMMUTABLE AS $$
                 WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END
 $$;
 
--- Who acts in this transaction, as the page and the command line say by the setting taskq_internal.actor; NULL for programs. Any client may
+-- Who acts in this transaction, as the page and the command line say by the setting taskq_internal.current_actor; NULL for programs. Any client may
 -- set it, so history and audit keep session_user, the role that logged in, beside it.
-CREATE FUNCTION taskq_internal.actor() RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION taskq_internal.current_actor() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
 $$;
 
 -- Notes what is about to happen to ended tasks: kind 3, 4 or 5. p_others goes with p_sequences where the kind has one.
-CREATE FUNCTION taskq_internal.note_ended(p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL) RETURNS void
+CREATE FUNCTION taskq_internal.record_ended_change(p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, role, error, error_summary)
     SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt,
-           (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), u.other, taskq_internal.actor(), session_user,
+           (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), u.other, taskq_internal.current_actor(), session_user,
            right(e.error, 2000), e.error_summary
     FROM unnest(p_sequences, p_others) AS u (sequence, other)
     JOIN (SELECT * FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e ON e.sequence = u.sequence;
@@ -154,7 +154,7 @@ END $$;
 
 -- Whether the failure of an attempt is noted in the history: of the first hundred each, then every hundredth, so that a
 -- task that is tried for ever does not fill the disk.
-CREATE FUNCTION taskq_internal.is_noted(p_attempt int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.is_attempt_recorded(p_attempt int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_attempt <= 100 OR p_attempt % 100 = 0
 $$;
 
@@ -172,54 +172,54 @@ CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz)
 $$;
 
 -- Of a task that an owner holds: who, and until when at least.
-CREATE FUNCTION taskq_internal.why_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN o.lease_until < statement_timestamp()
         THEN format('it was taken by %s, whose lease lapsed %s ago: the next expire() takes it back', o.name,
-                    taskq.in_words(statement_timestamp() - taskq_internal.clamp_moment(o.lease_until)))
+                    taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(o.lease_until)))
         ELSE format('it is running: held by %s, whose lease goes on for another %s', o.name,
-                    taskq.in_words(taskq_internal.clamp_moment(o.lease_until) - statement_timestamp())) END
+                    taskq.format_duration(taskq_internal.clamp_moment(o.lease_until) - statement_timestamp())) END
     FROM taskq_internal.owner o WHERE o.owner_id = p_holder
 $$;
 
 -- Of a READY task: the first thing that keeps it, else its place in the line.
-CREATE FUNCTION taskq_internal.why_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq_internal.explain_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_way text;
 BEGIN
     IF p_topic.paused THEN
         RETURN 'its topic is paused';
-    ELSIF taskq_internal.due_of(p_task) = taskq_internal.paused_until() THEN
+    ELSIF taskq_internal.due_time(p_task) = taskq_internal.paused_until() THEN
         RETURN 'it is paused, until somebody resumes it';
     ELSIF p_task.waits = 1 THEN
-        RETURN format('it %s', taskq.unfulfilled(p_topic.topic_id, p_task.sequence));
+        RETURN format('it %s', taskq.explain_dependency(p_topic.topic_id, p_task.sequence));
     ELSIF p_task.waits = 2 AND p_task.available_at <= statement_timestamp() THEN
         RETURN 'retries of its topic fail, and another one is tried first';
     ELSIF p_task.available_at > statement_timestamp() THEN
         RETURN concat_ws(': ', format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
-                                      taskq.in_words(taskq_internal.clamp_moment(p_task.available_at) - statement_timestamp())),
+                                      taskq.format_duration(taskq_internal.clamp_moment(p_task.available_at) - statement_timestamp())),
                          CASE WHEN p_task.attempt > 0 THEN p_task.error_summary END);
     END IF;
-    v_way := taskq.in_the_way(p_topic.topic_id, p_task.sequence);
-    RETURN concat_ws('; ', v_way, taskq_internal.why_unserved(p_topic.topic_id),
-                     CASE WHEN v_way IS NULL THEN taskq_internal.place_in_line(p_topic.topic_id, p_task.sequence) END);
+    v_way := taskq.explain_turn(p_topic.topic_id, p_task.sequence);
+    RETURN concat_ws('; ', v_way, taskq_internal.explain_unserved(p_topic.topic_id),
+                     CASE WHEN v_way IS NULL THEN taskq_internal.queue_position(p_topic.topic_id, p_task.sequence) END);
 END $$;
 
 -- That nobody seems to poll a topic, where nobody holds its tasks and none has ended for a minute; NULL where somebody does.
-CREATE FUNCTION taskq_internal.why_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_last timestamptz := (SELECT taskq_internal.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
                                                          ORDER BY e.sequence DESC LIMIT 100) n);
 BEGIN
-    IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq_internal.topics_served()) THEN
+    IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq_internal.served_topics()) THEN
         RETURN NULL;
     END IF;
     RETURN 'nobody seems to poll its topic: ' || coalesce(
-        'the last task of it ended ' || taskq.in_words(statement_timestamp() - v_last) || ' ago', 'none of its tasks has ended yet');
+        'the last task of it ended ' || taskq.format_duration(statement_timestamp() - v_last) || ' ago', 'none of its tasks has ended yet');
 END $$;
 
 -- The place of a READY task among those that may be polled, looked for among the first thousand.
-CREATE FUNCTION taskq_internal.place_in_line(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_place bigint;

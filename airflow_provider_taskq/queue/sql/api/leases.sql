@@ -46,7 +46,7 @@ BEGIN
     WHERE o.name = p_owner AND o.fence IS NOT NULL AND (o.fence = p_claim OR o.claim_fence = p_claim)
     RETURNING o.* INTO v_owner;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse_lease(p_owner, p_claim);
+        PERFORM taskq_internal.raise_lease_lost(p_owner, p_claim);
     END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
@@ -60,7 +60,7 @@ BEGIN
     UPDATE taskq_internal.owner SET lease_until = clock_timestamp() + lease, seen = clock_timestamp()
     WHERE name = p_owner AND fence = p_fence RETURNING lease_until INTO v_until;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
+        PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     RETURN v_until;
 END $$;
@@ -77,7 +77,7 @@ $$;
 
 -- The owner of that name whose lease is not gone, lapsed or not; no row where there is none. With p_claim: only if it
 -- holds the claim that was made under this fence, under that fence or after take_over.
-CREATE FUNCTION taskq.owner_named(p_owner text, p_claim bigint DEFAULT NULL)
+CREATE FUNCTION taskq.owner(p_owner text, p_claim bigint DEFAULT NULL)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
@@ -93,13 +93,13 @@ DECLARE
     v_owner_id bigint;
     v_count    bigint;
 BEGIN
-    PERFORM taskq_internal.need_read_committed('leases end');
+    PERFORM taskq_internal.require_read_committed('leases end');
     UPDATE taskq_internal.owner SET fence = NULL, seen = clock_timestamp()
     WHERE name = p_owner AND fence = p_fence RETURNING owner_id INTO v_owner_id;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq_internal.waits_again(l.topic_id, l.attempt, l.waits),
+    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
         available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = v_owner_id;
     GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -120,7 +120,7 @@ DECLARE
     v_given  bigint;
     v_ended  bigint;
 BEGIN
-    PERFORM taskq_internal.need_read_committed('leases end');
+    PERFORM taskq_internal.require_read_committed('leases end');
     v_lapsed := ARRAY(SELECT owner_id FROM taskq_internal.owner
                       WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
                         AND name <> ALL (p_except)
@@ -145,7 +145,7 @@ BEGIN
         ELSE g.error END AS error) n;
     GET DIAGNOSTICS v_ended = ROW_COUNT;
     UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1, redelivered = true,
-        waits = taskq_internal.waits_again(l.topic_id, l.attempt, l.waits), available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits), available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
     WHERE l.holder = ANY (v_lapsed);
     GET DIAGNOSTICS v_given = ROW_COUNT;
     PERFORM taskq.prune_stages();
@@ -180,7 +180,7 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     PERFORM taskq_internal.check_lock(p_name, p_by, p_at_most, p_at_least);
-    IF NOT taskq_internal.is_free(p_name, p_by) OR NOT taskq_internal.try_name(p_name) OR NOT taskq_internal.is_free(p_name, p_by) THEN
+    IF NOT taskq_internal.is_lock_free(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name) OR NOT taskq_internal.is_lock_free(p_name, p_by) THEN
         RETURN false;
     END IF;
     INSERT INTO taskq_internal.lock AS k (name, held_by, locked, at_least, until)
@@ -197,7 +197,7 @@ END $$;
 -- False, and nothing changed, where p_by does not have it, or somebody is about to take it.
 CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT taskq_internal.is_held(p_name, p_by) OR NOT taskq_internal.try_name(p_name) OR NOT taskq_internal.is_held(p_name, p_by) THEN
+    IF NOT taskq_internal.is_lock_held(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name) OR NOT taskq_internal.is_lock_held(p_name, p_by) THEN
         RETURN false;
     END IF;
     UPDATE taskq_internal.lock SET held_by = '', until = at_least WHERE name = p_name;
@@ -207,7 +207,7 @@ END $$;
 
 -- Says that workers of a name are to work, or not, and tells all that listen on the channel `taskq_worker` once that is committed.
 -- Returns what was said before; NULL where nothing was.
-CREATE FUNCTION taskq.set_worker(p_name text, p_active boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.set_worker_active(p_name text, p_active boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_before boolean;
 BEGIN
@@ -221,7 +221,7 @@ BEGIN
 END $$;
 
 -- Whether workers of a name are to work; NULL where nobody has said.
-CREATE FUNCTION taskq.worker_is_active(p_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
+CREATE FUNCTION taskq.is_worker_active(p_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT w.active FROM taskq_internal.worker w WHERE w.name = p_name
 $$;
 
@@ -238,28 +238,28 @@ BEGIN
 END $$;
 
 -- Refuses an owner whose lease is gone (TQ005).
-CREATE FUNCTION taskq_internal.refuse_lease(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
-    SELECT taskq_internal.refuse('TQ005', format(
+CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
+    SELECT taskq_internal.raise_error('TQ005', format(
         'the lease of owner %L under fence %s is gone: it expired, was released, or the name was registered anew',
         p_owner, p_fence))
 $$;
 
 -- The number of an owner whose lease is not gone, and stays so until this transaction ends. Lapsed or not:
 -- a lease lapses by time, but is gone only when somebody took it. Waits for whoever is taking it right now.
-CREATE FUNCTION taskq_internal.hold_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.require_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint;
 BEGIN
     SELECT owner_id INTO v_owner_id FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence FOR KEY SHARE;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
+        PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     RETURN v_owner_id;
 END $$;
 
 -- The same for a poll, which never waits and needs a lease that has not lapsed (else TQ005): NULL while
 -- another transaction is about to take the lease away.
-CREATE FUNCTION taskq_internal.hold_running_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.require_running_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint;
 BEGIN
@@ -268,16 +268,16 @@ BEGIN
     IF NOT FOUND AND NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
                                  AND lease_until > clock_timestamp()) THEN
         IF EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence) THEN
-            PERFORM taskq_internal.refuse('TQ005', format(
+            PERFORM taskq_internal.raise_error('TQ005', format(
                 'the lease of owner %L under fence %s has lapsed; a heartbeat renews it', p_owner, p_fence));
         END IF;
-        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
+        PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     RETURN v_owner_id;
 END $$;
 
 -- What a task waits for when it is given back: a retry of a probing topic for its probe again, others for nothing.
-CREATE FUNCTION taskq_internal.waits_again(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id) THEN
         RETURN 2;
@@ -289,10 +289,10 @@ END $$;
 CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_by IS NULL OR p_by !~ '\S' THEN
-        PERFORM taskq_internal.refuse('TQ000', format('lock %L: who takes it has to have a name', p_name));
+        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: who takes it has to have a name', p_name));
     END IF;
     IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0' AND p_at_most THEN
-        PERFORM taskq_internal.refuse('TQ000', format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',
+        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',
                                              p_name, p_at_most, p_at_least));
     END IF;
     PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
@@ -300,26 +300,26 @@ BEGIN
 END $$;
 
 -- Whether p_by may have the lock of that name: nobody has it, p_by does, or it ran out.
-CREATE FUNCTION taskq_internal.is_free(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION taskq_internal.is_lock_free(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by <> p_by AND until > clock_timestamp());
 END $$;
 
 -- Whether p_by has the lock of that name.
-CREATE FUNCTION taskq_internal.is_held(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION taskq_internal.is_lock_held(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by AND until > clock_timestamp());
 END $$;
 
 -- Keeps all others from changing the lock of that name until this transaction ends; false where somebody else does so.
-CREATE FUNCTION taskq_internal.try_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION taskq_internal.try_lock_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(0, p_name) FOR UPDATE SKIP LOCKED;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(0, p_name) FOR UPDATE SKIP LOCKED;
     RETURN FOUND;
 END $$;
 
 -- The bucket of taskq_internal.mutex for a name of a kind: 0 locks, 1 prefixes of ticks, 2 stages. Rows, as no outsider can lock
 -- them; one in 4,096 pairs of names shares a bucket by chance, and then one waits for the other, or is told that it is taken.
-CREATE FUNCTION taskq_internal.mutex_of(p_kind int, p_name text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.mutex_bucket(p_kind int, p_name text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT p_kind * 4096 + (hashtext(p_name) & 4095)
 $$;

@@ -5,7 +5,7 @@
 -- a number, all of them locks that end with it:
 --
 --   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
---   topic   an advisory lock on the topic (taskq_internal.keep_topic), or ROW SHARE on taskq_internal.unplaced_push: all topics
+--   topic   an advisory lock on the topic (taskq_internal.lock_topic_shared), or ROW SHARE on taskq_internal.unplaced_push: all topics
 --   push    ROW SHARE on taskq_internal.push, taken last
 --
 -- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction that
@@ -25,7 +25,7 @@
 -- shows `push` in the slots, under the same virtual transaction as the rest, or in the table together with the rest.
 --
 -- A savepoint that is rolled back takes its tasks along with its locks, and the next push announces again. Prepared
--- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_holders names them), and for
+-- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_blockers names them), and for
 -- no other transaction, in this database or another. Its own uncommitted push counts like any other's: the log has
 -- committed tasks only.
 --
@@ -39,7 +39,7 @@
 -- Who holds a topic's log back: readers get no task from `floor` on before all of them have ended. For the operator.
 -- Of other users' transactions `since` and `application` are NULL where the schema's owner may not see them: that takes
 -- pg_read_all_stats.
-CREATE FUNCTION taskq.log_holders(p_topic text)
+CREATE FUNCTION taskq.log_blockers(p_topic text)
 RETURNS TABLE (pid int, since timestamptz, application text, floor bigint) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -71,7 +71,7 @@ DECLARE
     v_horizon  bigint;
     v_count    bigint;
 BEGIN
-    PERFORM taskq_internal.check_reader(p_partition, p_partitions, p_level);
+    PERFORM taskq_internal.check_log_read(p_partition, p_partitions, p_level);
     v_horizon := taskq_internal.log_horizon(v_topic_id);
     RETURN QUERY
     SELECT t.sequence, t.identifier, t.payload, t.reference FROM taskq_internal.task t
@@ -93,7 +93,7 @@ DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
     RETURN (SELECT p.cursor FROM taskq_internal.progress p
-            WHERE p.reader_group = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
+            WHERE p.group_name = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
 END $$;
 
 -- Stores how far a group of readers has handled a partition of a topic. An earlier place than before is stored as well:
@@ -101,9 +101,9 @@ END $$;
 CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO taskq_internal.progress AS p (reader_group, topic_id, partition, cursor, advanced)
+    INSERT INTO taskq_internal.progress AS p (group_name, topic_id, partition, cursor, advanced)
     VALUES (p_group, (taskq_internal.find_topic(p_topic)).topic_id, p_partition, p_cursor, clock_timestamp())
-    ON CONFLICT (reader_group, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
+    ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
 END $$;
 
 -- The upper 16 of the 64 bits of the advisory locks that carry a floor.
@@ -117,7 +117,7 @@ $$;
 -- of the first, which taskq.log_floor carries; the setting ends with the lock, at the end of the transaction or a rollback to
 -- a savepoint. A floor in use by another program is passed by steps at random, which cannot be foreseen; if 0 is in use
 -- too, there is none, and readers count it as 0.
-CREATE FUNCTION taskq_internal.open_log() RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.announce_push() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_hint  text := current_setting('taskq.log_floor', true);
     v_floor bigint := least(coalesce(pg_sequence_last_value('taskq_internal.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
@@ -136,7 +136,7 @@ BEGIN
     RETURN v_floor;
 END $$;
 
--- Draws the numbers of new tasks, ascending, for a transaction that has announced its push (taskq_internal.keep_topic, taskq_internal.open_log).
+-- Draws the numbers of new tasks, ascending, for a transaction that has announced its push (taskq_internal.lock_topic_shared, taskq_internal.announce_push).
 CREATE FUNCTION taskq_internal.draw_sequences(p_count int) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(SELECT nextval('taskq_internal.task_sequence') FROM generate_series(1, p_count));
@@ -144,7 +144,7 @@ END $$;
 
 -- The open transactions that push: the number from which on each holds logs back, and the topics that it announced; `everywhere`
 -- if it could not announce one. One look at pg_locks. A transaction prepared for a two-phase commit has no pid.
-CREATE FUNCTION taskq_internal.open_transactions()
+CREATE FUNCTION taskq_internal.push_transactions()
 RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean) LANGUAGE sql STABLE AS $$
     SELECT l.virtualtransaction, min(l.pid),
            coalesce(min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
@@ -162,7 +162,7 @@ $$;
 -- Those that push to a topic.
 CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int) RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.open_transactions() o
+    SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.push_transactions() o
     WHERE o.everywhere OR p_topic_id = ANY (o.topics)
 $$;
 
@@ -176,18 +176,18 @@ BEGIN
 END $$;
 
 -- Refuses a partition that there is none of, and a reader for whom nothing is promised (TQ000).
-CREATE FUNCTION taskq_internal.check_reader(p_partition int, p_partitions int, p_level int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_log_read(p_partition int, p_partitions int, p_level int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_partitions < 1 OR p_partition NOT BETWEEN 0 AND p_partitions - 1 THEN
-        PERFORM taskq_internal.refuse('TQ000', format('partition %s of %s: partitions count from 0, and there is at least one',
+        PERFORM taskq_internal.raise_error('TQ000', format('partition %s of %s: partitions count from 0, and there is at least one',
                                              p_partition, p_partitions));
     END IF;
     IF p_level < 0 THEN
-        PERFORM taskq_internal.refuse('TQ000', format('level %s: 0 is the task itself, n its first n levels', p_level));
+        PERFORM taskq_internal.raise_error('TQ000', format('level %s: 0 is the task itself, n its first n levels', p_level));
     END IF;
-    PERFORM taskq_internal.need_read_committed('the log is read');
+    PERFORM taskq_internal.require_read_committed('the log is read');
     IF pg_is_in_recovery() THEN
-        PERFORM taskq_internal.refuse('TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
+        PERFORM taskq_internal.raise_error('TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
     END IF;
 END $$;
 
@@ -214,11 +214,11 @@ BEGIN
     IF current_setting('server_version_num')::int >= 180000 THEN
         RETURN crc32(convert_to(p_text, 'UTF8'));  -- a tenth of the time
     END IF;
-    RETURN taskq_internal.crc32_of(convert_to(p_text, 'UTF8'));
+    RETURN taskq_internal.crc32_fallback(convert_to(p_text, 'UTF8'));
 END $$;
 
 -- The same on servers before 18: a byte at a time, by the table of all 256.
-CREATE FUNCTION taskq_internal.crc32_of(p_bytes bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+CREATE FUNCTION taskq_internal.crc32_fallback(p_bytes bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
     v_crc bigint := 4294967295;
 BEGIN

@@ -2,23 +2,23 @@
 -- number, which is never used again. So its vacuum is its own, and to empty or drop it is instant.
 --
 -- A move there takes five transactions, as no verb may wait longer than a moment for it:
---   1. begin_move    pauses the topic, and stores in taskq_internal.topic_move that it moves.
---   2. make_tables   makes the tables apart. No session waits.
---   3. close_shared  tells the shared tables, by a constraint, to take no more rows of this topic. For a moment it has to have
+--   1. begin_partition_move    pauses the topic, and stores in taskq_internal.topic_move that it moves.
+--   2. create_own_tables   makes the tables apart. No session waits.
+--   3. close_shared_tables  tells the shared tables, by a constraint, to take no more rows of this topic. For a moment it has to have
 --                    these tables alone. From now on the topic has to stand still: paused, nothing held, pushes kept out.
---   4. move_rows     moves what the topic has, checks that constraint against what is left, while everybody else works on,
+--   4. move_to_own_tables     moves what the topic has, checks that constraint against what is left, while everybody else works on,
 --                    and attaches the tables: that constraint spares the scan of the shared tables that an ATTACH makes while
 --                    all wait. Only for the attaching, a change of the catalogue, it has to have the tables alone. Ends the move.
--- or undo_move, which takes all of it back. Pushes are kept out by a lock of the session (keep_out, let_in) during 3 and 4.
+-- or undo_partition_move, which takes all of it back. Pushes are kept out by a lock of the session (lock_pushes, unlock_pushes) during 3 and 4.
 -- "Alone" is asked for with a lock_timeout of 10 ms a table, again and again: as others wait behind whoever waits for such a lock.
 -- Each of these functions has to be a transaction of its own, as others wait for its end.
 --
--- A session that ends on the way leaves its row in taskq_internal.topic_move. Then begin_move takes the move over, and the steps are
--- repeated; move_back undoes it. One session at a time changes tables: taskq_internal.lock_moves.
+-- A session that ends on the way leaves its row in taskq_internal.topic_move. Then begin_partition_move takes the move over, and the steps are
+-- repeated; move_to_shared_tables undoes it. One session at a time changes tables: taskq_internal.lock_moves.
 
 -- Begins a move of a topic to tables of its own, or takes over one whose session has ended. Pauses the topic. Returns the token
 -- that each step has to name; NULL if the topic has its own tables. Refuses a topic that another session is moving (TQ000).
-CREATE FUNCTION taskq.begin_move(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.begin_partition_move(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic  taskq_internal.topic;
     v_paused boolean;
@@ -26,13 +26,13 @@ DECLARE
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     v_topic := taskq_internal.find_topic(p_topic);
-    PERFORM taskq_internal.refuse_moving(v_topic);
-    IF taskq_internal.is_apart(v_topic.topic_id) THEN
+    PERFORM taskq_internal.raise_if_moving(v_topic);
+    IF taskq_internal.has_own_tables(v_topic.topic_id) THEN
         RETURN NULL;
     END IF;
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;  -- waits for a taskq.set_paused that has not ended
     v_paused := EXISTS (SELECT FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
-                AND taskq_internal.note_pause(v_topic.topic_id, true, 'the move to its own tables');
+                AND taskq_internal.record_pause(v_topic.topic_id, true, 'the move to its own tables');
     LOOP  -- another program may hold the very same key by chance
         v_token := ('x' || replace(gen_random_uuid()::text, '-', ''))::bit(64)::bigint;
         EXIT WHEN pg_try_advisory_lock(v_token);
@@ -45,15 +45,15 @@ BEGIN
 END $$;
 
 -- Gives up the lock that marks this session as the one of a move.
-CREATE FUNCTION taskq.leave_move(p_token bigint) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq.end_move_session(p_token bigint) RETURNS boolean LANGUAGE sql AS $$
     SELECT pg_advisory_unlock(p_token)
 $$;
 
 -- Makes the tables of a topic, apart from the shared ones, with the same columns, indexes and storage parameters. Replaces those
 -- that an earlier try left: they are empty until they are attached.
-CREATE FUNCTION taskq.make_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.create_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := taskq_internal.hold_move(p_topic, p_token, p_patience);
+    v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
     v_options  text;
 BEGIN
@@ -66,39 +66,39 @@ BEGIN
     UPDATE taskq_internal.topic_move SET step = 'its tables were made' WHERE topic_id = v_topic_id AND step = 'the topic was paused';
 END $$;
 
--- Keeps pushes to a topic out, in this session until taskq.let_in, over several transactions; returns the topic's number. Gives up
+-- Keeps pushes to a topic out, in this session until taskq.unlock_pushes, over several transactions; returns the topic's number. Gives up
 -- (TQ000) where a push stays open for longer than p_patience. Needs a session that no pooler shares.
-CREATE FUNCTION taskq.keep_out(p_topic text, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.lock_pushes(p_topic text, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
     PERFORM set_config('lock_timeout', least(ceil(extract(epoch FROM p_patience) * 1000), 2147483647) || 'ms', true);
-    PERFORM taskq_internal.close_topic(v_topic_id);
+    PERFORM taskq_internal.lock_topic_exclusive(v_topic_id);
     PERFORM pg_advisory_lock(taskq_internal.topic_lock_class(), v_topic_id);  -- granted at once: this transaction holds it
     RETURN v_topic_id;
 EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq_internal.refuse('TQ000', format('pushes to topic %L have been open for longer than %s', p_topic, taskq.in_words(p_patience)));
+    PERFORM taskq_internal.raise_error('TQ000', format('pushes to topic %L have been open for longer than %s', p_topic, taskq.format_duration(p_patience)));
 END $$;
 
 -- Lets pushes to a topic in again.
-CREATE FUNCTION taskq.let_in(p_topic_id int) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq.unlock_pushes(p_topic_id int) RETURNS boolean LANGUAGE sql AS $$
     SELECT pg_advisory_unlock(taskq_internal.topic_lock_class(), p_topic_id)
 $$;
 
 -- The same by a topic's name.
-CREATE FUNCTION taskq.topic_is_held(p_topic text) RETURNS boolean LANGUAGE sql AS $$
-    SELECT taskq_internal.any_held(p.topic_id) FROM taskq_internal.find_topic(p_topic) p
+CREATE FUNCTION taskq.has_held_tasks(p_topic text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT taskq_internal.topic_has_held_tasks(p.topic_id) FROM taskq_internal.find_topic(p_topic) p
 $$;
 
 -- Lets the shared tables take no more rows of a topic that stands still. False, and nothing is changed, if tasks of it are held, or
 -- if a session that uses these tables waits for this one: let it go on, and repeat this.
-CREATE FUNCTION taskq.close_shared(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.close_shared_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := taskq_internal.hold_move(p_topic, p_token, p_patience);
+    v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
 BEGIN
-    IF NOT taskq_internal.have_alone(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience)
-       OR taskq_internal.any_held(v_topic_id) THEN
+    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience)
+       OR taskq_internal.topic_has_held_tasks(v_topic_id) THEN
         RETURN false;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
@@ -111,9 +111,9 @@ END $$;
 
 -- Moves a topic that stands still to its tables, attaches them, and ends the move. False, and nothing is changed, if a session that
 -- uses the tables waits for this one: let it go on, and repeat this.
-CREATE FUNCTION taskq.move_rows(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.move_to_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := taskq_internal.hold_move(p_topic, p_token, p_patience);
+    v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
     v_own      text;
 BEGIN
@@ -124,7 +124,7 @@ BEGIN
         EXECUTE format('ALTER TABLE taskq_internal.%I_default VALIDATE CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
         EXECUTE format('ANALYZE taskq_internal.%I', v_own);
     END LOOP;
-    IF NOT taskq_internal.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
+    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
         RAISE lock_not_available;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
@@ -140,20 +140,20 @@ EXCEPTION WHEN lock_not_available THEN  -- takes back what was moved
 END $$;
 
 -- Undoes a move, and resumes the topic if the move has paused it; false if this move has ended already.
-CREATE FUNCTION taskq.undo_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.undo_partition_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     IF NOT EXISTS (SELECT FROM taskq_internal.topic_move WHERE token = p_token) THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.open_shared(taskq_internal.hold_move(p_topic, p_token, p_patience), p_patience);
+    PERFORM taskq_internal.reopen_shared_tables(taskq_internal.require_move(p_topic, p_token, p_patience), p_patience);
     RETURN true;
 END $$;
 
 -- Moves a topic back to the shared tables; false where it is there. Undoes a move to its own tables whose session has ended. All
 -- topics wait while rows move back, as a detached table's tasks are nowhere until they are back: so it is refused (TQ000) to a
 -- topic of more than p_most tasks. Refuses a topic that another session is moving (TQ000).
-CREATE FUNCTION taskq.move_back(p_topic text, p_most bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.move_to_shared_tables(p_topic text, p_most bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic;
     v_topic_id int;
@@ -163,19 +163,19 @@ BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     v_topic := taskq_internal.find_topic(p_topic);
     v_topic_id := v_topic.topic_id;
-    PERFORM taskq_internal.refuse_moving(v_topic);
+    PERFORM taskq_internal.raise_if_moving(v_topic);
     IF EXISTS (SELECT FROM taskq_internal.topic_move WHERE topic_id = v_topic_id) THEN
-        PERFORM taskq_internal.open_shared(v_topic_id, p_patience);
+        PERFORM taskq_internal.reopen_shared_tables(v_topic_id, p_patience);
         RETURN true;
-    ELSIF NOT taskq_internal.is_apart(v_topic_id) THEN
+    ELSIF NOT taskq_internal.has_own_tables(v_topic_id) THEN
         RETURN false;
     END IF;
-    IF NOT taskq_internal.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default']
+    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default']
                             || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), p_patience) THEN
-        PERFORM taskq_internal.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+        PERFORM taskq_internal.raise_error('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
     END IF;
     IF (SELECT count(*) FROM (SELECT FROM taskq_internal.task WHERE topic_id = v_topic_id LIMIT p_most + 1) t) > p_most THEN
-        PERFORM taskq_internal.refuse('TQ000', format('topic %L has more than %s tasks, and everybody would wait while they move back:'
+        PERFORM taskq_internal.raise_error('TQ000', format('topic %L has more than %s tasks, and everybody would wait while they move back:'
                                              ' purge it first, or allow for more', p_topic, p_most));
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
@@ -189,25 +189,25 @@ END $$;
 
 -- Drops the empty tables of topics that were dropped, with what an unfinished move of such a topic left, and returns how many
 -- topics that were.
-CREATE FUNCTION taskq.drop_vacant(p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.drop_vacant_tables(p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_vacant   int[];
     v_topic_id int;
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
-    v_vacant := ARRAY(SELECT * FROM taskq_internal.vacant_topics());
+    v_vacant := ARRAY(SELECT * FROM taskq_internal.dropped_topics_with_tables());
     IF cardinality(v_vacant) > 0
-       AND NOT taskq_internal.have_alone(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
-        PERFORM taskq_internal.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+       AND NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
+        PERFORM taskq_internal.raise_error('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
     END IF;
     FOREACH v_topic_id IN ARRAY v_vacant LOOP
-        PERFORM taskq_internal.open_shared(v_topic_id, p_patience);
+        PERFORM taskq_internal.reopen_shared_tables(v_topic_id, p_patience);
     END LOOP;
     RETURN cardinality(v_vacant);
 END $$;
 
 -- Whether a topic has tables of its own.
-CREATE FUNCTION taskq_internal.is_apart(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$
+CREATE FUNCTION taskq_internal.has_own_tables(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq_internal.live'::regclass AND inhrelid = to_regclass('taskq_internal.live_' || p_topic_id))
 $$;
 
@@ -216,23 +216,23 @@ $$;
 CREATE FUNCTION taskq_internal.lock_moves(p_patience interval) RETURNS void LANGUAGE plpgsql
 SET lock_timeout = '1min' AS $$
 BEGIN
-    PERFORM taskq_internal.need_read_committed('topics move');
-    PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_of(p_patience), true);
+    PERFORM taskq_internal.require_read_committed('topics move');
+    PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_patience), true);
     LOCK TABLE taskq_internal.topic_move IN SHARE UPDATE EXCLUSIVE MODE;  -- it conflicts with itself, and with no reading or writing of rows
 EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq_internal.refuse('TQ000', format('session %s has been moving another topic for longer than %s: repeat this when it is done',
+    PERFORM taskq_internal.raise_error('TQ000', format('session %s has been moving another topic for longer than %s: repeat this when it is done',
         (SELECT l.pid FROM pg_locks l
          WHERE l.relation = 'taskq_internal.topic_move'::regclass AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted LIMIT 1),
-        taskq.in_words(p_patience)));
+        taskq.format_duration(p_patience)));
 END $$;
 
 -- A duration as a lock_timeout, for which 0 would mean to wait for ever.
-CREATE FUNCTION taskq_internal.lock_timeout_of(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.lock_timeout_setting(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
 $$;
 
 -- Whether the session of a move is still connected.
-CREATE FUNCTION taskq_internal.is_moving(p_move taskq_internal.topic_move) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.is_move_connected(p_move taskq_internal.topic_move) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM pg_locks l
         WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid = p_move.pid
@@ -241,27 +241,27 @@ CREATE FUNCTION taskq_internal.is_moving(p_move taskq_internal.topic_move) RETUR
 $$;
 
 -- Refuses a topic that another session is moving (TQ000).
-CREATE FUNCTION taskq_internal.refuse_moving(p_topic taskq_internal.topic) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.raise_if_moving(p_topic taskq_internal.topic) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_move taskq_internal.topic_move;
 BEGIN
     SELECT * INTO v_move FROM taskq_internal.topic_move WHERE topic_id = p_topic.topic_id;
-    IF FOUND AND v_move.pid <> pg_backend_pid() AND taskq_internal.is_moving(v_move) THEN
-        PERFORM taskq_internal.refuse('TQ000', format('topic %L is being moved to its own tables by session %s since %s: wait until the move has'
+    IF FOUND AND v_move.pid <> pg_backend_pid() AND taskq_internal.is_move_connected(v_move) THEN
+        PERFORM taskq_internal.raise_error('TQ000', format('topic %L is being moved to its own tables by session %s since %s: wait until the move has'
             ' ended, or end it with pg_terminate_backend(%s) and repeat this', p_topic.name, v_move.pid,
             to_char(v_move.since, 'YYYY-MM-DD HH24:MI:SS TZ'), v_move.pid));
     END IF;
 END $$;
 
 -- The number of the topic that moves under a token. Refuses a move that has ended or that another session has taken over (TQ000).
-CREATE FUNCTION taskq_internal.hold_move(p_topic text, p_token bigint, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.require_move(p_topic text, p_token bigint, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int;
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     SELECT m.topic_id INTO v_topic_id FROM taskq_internal.topic_move m WHERE m.token = p_token;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse('TQ000', format('this move of topic %L has ended: another session has finished, undone or replaced it,'
+        PERFORM taskq_internal.raise_error('TQ000', format('this move of topic %L has ended: another session has finished, undone or replaced it,'
                                              ' or the topic was dropped', p_topic));
     END IF;
     RETURN v_topic_id;
@@ -276,7 +276,7 @@ BEGIN
     PERFORM FROM taskq_internal.topic WHERE topic_id = p_topic_id FOR NO KEY UPDATE;
     DELETE FROM taskq_internal.topic_move WHERE topic_id = p_topic_id RETURNING resumes INTO v_resumes;
     IF v_resumes THEN
-        PERFORM taskq_internal.note_pause(p_topic_id, false, NULL);
+        PERFORM taskq_internal.record_pause(p_topic_id, false, NULL);
     END IF;
 END $$;
 
@@ -285,7 +285,7 @@ END $$;
 -- all, where each try makes others wait for at most a few times 10 ms. Gives up after p_patience (TQ000), naming a session. False,
 -- and nothing is locked, if a session that uses these tables waits for this one: neither could go on, and PostgreSQL would end one
 -- of the two. It looks for such a session before each try, and a try is shorter than the server's deadlock_timeout.
-CREATE FUNCTION taskq_internal.have_alone(p_tables text[], p_patience interval) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_tables_exclusively(p_tables text[], p_patience interval) RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
     v_until timestamptz := clock_timestamp() + p_patience;
@@ -296,15 +296,15 @@ BEGIN
             PERFORM set_config('lock_timeout', '2s', true);
             EXECUTE format(v_lock, 'SHARE UPDATE EXCLUSIVE');
             PERFORM set_config('lock_timeout', '10ms', true);
-            IF taskq_internal.is_awaited_by_user_of(p_tables) THEN
+            IF taskq_internal.blocks_session_using(p_tables) THEN
                 RETURN false;
             END IF;
             EXECUTE format(v_lock, 'ACCESS EXCLUSIVE');
             RETURN true;
         EXCEPTION WHEN lock_not_available THEN
             IF clock_timestamp() > v_until THEN
-                PERFORM taskq_internal.refuse('TQ000', format('the tables of the queue are in use, by session %s among others: try again when'
-                    ' it has ended, or with more patience', taskq_internal.user_of(p_tables)));
+                PERFORM taskq_internal.raise_error('TQ000', format('the tables of the queue are in use, by session %s among others: try again when'
+                    ' it has ended, or with more patience', taskq_internal.session_using(p_tables)));
             END IF;
         END;
         PERFORM pg_sleep(0.05 + 0.1 * random());
@@ -312,15 +312,15 @@ BEGIN
 END $$;
 
 -- Whether a session that has any of these tables in use waits for this session.
-CREATE FUNCTION taskq_internal.is_awaited_by_user_of(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.blocks_session_using(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
-        SELECT FROM taskq_internal.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid
+        SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid
         WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t)) AND l.granted
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
 $$;
 
 -- The sessions that wait for this session, directly or for one that does, and since when.
-CREATE FUNCTION taskq_internal.waiting_sessions() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.sessions_blocked_by_this() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
     WITH RECURSIVE blocked AS MATERIALIZED (
         SELECT l.pid, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers FROM pg_locks l WHERE NOT l.granted GROUP BY l.pid
     ), waiting AS (
@@ -331,7 +331,7 @@ CREATE FUNCTION taskq_internal.waiting_sessions() RETURNS TABLE (pid int, since 
 $$;
 
 -- The pid of the session with the oldest transaction of those that have any of these tables in use.
-CREATE FUNCTION taskq_internal.user_of(p_tables text[]) RETURNS int LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.session_using(p_tables text[]) RETURNS int LANGUAGE sql AS $$
     SELECT l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t))
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AND l.pid <> pg_backend_pid()
@@ -339,7 +339,7 @@ CREATE FUNCTION taskq_internal.user_of(p_tables text[]) RETURNS int LANGUAGE sql
 $$;
 
 -- Whether somebody holds tasks of a topic. What is held is few, and has an index.
-CREATE FUNCTION taskq_internal.any_held(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.topic_has_held_tasks(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence) h
@@ -347,14 +347,14 @@ BEGIN
 END $$;
 
 -- Undoes what is left of the move of a topic, by its number, and ends the move. For a topic that was dropped as well.
-CREATE FUNCTION taskq_internal.open_shared(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.reopen_shared_tables(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_table text;
 BEGIN
     IF EXISTS (SELECT FROM pg_constraint
                WHERE conrelid = 'taskq_internal.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
-        IF NOT taskq_internal.have_alone(ARRAY['task_default', 'live_default', 'ended_default'], p_patience) THEN
-            PERFORM taskq_internal.refuse('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+        IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task_default', 'live_default', 'ended_default'], p_patience) THEN
+            PERFORM taskq_internal.raise_error('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
         END IF;
         FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
             EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT IF EXISTS %I', v_table, 'topic_moves_' || p_topic_id);
@@ -374,7 +374,7 @@ CREATE FUNCTION taskq_internal.truncate_topic(p_topic_id int, p_drops boolean) R
 DECLARE
     v_count bigint;
 BEGIN
-    IF NOT taskq_internal.is_apart(p_topic_id) THEN
+    IF NOT taskq_internal.has_own_tables(p_topic_id) THEN
         RETURN NULL;
     END IF;
     BEGIN  -- what is locked here is let go where it comes to nothing
@@ -382,35 +382,35 @@ BEGIN
             RETURN NULL;
         END IF;
         v_count := (SELECT count(*) FROM taskq_internal.task WHERE topic_id = p_topic_id);
-        IF NOT taskq_internal.is_apart(p_topic_id) THEN  -- it was moved back meanwhile; from here on taskq_internal.task is in use, and it stays
+        IF NOT taskq_internal.has_own_tables(p_topic_id) THEN  -- it was moved back meanwhile; from here on taskq_internal.task is in use, and it stays
             RETURN NULL;
-        ELSIF NOT taskq_internal.have_alone(ARRAY(SELECT t || '_' || p_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), '1 second') THEN
+        ELSIF NOT taskq_internal.lock_tables_exclusively(ARRAY(SELECT t || '_' || p_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), '1 second') THEN
             RAISE lock_not_available;
         END IF;
         IF p_drops THEN
-            PERFORM taskq_internal.hold_what_goes_along(p_topic_id);
+            PERFORM taskq_internal.lock_related_rows(p_topic_id);
         END IF;
     EXCEPTION WHEN SQLSTATE 'TQ000' OR lock_not_available THEN
         RETURN NULL;
     END;
     EXECUTE format('TRUNCATE taskq_internal.task_%1$s, taskq_internal.live_%1$s, taskq_internal.ended_%1$s', p_topic_id);
-    PERFORM taskq_internal.forget_waits(p_topic_id);
+    PERFORM taskq_internal.delete_waits(p_topic_id);
     RETURN v_count;
 END $$;
 
 -- Locks what is removed along with a topic and others write to while they use its tasks; an error (55P03) where they do just now.
-CREATE FUNCTION taskq_internal.hold_what_goes_along(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_related_rows(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.reader WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
-    PERFORM FROM taskq_internal.reader_partition WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.consumer_group WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.consumer_partition WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.progress WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.handling WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
-    PERFORM FROM taskq_internal.juncture WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.group_release WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
 END $$;
 
 -- Forgets what the tasks of a topic, which are gone, waited for and what happened to them, and wakes those that wait for them.
-CREATE FUNCTION taskq_internal.forget_waits(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.delete_waits(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id;
     DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id;
@@ -419,7 +419,7 @@ BEGIN
 END $$;
 
 -- The numbers of the dropped topics of which a table, or the constraint of an unfinished move, is left.
-CREATE FUNCTION taskq_internal.vacant_topics() RETURNS SETOF int LANGUAGE sql STABLE AS $$
+CREATE FUNCTION taskq_internal.dropped_topics_with_tables() RETURNS SETOF int LANGUAGE sql STABLE AS $$
     SELECT n.topic_id FROM (
         SELECT substring(c.relname FROM '[0-9]+$')::int AS topic_id FROM pg_class c
         WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^(task|live|ended)_[0-9]+$'

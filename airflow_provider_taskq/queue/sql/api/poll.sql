@@ -9,9 +9,9 @@ LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_taken    bigint[] := taskq_internal.take_for(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
+    v_taken    bigint[] := taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
 BEGIN
-    RETURN QUERY SELECT * FROM taskq_internal.taken(v_topic_id, v_taken);
+    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic_id, v_taken);
 END $$;
 
 -- Claims: like poll, but moves no task to the client. Returns how many were taken.
@@ -24,7 +24,7 @@ DECLARE
     v_all   int := 0;
 BEGIN
     LOOP
-        v_got := cardinality(taskq_internal.take_for(p_topic, p_owner, p_fence, least(v_chunk, p_size - v_all), p_order, p_condition));
+        v_got := cardinality(taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, least(v_chunk, p_size - v_all), p_order, p_condition));
         v_all := v_all + v_got;
         EXIT WHEN v_got < v_chunk OR v_all >= p_size;
     END LOOP;
@@ -36,8 +36,8 @@ END $$;
 CREATE FUNCTION taskq.ready(p_topic text, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    PERFORM taskq_internal.check_order('FIRST_IN_FIRST_OUT', p_condition);
-    RETURN taskq_internal.count_ready(taskq_internal.find_topic(p_topic), least(p_limit, taskq_internal.most_tasks()), p_condition);
+    PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
+    RETURN taskq_internal.count_ready(taskq_internal.find_topic(p_topic), least(p_limit, taskq_internal.max_tasks()), p_condition);
 END $$;
 
 -- Whether the topic has a task that could be polled now, or could be if no poll were looking at its identifier. An open poll under a
@@ -46,7 +46,7 @@ END $$;
 CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    PERFORM taskq_internal.check_order('FIRST_IN_FIRST_OUT', p_condition);
+    PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.find_topic(p_topic), 1, p_condition, true) > 0;
 END $$;
 
@@ -54,7 +54,7 @@ END $$;
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
 RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
-    SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.most_tasks()), coalesce(u.condition, 'NONE')) END
+    SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), coalesce(u.condition, 'NONE')) END
     FROM unnest(p_topics, p_limits, p_conditions) WITH ORDINALITY AS u (topic, bound, condition, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic
 $$;
@@ -68,36 +68,36 @@ LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.find_topic(p_topic);
-    v_owner_id bigint := taskq_internal.hold_running_lease(p_owner, p_fence);
-    v_lanes    int := least(p_identifiers, taskq_internal.most_tasks());
+    v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
+    v_limit    int := least(p_identifiers, taskq_internal.max_tasks());
     v_out      bigint[];
     v_taken    bigint[] := '{}';
 BEGIN
     IF p_size < -1 THEN
-        PERFORM taskq_internal.refuse('TQ008', format('topic %L: the size of a group is -1 for all of its tasks, or 0 and more, not %s',
+        PERFORM taskq_internal.raise_error('TQ008', format('topic %L: the size of a group is -1 for all of its tasks, or 0 and more, not %s',
                                              p_topic, p_size));
     END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
-        PERFORM taskq_internal.need_read_committed('batches go out');
-        v_out := taskq_internal.let_out(v_topic, v_lanes, false, 'BATCH');
-        v_taken := CASE WHEN taskq_internal.is_paused_by_now(v_topic.topic_id) THEN '{}'
-                        ELSE taskq_internal.take_turns(v_topic.topic_id, v_owner_id, v_lanes, false, 'BATCH', nullif(p_size, -1)) END;
-        PERFORM taskq_internal.keep_in(v_topic.topic_id, v_out);
+        PERFORM taskq_internal.require_read_committed('batches go out');
+        v_out := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
+        v_taken := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
+                        ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH', nullif(p_size, -1)) END;
+        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_out);
     END IF;
-    RETURN QUERY SELECT * FROM taskq_internal.taken(v_topic.topic_id, v_taken);
+    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_taken);
 END $$;
 
 -- Takes up to p_size due tasks of a topic for a holder and returns their sequences in polled order.
-CREATE FUNCTION taskq_internal.take(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.claim_first_due(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_found bigint[];
     v_got   bigint[];
     v_taken bigint[] := '{}';
 BEGIN
     LOOP
-        v_found := taskq_internal.lock_front(p_topic_id, p_size - cardinality(v_taken), p_lifo);
+        v_found := taskq_internal.lock_first_due(p_topic_id, p_size - cardinality(v_taken), p_lifo);
         EXIT WHEN cardinality(v_found) = 0;
-        v_got := taskq_internal.seize(p_topic_id, p_holder, v_found);
+        v_got := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
         v_taken := v_taken || v_got;
         EXIT WHEN cardinality(v_got) = cardinality(v_found);  -- else the place of what had to wait goes to others
     END LOOP;
@@ -108,7 +108,7 @@ END $$;
 -- (higher first), then due time, then sequence; the last two reversed for p_lifo. One index range a priority, so that
 -- tasks scheduled for later at a high priority are never walked. The rows are locked first and changed by key then, so
 -- that the size is a hard bound on any plan.
-CREATE FUNCTION taskq_internal.lock_front(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_first_due(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
@@ -142,7 +142,7 @@ END $$;
 
 -- Makes READY tasks, whose rows this transaction has locked, ACTIVE for a holder and returns their sequences. Those with
 -- dependencies that were fulfilled but are so no longer wait on, and are left out.
-CREATE FUNCTION taskq_internal.seize(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
@@ -157,63 +157,63 @@ BEGIN
     IF v_depend IS NOT TRUE THEN
         RETURN p_sequences;
     END IF;
-    v_kept := taskq_internal.fulfilled(p_topic_id, p_sequences);
+    v_kept := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
     v_back := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_kept));
     UPDATE taskq_internal.live SET holder = NULL, polled = NULL, attempt = attempt - 1 WHERE topic_id = p_topic_id AND sequence = ANY (v_back);
-    PERFORM taskq_internal.judge_dependents(p_topic_id, v_back);
+    PERFORM taskq_internal.check_dependents(p_topic_id, v_back);
     RETURN v_kept;
 END $$;
 
 -- Takes tasks for an owner: the checks around the ways to take. Refuses a lease that has lapsed or is gone (TQ005).
-CREATE FUNCTION taskq_internal.take_for(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
+CREATE FUNCTION taskq_internal.claim_for_owner(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
 RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.find_topic(p_topic);
-    v_owner_id bigint := taskq_internal.hold_running_lease(p_owner, p_fence);
+    v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
-    v_size     int := least(p_size, taskq_internal.most_tasks());
+    v_size     int := least(p_size, taskq_internal.max_tasks());
     v_out      bigint[];
     v_taken    bigint[];
 BEGIN
-    PERFORM taskq_internal.check_order(p_order, p_condition);
+    PERFORM taskq_internal.check_order_and_condition(p_order, p_condition);
     IF v_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
         RETURN '{}';
     END IF;
     IF p_condition <> 'NONE' THEN
-        PERFORM taskq_internal.need_read_committed('tasks go out one at a time per identifier');
+        PERFORM taskq_internal.require_read_committed('tasks go out one at a time per identifier');
     END IF;
-    v_out := taskq_internal.let_out(v_topic, v_size, v_lifo, p_condition);
-    v_taken := CASE WHEN taskq_internal.is_paused_by_now(v_topic.topic_id) THEN '{}'
-                    WHEN p_condition = 'NONE' THEN taskq_internal.take(v_topic.topic_id, v_owner_id, v_size, v_lifo)
-                    ELSE taskq_internal.take_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
+    v_out := taskq_internal.promote_waiting(v_topic, v_size, v_lifo, p_condition);
+    v_taken := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
+                    WHEN p_condition = 'NONE' THEN taskq_internal.claim_first_due(v_topic.topic_id, v_owner_id, v_size, v_lifo)
+                    ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
     IF cardinality(v_out) > 0 THEN  -- a call less for most polls
-        PERFORM taskq_internal.keep_in(v_topic.topic_id, v_out);
+        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_out);
     END IF;
     RETURN v_taken;
 END $$;
 
 -- Whether a topic was paused since it was looked up: asked once the tables of the queue are in use by this transaction.
 -- Who moves the topic to other tables pauses it first, and then waits for those who have these in use.
-CREATE FUNCTION taskq_internal.is_paused_by_now(p_topic_id int) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION taskq_internal.is_paused_now(p_topic_id int) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN (SELECT t.paused FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id);
 END $$;
 
 -- Refuses an order or a condition that is none (TQ000).
-CREATE FUNCTION taskq_internal.check_order(p_order text, p_condition text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_order_and_condition(p_order text, p_condition text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_order IS NULL OR p_order NOT IN ('FIRST_IN_FIRST_OUT', 'LAST_IN_FIRST_OUT') THEN
-        PERFORM taskq_internal.refuse('TQ000', format('order %L is none of FIRST_IN_FIRST_OUT, LAST_IN_FIRST_OUT', p_order));
+        PERFORM taskq_internal.raise_error('TQ000', format('order %L is none of FIRST_IN_FIRST_OUT, LAST_IN_FIRST_OUT', p_order));
     END IF;
     IF p_condition IS NULL OR p_condition NOT IN ('NONE', 'SINGULAR_BY_IDENTIFIER', 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE',
                                                   'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS') THEN
-        PERFORM taskq_internal.refuse('TQ000', format('condition %L is none of NONE, SINGULAR_BY_IDENTIFIER,'
+        PERFORM taskq_internal.raise_error('TQ000', format('condition %L is none of NONE, SINGULAR_BY_IDENTIFIER,'
             ' SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE, SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS', p_condition));
     END IF;
 END $$;
 
 -- What a client gets of tasks that it took, in the order of the sequences.
-CREATE FUNCTION taskq_internal.taken(p_topic_id int, p_sequences bigint[])
+CREATE FUNCTION taskq_internal.claimed_tasks(p_topic_id int, p_sequences bigint[])
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -238,19 +238,19 @@ BEGIN
     IF p_topic.paused OR p_limit <= 0 THEN
         RETURN 0;
     END IF;
-    v_count := CASE p_condition WHEN 'NONE' THEN taskq_internal.count_front(p_topic.topic_id, p_limit)
+    v_count := CASE p_condition WHEN 'NONE' THEN taskq_internal.count_first_due(p_topic.topic_id, p_limit)
                                 ELSE taskq_internal.count_turns(p_topic.topic_id, p_limit, p_condition, p_locked) END;
     IF v_count < p_limit AND EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > 0) THEN
-        v_more := taskq_internal.to_let_out(p_topic, p_limit, p_condition);
+        v_more := taskq_internal.waiting_to_promote(p_topic, p_limit, p_condition);
         v_count := v_count + CASE p_condition WHEN 'NONE' THEN cardinality(v_more)
                                               ELSE taskq_internal.count_turns_among(p_topic.topic_id, v_more, p_condition, p_locked) END;
     END IF;
     RETURN least(v_count, p_limit);
 END $$;
 
--- Counts the due READY tasks of a topic up to p_limit, priority by priority as taskq_internal.lock_front walks them, and leaves
+-- Counts the due READY tasks of a topic up to p_limit, priority by priority as taskq_internal.lock_first_due walks them, and leaves
 -- out rows that another transaction holds: what SKIP LOCKED would skip, told without taking a lock.
-CREATE FUNCTION taskq_internal.count_front(p_topic_id int, p_limit int) RETURNS int LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETURNS int LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
@@ -268,7 +268,7 @@ BEGIN
         SELECT count(*) INTO v_found FROM (
             SELECT FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at <= v_now
-              AND NOT (taskq_internal.is_open(l.xmax, v_next) AND NOT taskq_internal.is_open(l.xmin, v_next))
+              AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next) AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
               AND (l.waits = 0 OR taskq_internal.is_fulfilled(p_topic_id, l.sequence))
             ORDER BY l.available_at, l.sequence LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;
@@ -280,7 +280,7 @@ END $$;
 -- FOR UPDATE, by the call that then changes them, so that this is one transaction and no multixact. Of a visible row's
 -- xmin: it is our own, and so is whatever lock its xmax carries. p_next is the next transaction's number, which tells
 -- the epoch of the row's 32 bits; a number beyond it began after our snapshot.
-CREATE FUNCTION taskq_internal.is_open(p_xid xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION taskq_internal.is_transaction_open(p_xid xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_xid bigint := p_xid::text::bigint;
 BEGIN
@@ -297,10 +297,10 @@ BEGIN
     RETURN v_xid > 0 AND pg_xact_status(v_xid::text::xid8) IS NOT DISTINCT FROM 'in progress';
 END $$;
 
--- The groups of these lanes, whose locks this transaction holds: their due tasks, at most p_each of each lane (NULL: all),
--- locked, in the order of the lanes. Looks at each lane again; leaves out one that may not go out, or of which another
+-- The groups of these identifiers, whose locks this transaction holds: their due tasks, at most p_each of each identifier (NULL: all),
+-- locked, in the order of the identifiers. Looks at each identifier again; leaves out one that may not go out, or of which another
 -- transaction holds a task.
-CREATE FUNCTION taskq_internal.groups_of(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int) RETURNS bigint[]
+CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -312,7 +312,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all lanes
+              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all identifiers
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
         WHERE (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = u.identifier AND a.topic_id = p_topic_id
                                                      AND a.attempt > 0 AND a.holder IS NOT NULL

@@ -21,8 +21,8 @@ CREATE FUNCTION taskq.push(
 ) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.keep_topic(topic);
-    v_floor    bigint := taskq_internal.open_log();
+    v_topic    taskq_internal.topic := taskq_internal.lock_topic_shared(topic);
+    v_floor    bigint := taskq_internal.announce_push();
     v_now      timestamptz := clock_timestamp();
     v_due      timestamptz := v_now;
     v_sequence bigint;
@@ -30,7 +30,7 @@ BEGIN
     -- A task that may be refused, or that needs more than two rows, goes through the array form: it alone has the rules. This
     -- function stores a plain task in half the time.
     IF (identifier ~ '\S' AND length(identifier) <= 500 AND coalesce(octet_length(payload) <= v_topic.max_payload_bytes, true)
-        AND taskq_internal.may_be_unreadable(payload) IS NOT TRUE AND coalesce(priority BETWEEN -100 AND 100, true)) IS NOT TRUE
+        AND taskq_internal.needs_json_check(payload) IS NOT TRUE AND coalesce(priority BETWEEN -100 AND 100, true)) IS NOT TRUE
        OR insertion IS DISTINCT FROM 'APPEND' OR suspended OR available_at IS NOT NULL
        OR NOT taskq_internal.is_duration(delay, interval '-3650 days') OR NOT taskq_internal.is_duration(ttl, interval '0') THEN
         RETURN (taskq.push(topic, insertion, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[suspended],
@@ -40,7 +40,7 @@ BEGIN
         v_due := v_now + delay;
     END IF;
     IF v_topic.notify THEN
-        PERFORM taskq.wake(topic);
+        PERFORM taskq.notify(topic);
     END IF;
     v_sequence := nextval('taskq_internal.task_sequence');
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
@@ -82,26 +82,26 @@ CREATE FUNCTION taskq.push(
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic     taskq_internal.topic := taskq_internal.keep_topic(p_topic);
-    v_floor     bigint := taskq_internal.open_log();
+    v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic);
+    v_floor     bigint := taskq_internal.announce_push();
     v_now       timestamptz := clock_timestamp();
     v_sequences bigint[];
     v_states    smallint[];
 BEGIN
     IF p_insertion IS NULL OR p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
-        PERFORM taskq_internal.refuse('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
+        PERFORM taskq_internal.raise_error('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
     END IF;
     PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities,
                               p_offset);
     IF p_insertion <> 'APPEND' THEN
-        PERFORM taskq_internal.displace(v_topic.topic_id, p_insertion, p_identifiers, p_since);
+        PERFORM taskq_internal.displace_older_tasks(v_topic.topic_id, p_insertion, p_identifiers, p_since);
     END IF;
     IF p_insertion <> 'APPEND' OR p_suspended IS NOT NULL THEN
-        v_states := taskq_internal.states_of_push(p_insertion, p_identifiers, p_suspended);
+        v_states := taskq_internal.push_states(p_insertion, p_identifiers, p_suspended);
     END IF;
     v_sequences := taskq_internal.draw_sequences(cardinality(p_identifiers));
     IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
-        PERFORM taskq.wake(p_topic);
+        PERFORM taskq.notify(p_topic);
     END IF;
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
     SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
@@ -124,7 +124,7 @@ BEGIN
          AS n (sequence, identifier, available_at, delay, state, suspended)
     WHERE n.state IN (4, 8);
     IF p_depend_places IS NOT NULL THEN
-        PERFORM taskq_internal.depend(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
+        PERFORM taskq_internal.add_dependencies(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
     END IF;
     IF v_states IS NULL THEN
         RETURN v_sequences;
@@ -165,13 +165,13 @@ CREATE FUNCTION taskq.offer_many(
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic  taskq_internal.topic := taskq_internal.keep_topic_open(p_topic);
+    v_topic  taskq_internal.topic := taskq_internal.lock_topic_open(p_topic);
     v_round  bigint[];
     v_places bigint[] := '{}';
     v_made   record;
 BEGIN
     IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore') THEN
-        PERFORM taskq_internal.refuse('TQ008', format('topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
+        PERFORM taskq_internal.raise_error('TQ008', format('topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
     END IF;
     PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     PERFORM taskq.lock_offers(p_topic, p_identifiers);
@@ -190,9 +190,9 @@ BEGIN
             RETURN;
         END IF;
         v_made := taskq_internal.offer_distinct(
-            v_topic, p_if_exists = 'update', taskq_internal.picked(p_identifiers, v_round), taskq_internal.picked(p_payloads, v_round),
-            taskq_internal.picked(p_references, v_round), taskq_internal.picked(p_available_at, v_round), taskq_internal.picked(p_delays, v_round),
-            taskq_internal.picked(p_ttls, v_round), taskq_internal.picked(p_priorities, v_round));
+            v_topic, p_if_exists = 'update', taskq_internal.pick_elements(p_identifiers, v_round), taskq_internal.pick_elements(p_payloads, v_round),
+            taskq_internal.pick_elements(p_references, v_round), taskq_internal.pick_elements(p_available_at, v_round), taskq_internal.pick_elements(p_delays, v_round),
+            taskq_internal.pick_elements(p_ttls, v_round), taskq_internal.pick_elements(p_priorities, v_round));
         v_places := v_places || v_round;
         outcomes := outcomes || v_made.outcomes;
         sequences := sequences || v_made.sequences;
@@ -205,7 +205,7 @@ END $$;
 -- most one. Waits for open offers of the identifier, and leaves out a task that another transaction has locked.
 CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.keep_topic_open(topic)).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_open(topic)).topic_id;
     v_waiting  bigint[];
 BEGIN
     PERFORM taskq.lock_offers(topic, ARRAY[identifier]);
@@ -213,7 +213,7 @@ BEGIN
     IF cardinality(v_waiting) = 0 THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.remove(v_topic_id, v_waiting);
+    PERFORM taskq_internal.delete_tasks(v_topic_id, v_waiting);
     RETURN true;
 END $$;
 
@@ -225,7 +225,7 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bit
 DECLARE
     v_buckets int[] := ARRAY(SELECT DISTINCT (hashtext(p_topic || '/' || u.identifier) & 65535) FROM unnest(p_identifiers) AS u (identifier));
 BEGIN
-    PERFORM taskq_internal.need_read_committed('tasks are offered and dropped');
+    PERFORM taskq_internal.require_read_committed('tasks are offered and dropped');
     PERFORM FROM taskq_internal.offer_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
 END $$;
 
@@ -251,7 +251,7 @@ BEGIN
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
                 format('its payload has %s bytes, more than the %s that topic %L takes',
                        octet_length(payload), p_topic.max_payload_bytes, p_topic.name)
-            WHEN taskq_internal.may_be_unreadable(payload) AND taskq_internal.json_defect(payload) IS NOT NULL THEN
+            WHEN taskq_internal.needs_json_check(payload) AND taskq_internal.json_defect(payload) IS NOT NULL THEN
                 'its payload ' || taskq_internal.json_defect(payload)
             END AS reason
         FROM (SELECT generate_series(1, greatest(cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_available_at),
@@ -260,14 +260,14 @@ BEGIN
                      unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u  -- stored nowhere, unlike unnest in FROM
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.refuse('TQ002', format('topic %L, task at position %s: %s',
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L, task at position %s: %s',
                                              p_topic.name, p_offset + v_place - 1, v_reason));
     END IF;
 END $$;
 
 -- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT where the same identifier comes
 -- again later in the push, or 0 (not at all) under DELETE.
-CREATE FUNCTION taskq_internal.states_of_push(p_insertion text, p_identifiers text[], p_suspended boolean[])
+CREATE FUNCTION taskq_internal.push_states(p_insertion text, p_identifiers text[], p_suspended boolean[])
 RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(
         SELECT CASE WHEN n.again AND p_insertion = 'DELETE' THEN 0
@@ -282,23 +282,23 @@ $$;
 -- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another transaction
 -- holds counts as ACTIVE. Mostly it is being polled or ended; where it is another push that displaces it too, both
 -- pushes stand, as if one had come after a poll.
-CREATE FUNCTION taskq_internal.displace(p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint)
+CREATE FUNCTION taskq_internal.displace_older_tasks(p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint)
 RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_lanes   text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers) AS u (identifier));
-    v_waiting bigint[];
-    v_ended   bigint[];
+    v_identifiers text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers) AS u (identifier));
+    v_waiting     bigint[];
+    v_ended       bigint[];
 BEGIN
     -- One index lookup per identifier. Given "identifier = ANY (array)", a server before PostgreSQL 17 may read all of
     -- the topic and compare each row with the whole array. A subquery that locks, or has an OFFSET, stays a lookup.
-    v_waiting := ARRAY(SELECT l.sequence FROM unnest(v_lanes) AS u (identifier)
+    v_waiting := ARRAY(SELECT l.sequence FROM unnest(v_identifiers) AS u (identifier)
                        CROSS JOIN LATERAL (
                            SELECT b.sequence FROM taskq_internal.live b
                            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
                            FOR UPDATE SKIP LOCKED) l);
     IF p_insertion IN ('REPLACE', 'DELETE') OR p_since IS NOT NULL THEN
-        v_ended := ARRAY(SELECT t.sequence FROM unnest(v_lanes) AS u (identifier)
+        v_ended := ARRAY(SELECT t.sequence FROM unnest(v_identifiers) AS u (identifier)
                          CROSS JOIN LATERAL (
                              SELECT b.sequence FROM taskq_internal.task b
                              WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id
@@ -365,7 +365,7 @@ BEGIN
         v_updated := taskq_internal.replace_waiting(p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls,
                                            p_priorities);
         IF p_topic.notify AND cardinality(v_updated) > 0 THEN  -- may be due earlier; a task that is created is pushed below
-            PERFORM taskq.wake(p_topic.name);
+            PERFORM taskq.notify(p_topic.name);
         END IF;
     END IF;
     v_missing := ARRAY(SELECT u.place FROM unnest(v_waiting) WITH ORDINALITY AS u (sequence, place)
@@ -375,9 +375,9 @@ BEGIN
                                 p_ttls, p_priorities);
     ELSIF cardinality(v_missing) > 0 THEN
         v_created := taskq.push(
-            p_topic.name, 'APPEND', taskq_internal.picked(p_identifiers, v_missing), taskq_internal.picked(p_payloads, v_missing),
-            taskq_internal.picked(p_references, v_missing), NULL, taskq_internal.picked(p_available_at, v_missing),
-            taskq_internal.picked(p_delays, v_missing), taskq_internal.picked(p_ttls, v_missing), taskq_internal.picked(p_priorities, v_missing));
+            p_topic.name, 'APPEND', taskq_internal.pick_elements(p_identifiers, v_missing), taskq_internal.pick_elements(p_payloads, v_missing),
+            taskq_internal.pick_elements(p_references, v_missing), NULL, taskq_internal.pick_elements(p_available_at, v_missing),
+            taskq_internal.pick_elements(p_delays, v_missing), taskq_internal.pick_elements(p_ttls, v_missing), taskq_internal.pick_elements(p_priorities, v_missing));
     END IF;
     SELECT array_agg(CASE WHEN w.sequence IS NULL THEN 'CREATED' WHEN w.sequence = ANY (v_updated) THEN 'UPDATED' ELSE 'IGNORED' END
                      ORDER BY w.place),

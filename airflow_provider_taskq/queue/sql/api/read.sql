@@ -222,7 +222,7 @@ DECLARE
     v_horizon  bigint;
     v_end      bigint;
 BEGIN
-    PERFORM taskq_internal.check_reader(0, 1, 0);
+    PERFORM taskq_internal.check_log_read(0, 1, 0);
     v_horizon := taskq_internal.log_horizon(v_topic_id);
     IF p_size IS NOT NULL THEN
         v_end := (SELECT t.sequence FROM taskq_internal.task t

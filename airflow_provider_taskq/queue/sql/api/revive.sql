@@ -2,30 +2,30 @@
 
 -- Revives ended tasks; returns of each its sequence, and the sequence that goes on in its stead, in order. RESET starts the
 -- task itself anew; APPEND, SUPERSEDE and REPLACE mark it RECREATED and push a copy by that insertion.
--- Which tasks, and what is refused: see taskq_internal.find_ended.
+-- Which tasks, and what is refused: see taskq_internal.lock_ended_range.
 CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS TABLE (old bigint, new bigint) LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.keep_topic_open(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_open(p_topic)).topic_id;
     v_old      bigint[];
     v_new      bigint[];
 BEGIN
     IF p_revival IS NULL OR p_revival NOT IN ('RESET', 'APPEND', 'SUPERSEDE', 'REPLACE') THEN
-        PERFORM taskq_internal.refuse('TQ000', format('revival %L is none of RESET, APPEND, SUPERSEDE, REPLACE', p_revival));
+        PERFORM taskq_internal.raise_error('TQ000', format('revival %L is none of RESET, APPEND, SUPERSEDE, REPLACE', p_revival));
     END IF;
-    v_old := taskq_internal.find_ended(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to, p_size);
+    v_old := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to, p_size);
     IF p_revival = 'RESET' THEN
-        PERFORM taskq_internal.start_anew(v_topic_id, v_old);
+        PERFORM taskq_internal.reset_tasks(v_topic_id, v_old);
         v_new := v_old;
     ELSE
-        v_new := taskq_internal.recreate(v_topic_id, p_revival, v_old);
+        v_new := taskq_internal.recreate_tasks(v_topic_id, p_revival, v_old);
     END IF;
     RETURN QUERY SELECT * FROM unnest(v_old, v_new);
 END $$;
 
 -- Gives ended tasks another result, and returns how many. Their output and all else stays; `completed` is set where it is
--- empty. Tasks of a state that have that result already are not counted. Which tasks: see taskq_internal.find_ended.
+-- empty. Tasks of a state that have that result already are not counted. Which tasks: see taskq_internal.lock_ended_range.
 CREATE FUNCTION taskq.reassign(
     p_topic text, p_result int, p_sequences bigint[], p_state int, p_from bigint, p_to bigint
 ) RETURNS bigint LANGUAGE plpgsql
@@ -35,14 +35,14 @@ DECLARE
     v_found    bigint[];
 BEGIN
     IF p_result IS NULL OR p_result NOT BETWEEN 0 AND 3 THEN
-        PERFORM taskq_internal.refuse('TQ000', format('result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
+        PERFORM taskq_internal.raise_error('TQ000', format('result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
     END IF;
-    v_found := taskq_internal.find_ended(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
+    v_found := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
                                 CASE WHEN p_state = p_result + 3 THEN 0 END);
-    PERFORM taskq_internal.note_ended(v_topic_id, 5, v_found, array_fill((p_result + 3)::bigint, ARRAY[cardinality(v_found)]));
+    PERFORM taskq_internal.record_ended_change(v_topic_id, 5, v_found, array_fill((p_result + 3)::bigint, ARRAY[cardinality(v_found)]));
     UPDATE taskq_internal.ended SET state = p_result + 3, completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
-    IF p_result = 3 AND taskq_internal.is_waited_for(v_topic_id) THEN
+    IF p_result = 3 AND taskq_internal.has_dependents(v_topic_id) THEN
         PERFORM taskq_internal.wake_dependents(v_topic_id, ARRAY(
             SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = ANY (v_found)));
     END IF;
@@ -59,26 +59,26 @@ $$;
 -- from p_from to p_to, both included; a bound that is NULL is open. Of a state, tasks that another transaction holds are
 -- left out. Those named are waited for, and found all or none: one that has not ended, or is not known, is refused (TQ003).
 -- So are tasks named both ways, or neither, and a range or a size of named ones.
-CREATE FUNCTION taskq_internal.find_ended(
+CREATE FUNCTION taskq_internal.lock_ended_range(
     p_topic_id int, p_topic text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     IF (p_sequences IS NULL) = (p_state IS NULL) THEN
-        PERFORM taskq_internal.refuse('TQ003', format('topic %L: name the tasks either by their state or by their sequences', p_topic));
+        PERFORM taskq_internal.raise_error('TQ003', format('topic %L: name the tasks either by their state or by their sequences', p_topic));
     ELSIF p_sequences IS NOT NULL THEN
         IF coalesce(p_from, 0) <> 0 OR p_to IS NOT NULL OR p_size IS NOT NULL THEN
-            PERFORM taskq_internal.refuse('TQ003', format('topic %L: a range and a size go with a state, not with sequences', p_topic));
+            PERFORM taskq_internal.raise_error('TQ003', format('topic %L: a range and a size go with a state, not with sequences', p_topic));
         END IF;
-        RETURN taskq_internal.hold_named(p_topic_id, p_topic, p_sequences);
+        RETURN taskq_internal.lock_named_ended(p_topic_id, p_topic, p_sequences);
     ELSIF p_state NOT BETWEEN 2 AND 6 THEN
-        PERFORM taskq_internal.refuse('TQ003', format('topic %L: tasks in state %s have not ended; EXPIRED to SUCCEEDED have',
+        PERFORM taskq_internal.raise_error('TQ003', format('topic %L: tasks in state %s have not ended; EXPIRED to SUCCEEDED have',
                                              p_topic, taskq.state_name(p_state)));
     END IF;
-    RETURN taskq_internal.hold_ended(p_topic_id, p_state, p_state, p_from, p_to, p_size);
+    RETURN taskq_internal.lock_ended(p_topic_id, p_state, p_state, p_from, p_to, p_size);
 END $$;
 
 -- Locks the named tasks in the order of their sequences, so that two calls never wait for each other in a circle.
-CREATE FUNCTION taskq_internal.hold_named(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_named_ended(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_named   bigint[] := ARRAY(SELECT DISTINCT u.sequence FROM unnest(p_sequences) AS u (sequence) ORDER BY 1);
@@ -89,9 +89,9 @@ DECLARE
 BEGIN
     IF cardinality(v_held) < cardinality(v_named) THEN
         v_missing := ARRAY(SELECT unnest(v_named) EXCEPT SELECT unnest(v_held) ORDER BY 1);
-        PERFORM taskq_internal.refuse('TQ003', format('topic %L: %s of %s tasks have not ended: sequence %s%s',
+        PERFORM taskq_internal.raise_error('TQ003', format('topic %L: %s of %s tasks have not ended: sequence %s%s',
             p_topic, cardinality(v_missing), cardinality(v_named), (
-                SELECT string_agg(format('%s (%s)', coalesce(u.sequence::text, 'NULL'), taskq_internal.state_of(p_topic_id, u.sequence)),
+                SELECT string_agg(format('%s (%s)', coalesce(u.sequence::text, 'NULL'), taskq_internal.task_state_name(p_topic_id, u.sequence)),
                                   ', ' ORDER BY u.sequence)
                 FROM unnest(v_missing[:10]) AS u (sequence)),
             CASE WHEN cardinality(v_missing) > 10 THEN ', ...' ELSE '' END));
@@ -102,7 +102,7 @@ END $$;
 -- Locks the p_size lowest tasks from p_low to p_high, two of the states EXPIRED to REDUNDANT, in a range of sequences, and returns
 -- their sequences in order. Never waits: leaves out what another transaction holds.
 -- One state of EXPIRED, FAILED and SUSPENDED is looked up among these few; others are found on a walk over what has ended.
-CREATE FUNCTION taskq_internal.hold_ended(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
+CREATE FUNCTION taskq_internal.lock_ended(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
 RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -123,17 +123,17 @@ END $$;
 
 -- Makes ended tasks, whose rows this transaction holds, READY as if they had just been pushed, in their old place: nothing
 -- is left of attempts, crashes, output, error, owner and completion.
-CREATE FUNCTION taskq_internal.start_anew(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.reset_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
-    PERFORM taskq_internal.note_ended(p_topic_id, 3, p_sequences);
+    PERFORM taskq_internal.record_ended_change(p_topic_id, 3, p_sequences);
     DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
-    PERFORM taskq_internal.make_ready(p_topic_id, p_sequences);
+    PERFORM taskq_internal.insert_ready_tasks(p_topic_id, p_sequences);
 END $$;
 
 -- Enters tasks as READY, in the place that they were pushed to. Those that depend on others are looked at by the next poll.
 -- Sends a notification if the topic's policy has `notify`, as for a push: of a revival, or of a junction's release.
-CREATE FUNCTION taskq_internal.make_ready(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.insert_ready_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, waits, identifier)
@@ -142,13 +142,13 @@ BEGIN
     FROM (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
     LEFT JOIN (SELECT DISTINCT sequence FROM taskq_internal.dependency
                WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) d USING (sequence);
-    PERFORM taskq.wake(t.name) FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id AND t.notify AND cardinality(p_sequences) > 0;
+    PERFORM taskq.notify(t.name) FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id AND t.notify AND cardinality(p_sequences) > 0;
 END $$;
 
 -- Marks ended tasks, whose rows this transaction holds, RECREATED, and then pushes a copy of each in the order given. What a push
 -- of its own for each would do is done for all at once: only the last of an identifier stands, unless they are appended.
 -- A topic's limits are for what is new: they are not asked. Returns the sequences of the copies.
-CREATE FUNCTION taskq_internal.recreate(p_topic_id int, p_insertion text, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.recreate_tasks(p_topic_id int, p_insertion text, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now         timestamptz;
@@ -156,17 +156,17 @@ DECLARE
     v_states      smallint[];
     v_new         bigint[];
 BEGIN
-    PERFORM taskq_internal.open_log();
+    PERFORM taskq_internal.announce_push();
     v_new := taskq_internal.draw_sequences(cardinality(p_sequences));
-    PERFORM taskq_internal.note_ended(p_topic_id, 4, p_sequences, v_new);
+    PERFORM taskq_internal.record_ended_change(p_topic_id, 4, p_sequences, v_new);
     UPDATE taskq_internal.ended SET descent = state, state = 7 WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     v_identifiers := ARRAY(SELECT t.identifier FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
                            JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
                                USING (sequence) ORDER BY u.place);
     IF p_insertion <> 'APPEND' THEN
-        PERFORM taskq_internal.displace(p_topic_id, p_insertion, ARRAY(SELECT DISTINCT unnest(v_identifiers)), NULL);
+        PERFORM taskq_internal.displace_older_tasks(p_topic_id, p_insertion, ARRAY(SELECT DISTINCT unnest(v_identifiers)), NULL);
     END IF;
-    v_states := taskq_internal.states_of_push(p_insertion, v_identifiers, NULL);
+    v_states := taskq_internal.push_states(p_insertion, v_identifiers, NULL);
     v_now := clock_timestamp();
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
     SELECT n.sequence, v_now, v_now, pg_current_xact_id(), p_topic_id, t.priority, t.identifier, t.reference, t.ttl, t.payload
@@ -179,20 +179,20 @@ BEGIN
     INSERT INTO taskq_internal.ended (sequence, available_at, topic_id, state, descent, identifier)
     SELECT n.sequence, v_now, p_topic_id, 8, 1, n.identifier
     FROM unnest(v_new, v_identifiers, v_states) AS n (sequence, identifier, state) WHERE n.state = 8;
-    PERFORM taskq_internal.make_ready(p_topic_id, ARRAY(
+    PERFORM taskq_internal.insert_ready_tasks(p_topic_id, ARRAY(
         SELECT n.sequence FROM unnest(v_new, v_states) AS n (sequence, state) WHERE n.state = 1));
     RETURN v_new;
 END $$;
 
 -- Whether any task may be waiting for one of this topic.
-CREATE FUNCTION taskq_internal.is_waited_for(p_topic_id int) RETURNS boolean LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.has_dependents(p_topic_id int) RETURNS boolean LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting);
 END $$;
 
 -- The name of a task's state, or that the topic has no such task.
-CREATE FUNCTION taskq_internal.state_of(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.task_state_name(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
     RETURN coalesce(

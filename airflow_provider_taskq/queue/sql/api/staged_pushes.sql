@@ -11,9 +11,9 @@ END $$;
 -- transaction that stages: who forgets the stage waits for its end, so that tries that outlived their job leave nothing behind.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR KEY SHARE;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR KEY SHARE;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
-        PERFORM taskq_internal.refuse('TQ007', format('stage %s was committed or given up: it takes no more tasks', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007', format('stage %s was committed or given up: it takes no more tasks', p_stage));
     END IF;
 END $$;
 
@@ -34,7 +34,7 @@ BEGIN
     PERFORM taskq_internal.check_staged_tasks(p_stage, p_parts, p_attempts, p_counts);
     v_done := taskq_internal.push_from_stage(p_stage, p_topic, p_insertion, p_parts, p_attempts);
     IF v_done <> (SELECT coalesce(sum(c), 0) FROM unnest(p_counts) AS c) THEN
-        PERFORM taskq_internal.refuse('TQ007', format('stage %s was forgotten while it was pushed: run the job again', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007', format('stage %s was forgotten while it was pushed: run the job again', p_stage));
     END IF;
     UPDATE taskq_internal.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
@@ -46,7 +46,7 @@ SET enable_seqscan = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR UPDATE;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR UPDATE;
     INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp()) ON CONFLICT (stage) DO NOTHING;
     DELETE FROM taskq.staged_task WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -58,11 +58,11 @@ END $$;
 -- up to the last one is a replay. One row a stream, as batches are numbered upwards. Waits for another run of the same stream.
 -- p_query is the number that Spark's checkpoint has for the query; refuses another query under the same name (TQ000), as its
 -- batches, numbered anew, would be taken for replays and lost. NULL asks nothing.
-CREATE FUNCTION taskq.begin_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_last taskq_internal.stream;
 BEGIN
-    PERFORM taskq_internal.need_read_committed('batches of streams are committed');
+    PERFORM taskq_internal.require_read_committed('batches of streams are committed');
     INSERT INTO taskq_internal.stream AS s (name, batch, committed, query) VALUES (p_stream, p_batch, clock_timestamp(), p_query)
     ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
     WHERE s.batch < p_batch AND (s.query = p_query) IS NOT FALSE;
@@ -71,7 +71,7 @@ BEGIN
     END IF;
     SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
     IF v_last.query <> p_query THEN
-        PERFORM taskq_internal.refuse('TQ000', format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
+        PERFORM taskq_internal.raise_error('TQ000', format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
             ' numbers its batches anew, so that they would be taken for replays and lost; name the stream otherwise, or forget'
             ' the old one by taskq.forget_stream', p_stream, v_last.batch));
     END IF;
@@ -109,7 +109,7 @@ BEGIN
                         WHERE t.stage = p_stage AND t.part = w.part AND t.attempt = w.attempt) s
     WHERE s.count <> w.count LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.refuse('TQ007', format('stage %s has %s of the %s tasks that part %s reported: run the job again',
+        PERFORM taskq_internal.raise_error('TQ007', format('stage %s has %s of the %s tasks that part %s reported: run the job again',
             p_stage, v_short.found, v_short.reported, v_short.part));
     END IF;
 END $$;
@@ -142,7 +142,7 @@ BEGIN
     END LOOP;
     RETURN v_done;
 EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception OR statement_too_complex THEN
-    PERFORM taskq_internal.refuse_staged(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers, v_chunk.payloads);
+    PERFORM taskq_internal.raise_staged_error(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers, v_chunk.payloads);
     RETURN NULL;
 END $$;
 
@@ -200,7 +200,7 @@ DECLARE
     v_sequences bigint[];
 BEGIN
     IF p_chunk.topic IS NULL THEN
-        PERFORM taskq_internal.refuse('TQ002', 'task at position 0: it names no topic, and no option does');
+        PERFORM taskq_internal.raise_error('TQ002', 'task at position 0: it names no topic, and no option does');
     END IF;
     IF p_chunk.depends IS NOT NULL THEN
         SELECT array_agg(u.place - 1), array_agg(d.pair ->> 0), array_agg(d.pair ->> 1) INTO v_places, v_topics, v_names
@@ -214,7 +214,7 @@ BEGIN
 END $$;
 
 -- Says again what a chunk was refused for, naming the task among all that are pushed, never what its payload holds.
-CREATE FUNCTION taskq_internal.refuse_staged(
+CREATE FUNCTION taskq_internal.raise_staged_error(
     p_code text, p_message text, p_before bigint, p_places bigint[], p_identifiers text[], p_payloads text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -230,7 +230,7 @@ BEGIN
         v_reason := regexp_replace(v_reason, 'task at position \d+', format('task at position %s (identifier %L)',
             p_before + p_places[v_number], left(p_identifiers[v_number], 100)));
     END IF;
-    PERFORM taskq_internal.refuse('TQ002', v_reason);
+    PERFORM taskq_internal.raise_error('TQ002', v_reason);
 END $$;
 
 -- Whether a text is JSON; a missing one counts as such.

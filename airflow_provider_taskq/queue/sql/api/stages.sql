@@ -11,12 +11,12 @@
 -- Drains: programs that work until a topic has nothing more for them. When one began, what it ended, and its report.
 
 -- Cuts what the owner holds (of a topic, or NULL: of all) into at most p_parts ranges of sequences of nearly equal length, with the
--- number of tasks in each. What was laid aside (taskq.lay_aside) is left out. Refuses a lease that is gone (TQ005).
+-- number of tasks in each. What was laid aside (taskq.defer_held_tasks) is left out. Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
+    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.find_topic(p_topic)).topic_id END;
 BEGIN
     RETURN QUERY
@@ -29,7 +29,7 @@ BEGIN
 END $$;
 
 -- The tasks that the owner holds (of a topic, or NULL: of all) in one range of sequences, topic by topic in their order. Pure: read it
--- as often as you like, it is the same until the tasks are completed. What was laid aside (taskq.lay_aside) is left out. Refuses a
+-- as often as you like, it is the same until the tasks are completed. What was laid aside (taskq.defer_held_tasks) is left out. Refuses a
 -- lease that is gone (TQ005). Both tables are walked in the order of their sequences and merged, which needs neither a sort of
 -- payloads nor a hash of them: this was half of what a read cost.
 CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint)
@@ -46,7 +46,7 @@ DECLARE
 BEGIN
     SELECT owner_id INTO v_owner_id FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
+        PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     IF p_topic IS NOT NULL THEN
         PERFORM taskq_internal.find_topic(p_topic);
@@ -69,38 +69,38 @@ BEGIN
 END $$;
 
 -- Opens a stage for the decisions of an owner's job, and returns its number. p_condition: the condition under which the tasks were
--- claimed; none of the decisions then overtakes a task of its identifier (taskq_internal.keep_turns). p_rounds: the owner claims again
--- after the commit, so what would be READY again at once stays held (taskq_internal.keep_young). Refuses a lease that is gone (TQ005).
+-- claimed; none of the decisions then overtakes a task of its identifier (taskq_internal.drop_overtaking_decisions). p_rounds: the owner claims again
+-- after the commit, so what would be READY again at once stays held (taskq_internal.skip_unrecorded_failures). Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false)
 RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
     v_stage uuid := gen_random_uuid();
 BEGIN
-    PERFORM taskq_internal.check_order('FIRST_IN_FIRST_OUT', p_condition);
-    PERFORM taskq_internal.hold_lease(p_owner, p_fence);
+    PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
+    PERFORM taskq_internal.require_lease(p_owner, p_fence);
     INSERT INTO taskq_internal.stage (stage, fence, condition, rounds) VALUES (v_stage, p_fence, p_condition, p_rounds);
     RETURN v_stage;
 END $$;
 
 -- Refuses to stage more where nobody will come for it: the stage was committed (TQ007) or its owner's lease is gone
 -- (TQ005). For executors, last in the transaction that stages: who carries the stage out waits for its end (see
--- taskq_internal.await_tries), so that tries that outlived their job leave nothing behind and are not counted.
+-- taskq_internal.await_executors), so that tries that outlived their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN  -- of a stream: its driver opens no stages
         INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
     END IF;
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR KEY SHARE;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR KEY SHARE;
     IF NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence) THEN
-        PERFORM taskq_internal.refuse_lease(p_owner, p_fence);
+        PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage AND committed IS NOT NULL) THEN
-        PERFORM taskq_internal.refuse('TQ007', format('stage %s was committed: it takes no more decisions', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007', format('stage %s was committed: it takes no more decisions', p_stage));
     END IF;
 END $$;
 
 -- Carries out a stage: of each part the decisions of its winning try, all of them in this transaction, and what follows them
--- (taskq_internal.follow). The arrays name those tries and how many decisions each staged. Decisions of one task are merged to the
+-- (taskq_internal.apply_follow_ups). The arrays name those tries and how many decisions each staged. Decisions of one task are merged to the
 -- result that stands first in FAILURE, SUSPENSION, FILTER, SUCCESS, with all that belongs to it. Refuses a lease that is gone
 -- (TQ005), tasks not held (TQ004), a stage that is not whole (TQ007), and what a push refuses. Asked again after its commit, it
 -- answers the same and changes nothing. What it carried out stays readable in taskq.stage_results until taskq.abandon_stage.
@@ -118,24 +118,24 @@ BEGIN
     IF v_stage.committed IS NOT NULL THEN
         RETURN v_stage.completed;
     END IF;
-    PERFORM taskq_internal.await_tries(p_stage);
-    v_owner_id := taskq_internal.hold_lease(p_owner, p_fence);
-    PERFORM taskq_internal.check_staged(p_stage, p_parts, p_attempts, p_counts);
-    PERFORM taskq_internal.keep_winners(p_stage, p_parts, p_attempts);
-    v_followed := taskq_internal.is_followed(p_stage);
+    PERFORM taskq_internal.await_executors(p_stage);
+    v_owner_id := taskq_internal.require_lease(p_owner, p_fence);
+    PERFORM taskq_internal.check_stage_counts(p_stage, p_parts, p_attempts, p_counts);
+    PERFORM taskq_internal.drop_failed_attempts(p_stage, p_parts, p_attempts);
+    v_followed := taskq_internal.has_follow_ups(p_stage);
     IF v_followed THEN
         PERFORM taskq_internal.drop_not_continued(p_stage);
     END IF;
-    PERFORM taskq_internal.merge_staged(p_stage);
+    PERFORM taskq_internal.merge_decisions(p_stage);
     IF v_stage.rounds THEN
-        PERFORM taskq_internal.keep_young(v_owner_id, p_stage);
+        PERFORM taskq_internal.skip_unrecorded_failures(v_owner_id, p_stage);
     END IF;
     IF v_stage.condition <> 'NONE' THEN
-        PERFORM taskq_internal.keep_turns(v_owner_id, p_stage, v_stage.condition);
+        PERFORM taskq_internal.drop_overtaking_decisions(v_owner_id, p_stage, v_stage.condition);
     END IF;
-    v_done := taskq_internal.carry_out(p_owner, p_fence, p_stage);
+    v_done := taskq_internal.complete_decisions(p_owner, p_fence, p_stage);
     IF v_followed THEN
-        PERFORM taskq_internal.follow(p_stage, p_parts, p_attempts);
+        PERFORM taskq_internal.apply_follow_ups(p_stage, p_parts, p_attempts);
     END IF;
     UPDATE taskq_internal.stage SET completed = v_done, committed = clock_timestamp() WHERE stage = p_stage;
     RETURN v_done;
@@ -149,23 +149,23 @@ CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, cou
 $$;
 
 -- Which of these tasks a stage that was carried out has ended or put back: not those whose decisions it dropped.
-CREATE FUNCTION taskq.carried_out(p_stage uuid, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.completed_in_stage(p_stage uuid, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = ANY (p_sequences));
 END $$;
 
 -- How many tasks a committed stage pushed, until the stage is abandoned.
-CREATE FUNCTION taskq.stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
+CREATE FUNCTION taskq.count_stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT count(*) FROM taskq.staged_task s
     WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage AND c.committed IS NOT NULL)
 $$;
 
 -- Tells who waits on the topics to which a committed stage pushed, or in which it released groups, until the stage is abandoned (see
--- taskq.wake).
-CREATE FUNCTION taskq.wake_staged(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+-- taskq.notify).
+CREATE FUNCTION taskq.notify_stage_topics(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq.wake(f.topic)
+    PERFORM taskq.notify(f.topic)
     FROM (SELECT topic FROM taskq.staged_task WHERE stage = p_stage AND topic IS NOT NULL
           UNION SELECT topic FROM taskq.staged_junction WHERE stage = p_stage) f;
 END $$;
@@ -212,10 +212,10 @@ END $$;
 
 -- Lays aside what the owner holds: it stays held until the lease ends, but is not read again. So a task without a decision
 -- comes once in a lease, however many rounds there are. Returns how many tasks are new there; refuses a lease that is gone (TQ005).
-CREATE FUNCTION taskq.lay_aside(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
+    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_count    bigint;
 BEGIN
     INSERT INTO taskq_internal.deferred_task (fence, sequence)
@@ -225,40 +225,40 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Claims whole lanes: of identifiers whose turn it is under the condition, their due tasks in the order of their turns, up to p_size
--- tasks in all. A lane that is longer than what is left of the size is cut at its end, so that nothing overtakes; one that has a
+-- Claims whole identifiers: of identifiers whose turn it is under the condition, their due tasks in the order of their turns, up to p_size
+-- tasks in all. An identifier that is longer than what is left of the size is cut at its end, so that nothing overtakes; one that has a
 -- second begun task gives the first alone. Returns how many were taken. Never waits; refuses a lease that has lapsed (TQ005).
 CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_size int, p_condition text) RETURNS int
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.find_topic(p_topic);
-    v_owner_id bigint := taskq_internal.hold_running_lease(p_owner, p_fence);
-    v_lanes    int;
+    v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
+    v_limit    int;
     v_heads    bigint[];
     v_out      bigint[];
     v_all      int := 0;
 BEGIN
-    PERFORM taskq_internal.check_order('FIRST_IN_FIRST_OUT', p_condition);
+    PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     IF v_topic.paused OR v_owner_id IS NULL OR p_condition = 'NONE' THEN
         RETURN 0;
     END IF;
-    PERFORM taskq_internal.need_read_committed('tasks go out one at a time per identifier');
+    PERFORM taskq_internal.require_read_committed('tasks go out one at a time per identifier');
     WHILE v_all < p_size LOOP
-        v_lanes := least(10000, p_size - v_all);  -- at a time: bounds the server's memory
-        v_out := taskq_internal.let_out(v_topic, v_lanes, false, p_condition);
-        v_heads := CASE WHEN taskq_internal.is_paused_by_now(v_topic.topic_id) THEN '{}'
-                        ELSE taskq_internal.take_turns(v_topic.topic_id, v_owner_id, v_lanes, false, p_condition) END;
+        v_limit := least(10000, p_size - v_all);  -- at a time: bounds the server's memory
+        v_out := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
+        v_heads := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
+                        ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition) END;
         v_all := v_all + cardinality(v_heads);
-        v_all := v_all + taskq_internal.take_tails(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
-        PERFORM taskq_internal.keep_in(v_topic.topic_id, v_out);
-        EXIT WHEN cardinality(v_heads) < v_lanes;
+        v_all := v_all + taskq_internal.claim_remaining_tasks(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
+        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_out);
+        EXIT WHEN cardinality(v_heads) < v_limit;
     END LOOP;
     RETURN v_all;
 END $$;
 
 -- How many decisions have been staged so far: for whoever watches.
-CREATE FUNCTION taskq.stage_size(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE
+CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE
 SET enable_seqscan = off AS $$
     SELECT count(*) FROM taskq.staged WHERE stage = p_stage
 $$;
@@ -282,7 +282,7 @@ END $$;
 CREATE FUNCTION taskq.end_drain(p_name text, p_fence bigint, p_report text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF octet_length(p_report) > 65536 OR taskq_internal.json_defect(p_report) IS NOT NULL THEN
-        PERFORM taskq_internal.refuse('TQ008', format('the report of drain %L is not JSON of at most 64 KiB', p_name));
+        PERFORM taskq_internal.raise_error('TQ008', format('the report of drain %L is not JSON of at most 64 KiB', p_name));
     END IF;
     UPDATE taskq_internal.drain SET finished = clock_timestamp(), report = p_report::json
     WHERE name = p_name AND fence IS NOT DISTINCT FROM p_fence AND finished IS NULL;
@@ -290,7 +290,7 @@ BEGIN
 END $$;
 
 -- The latest drain of this name; no row if there was none. `finished` and `report` are NULL until its end.
-CREATE FUNCTION taskq.drain_named(p_name text)
+CREATE FUNCTION taskq.find_drain(p_name text)
 RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json) LANGUAGE sql STABLE AS $$
     SELECT d.topic, d.began, d.finished, d.report FROM taskq_internal.drain d WHERE d.name = p_name
 $$;
@@ -298,7 +298,7 @@ $$;
 -- How many tasks of a topic an owner has ended since a moment, by state; the owners named p_owner/... count as p_owner. A task that waits
 -- for its retry has not ended. Reads what has ended since then, by the block range index of `completed`: the expressions with `+ 0` keep
 -- the planner from other indexes, by which it would read the whole history of the topic.
-CREATE FUNCTION taskq.ended_by(p_topic text, p_owner text, p_since timestamptz)
+CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timestamptz)
 RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
 DECLARE
@@ -311,8 +311,8 @@ BEGIN
     GROUP BY e.state ORDER BY 1;
 END $$;
 
--- The first p_size tasks of a topic, by sequence, that are FAILED and that an owner has ended since a moment: as taskq.ended_by counts them.
-CREATE FUNCTION taskq.failed_by(p_topic text, p_owner text, p_since timestamptz, p_size int)
+-- The first p_size tasks of a topic, by sequence, that are FAILED and that an owner has ended since a moment: as taskq.count_ended_by counts them.
+CREATE FUNCTION taskq.find_failed_by(p_topic text, p_owner text, p_since timestamptz, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
 DECLARE
@@ -327,17 +327,17 @@ END $$;
 
 -- Waits until the tries that have passed taskq.check_stage have come to their end; those that come to it later wait for the end of
 -- this transaction. Not for long: one whose executor stands still holds nothing up, and what it stages goes with the lease.
-CREATE FUNCTION taskq_internal.await_tries(p_stage uuid) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.await_executors(p_stage uuid) RETURNS void LANGUAGE plpgsql
 SET lock_timeout = '5s' AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(2, p_stage::text) FOR UPDATE;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR UPDATE;
 EXCEPTION WHEN lock_not_available THEN
     NULL;
 END $$;
 
 -- Refuses a stage in which a winning try has more or fewer decisions than it reported (TQ007): the server
 -- crashed and lost them, or somebody abandoned it.
-CREATE FUNCTION taskq_internal.check_staged(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
+CREATE FUNCTION taskq_internal.check_stage_counts(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_short record;
@@ -348,13 +348,13 @@ BEGIN
         USING (part, attempt)
     WHERE coalesce(s.count, 0) <> w.count LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.refuse('TQ007', format('stage %s has %s of the %s decisions that part %s reported: run the job again',
+        PERFORM taskq_internal.raise_error('TQ007', format('stage %s has %s of the %s decisions that part %s reported: run the job again',
             p_stage, v_short.found, v_short.reported, v_short.part));
     END IF;
 END $$;
 
 -- Drops the tries that did not win.
-CREATE FUNCTION taskq_internal.keep_winners(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.drop_failed_attempts(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
         SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
@@ -365,7 +365,7 @@ BEGIN
 END $$;
 
 -- Leaves of a stage one decision a task: drops all but the first.
-CREATE FUNCTION taskq_internal.merge_staged(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s USING (
         SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, output, error, delay) AS place
@@ -376,12 +376,12 @@ END $$;
 -- Completes what is staged, and returns how many tasks that was. Where there are more than fit one chunk, those that can only end
 -- their task go by one statement, which reads all that the owner holds. The rest, and all where anybody waits for what others decide,
 -- goes the way of every completion. Refuses as taskq.complete does.
-CREATE FUNCTION taskq_internal.carry_out(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-    IF taskq_internal.anyone_waits() OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
+    IF taskq_internal.has_waiting_tasks() OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
         RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, true);
     END IF;
-    RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, false) + taskq_internal.end_staged(p_owner, p_fence, p_stage);
+    RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, false) + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
 END $$;
 
 -- Completes decisions of a stage, all or those that may put their task back, in chunks that bound the server's memory, and returns
@@ -395,7 +395,7 @@ DECLARE
                array_agg(n.error) AS errors, CASE WHEN bool_or(n.delay IS NOT NULL) THEN array_agg(n.delay) END AS delays
         FROM (SELECT s.*, (row_number() OVER w - 1) / 50000 AS nth,
                      sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432 AS bulk
-              FROM taskq.staged s WHERE s.stage = p_stage AND (p_all OR taskq_internal.may_put_back(s.result, s.delay))
+              FROM taskq.staged s WHERE s.stage = p_stage AND (p_all OR taskq_internal.may_return_to_ready(s.result, s.delay))
               WINDOW w AS (ORDER BY s.sequence ROWS UNBOUNDED PRECEDING)) n
         GROUP BY n.nth, n.bulk ORDER BY n.nth, n.bulk;
 BEGIN
@@ -411,29 +411,29 @@ BEGIN
 END $$;
 
 -- Whether a decision may put its task back, rather than end it; what is no decision counts as one that may, and is refused there.
-CREATE FUNCTION taskq_internal.may_put_back(p_result smallint, p_delay interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_result NOT BETWEEN 1 AND 3 OR p_delay IS NOT NULL
 $$;
 
 -- Ends the tasks of a stage whose decisions cannot put them back, and returns how many. This is taskq_internal.end_tasks for millions: both
 -- tables are walked in the order of their sequences and merged, and nothing is gathered into arrays. Refuses as taskq.complete does.
-CREATE FUNCTION taskq_internal.end_staged(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
 DECLARE
-    v_owner_id bigint := taskq_internal.hold_lease(p_owner, p_fence);
+    v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_began    timestamptz := clock_timestamp();
     v_bad      taskq.staged;
     v_ended    bigint;
 BEGIN
     SELECT * INTO v_bad FROM taskq.staged s
-    WHERE s.stage = p_stage AND taskq_internal.may_be_unreadable(s.output) AND taskq_internal.json_defect(s.output) IS NOT NULL
+    WHERE s.stage = p_stage AND taskq_internal.needs_json_check(s.output) AND taskq_internal.json_defect(s.output) IS NOT NULL
     ORDER BY s.sequence LIMIT 1;
     IF FOUND THEN
         PERFORM taskq_internal.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
     END IF;
     WITH gone AS (
         DELETE FROM taskq_internal.live l USING taskq.staged s
-        WHERE s.stage = p_stage AND NOT taskq_internal.may_put_back(s.result, s.delay) AND l.holder = v_owner_id AND l.sequence = s.sequence
+        WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay) AND l.holder = v_owner_id AND l.sequence = s.sequence
         RETURNING l.*, s.result, s.output, s.error AS reason
     ), moved AS (
         INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
@@ -444,9 +444,9 @@ BEGIN
         FROM gone g
         RETURNING 1)
     SELECT count(*) INTO v_ended FROM moved;
-    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq_internal.may_put_back(s.result, s.delay)) THEN
-        PERFORM taskq_internal.refuse_not_held(p_owner, p_fence,
-            ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq_internal.may_put_back(s.result, s.delay)),
+    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)) THEN
+        PERFORM taskq_internal.raise_not_held(p_owner, p_fence,
+            ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)),
             ARRAY(SELECT e.sequence FROM taskq_internal.ended e JOIN taskq.staged s USING (sequence)
                   WHERE s.stage = p_stage AND e.holder = v_owner_id AND e.completed >= v_began));
     END IF;
@@ -454,7 +454,7 @@ BEGIN
 END $$;
 
 -- Whether anything follows a stage.
-CREATE FUNCTION taskq_internal.is_followed(p_stage uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+CREATE FUNCTION taskq_internal.has_follow_ups(p_stage uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage)
         OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage)
 $$;
@@ -480,7 +480,7 @@ BEGIN
 END $$;
 
 -- Pushes and releases what follows the decisions that were carried out.
-CREATE FUNCTION taskq_internal.follow(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.apply_follow_ups(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_nestloop = off AS $$
 BEGIN
     DELETE FROM taskq.staged_task t WHERE t.stage = p_stage
@@ -488,11 +488,11 @@ BEGIN
     DELETE FROM taskq.staged_junction j WHERE j.stage = p_stage
       AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = j.parent);
     PERFORM taskq_internal.push_from_stage(p_stage, NULL, 'APPEND', p_parts, p_attempts);
-    PERFORM taskq_internal.release_staged(p_stage);
+    PERFORM taskq_internal.release_staged_groups(p_stage);
 END $$;
 
 -- Releases the groups of a stage, each once, ten thousand of a topic at a time.
-CREATE FUNCTION taskq_internal.release_staged(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.release_staged_groups(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_chunk record;
 BEGIN
@@ -509,35 +509,35 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes what is due behind the first tasks of lanes, whose locks this transaction holds; returns how many tasks.
-CREATE FUNCTION taskq_internal.take_tails(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int) RETURNS int LANGUAGE plpgsql
+-- Takes what is due behind the first tasks of identifiers, whose locks this transaction holds; returns how many tasks.
+CREATE FUNCTION taskq_internal.claim_remaining_tasks(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
-    v_lanes text[];
+    v_identifiers text[];
     v_found bigint[];
     v_chunk int;
     v_room  int := p_size;
     v_all   int := 0;
 BEGIN
-    v_lanes := ARRAY(SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_heads)
+    v_identifiers := ARRAY(SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_heads)
                      AND (SELECT a.sequence FROM taskq_internal.live a
                           WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NULL
                           ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
                      ORDER BY l.sequence);
-    WHILE v_room > 0 AND cardinality(v_lanes) > 0 LOOP
+    WHILE v_room > 0 AND cardinality(v_identifiers) > 0 LOOP
         v_chunk := least(50000, v_room);
-        v_found := taskq_internal.lock_tails(p_topic_id, v_now, v_lanes, v_chunk);
-        v_all := v_all + cardinality(taskq_internal.seize(p_topic_id, p_holder, v_found));
+        v_found := taskq_internal.lock_remaining_tasks(p_topic_id, v_now, v_identifiers, v_chunk);
+        v_all := v_all + cardinality(taskq_internal.claim_locked(p_topic_id, p_holder, v_found));
         v_room := p_size - v_all;
-        EXIT WHEN cardinality(v_found) < v_chunk;  -- these were all, or a lane was cut
+        EXIT WHEN cardinality(v_found) < v_chunk;  -- these were all, or an identifier was cut
     END LOOP;
     RETURN v_all;
 END $$;
 
--- Locks the first due tasks of lanes, lane by lane, at most p_size in all, and returns their sequences. Of a lane in which
+-- Locks the first due tasks of identifiers, identifier by identifier, at most p_size in all, and returns their sequences. Of an identifier in which
 -- another transaction holds one, only those before it.
-CREATE FUNCTION taskq_internal.lock_tails(p_topic_id int, p_now timestamptz, p_lanes text[], p_size int) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_remaining_tasks(p_topic_id int, p_now timestamptz, p_identifiers text[], p_size int) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
@@ -545,11 +545,11 @@ DECLARE
     v_locked bigint[];
 BEGIN
     v_found := ARRAY(
-        SELECT t.sequence FROM unnest(p_lanes) AS u (identifier)
+        SELECT t.sequence FROM unnest(p_identifiers) AS u (identifier)
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all lanes
+              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all identifiers
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_size) t
         LIMIT p_size);
     v_locked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
@@ -582,7 +582,7 @@ END $$;
 
 -- Drops from a stage of rounds the failures within a time to live, which are not noted: their tasks would be ready again at once, and
 -- the next round would take them again, before all that was pushed later. They stay held, and are given back with the lease.
-CREATE FUNCTION taskq_internal.keep_young(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.skip_unrecorded_failures(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
@@ -591,7 +591,7 @@ DECLARE
     v_count  bigint;
 BEGIN
     v_failed := ARRAY(SELECT sequence FROM taskq.staged WHERE stage = p_stage AND result = 0);
-    v_topics := taskq_internal.topics_held(p_owner_id, v_failed);
+    v_topics := taskq_internal.held_topics(p_owner_id, v_failed);
     DELETE FROM taskq.staged s USING (
         SELECT t.sequence
         FROM (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_failed)) t
@@ -605,7 +605,7 @@ END $$;
 
 -- Drops from a stage that was opened under a condition the decisions that overtake: of each identifier those behind its first task
 -- that has not ended well, as it failed, is to be snoozed, has no decision, or was suspended where that blocks. They are given back.
-CREATE FUNCTION taskq_internal.keep_turns(p_owner_id bigint, p_stage uuid, p_condition text) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_count bigint;

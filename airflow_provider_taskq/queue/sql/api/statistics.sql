@@ -32,7 +32,7 @@ END $$;
 -- Notes for how many seconds tasks of a topic were handled, a number for each, by those who handled them. They are kept by hour
 -- in buckets of 5 %, for 8 days. Best in a transaction of its own: two that note for a topic wait for each other. Notes nothing
 -- of a topic that is being dropped.
-CREATE FUNCTION taskq.note_handling(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.record_handling_times(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
@@ -42,9 +42,9 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO taskq_internal.handling AS h (topic_id, hour, bucket, count, total, shortest, longest)
-    SELECT v_topic_id, v_hour, taskq_internal.bucket_of(u.seconds), count(*), sum(u.seconds), min(u.seconds), max(u.seconds)
+    SELECT v_topic_id, v_hour, taskq_internal.handling_bucket(u.seconds), count(*), sum(u.seconds), min(u.seconds), max(u.seconds)
     FROM unnest(p_seconds) AS u (seconds) WHERE u.seconds >= 0 AND u.seconds < 1e9
-    GROUP BY taskq_internal.bucket_of(u.seconds) ORDER BY 3
+    GROUP BY taskq_internal.handling_bucket(u.seconds) ORDER BY 3
     ON CONFLICT (topic_id, hour, bucket) DO UPDATE SET count = h.count + excluded.count, total = h.total + excluded.total,
         shortest = least(h.shortest, excluded.shortest), longest = greatest(h.longest, excluded.longest);
     DELETE FROM taskq_internal.handling h WHERE h.topic_id = v_topic_id AND h.hour < v_hour - interval '8 days';
@@ -72,7 +72,7 @@ $$;
 
 -- The oldest task of each topic that has failed and not succeeded since: FAILED, or READY to be tried again; and how many such there
 -- are, counted to a thousand of each kind.
-CREATE FUNCTION taskq.errors(p_topic text DEFAULT NULL)
+CREATE FUNCTION taskq.topic_errors(p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, sequence bigint, age interval, failed bigint, retrying bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -123,7 +123,7 @@ BEGIN
 END $$;
 
 -- The bucket of a duration: 5 % wide each, those below a microsecond in one.
-CREATE FUNCTION taskq_internal.bucket_of(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
 $$;
 

@@ -16,13 +16,13 @@ CREATE FUNCTION taskq.install_ticks(
     p_depend_places int[] DEFAULT NULL, p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
 ) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic       taskq_internal.topic := taskq_internal.keep_topic_open(p_topic);
+    v_topic       taskq_internal.topic := taskq_internal.lock_topic_open(p_topic);
     v_identifiers text[];
     v_due         timestamptz[];
     v_added       bigint[];
     v_depending   record;
 BEGIN
-    PERFORM taskq_internal.hold_ticks(v_topic, p_prefix, p_config_hash);
+    PERFORM taskq_internal.lock_ticks(v_topic, p_prefix, p_config_hash);
     PERFORM taskq_internal.check_moments(v_topic, p_moments, p_offset);
     v_identifiers := ARRAY(SELECT taskq_internal.tick_identifier(p_prefix, p_config_hash, u.moment)
                            FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place) ORDER BY u.place);
@@ -40,9 +40,9 @@ BEGIN
     FROM unnest(p_depend_places, p_depend_topics, p_depend_identifiers) AS d (place, topic, identifier)
     JOIN unnest(v_added) WITH ORDINALITY AS n (place, nth) ON n.place = d.place + 1;
     PERFORM taskq.push(
-        p_topic, 'APPEND', taskq_internal.picked(v_identifiers, v_added), taskq_internal.picked(p_payloads, v_added),
-        taskq_internal.picked(p_references, v_added), taskq_internal.picked(p_suspended, v_added), taskq_internal.picked(v_due, v_added),
-        taskq_internal.picked(p_delays, v_added), taskq_internal.picked(p_ttls, v_added), taskq_internal.picked(p_priorities, v_added),
+        p_topic, 'APPEND', taskq_internal.pick_elements(v_identifiers, v_added), taskq_internal.pick_elements(p_payloads, v_added),
+        taskq_internal.pick_elements(p_references, v_added), taskq_internal.pick_elements(p_suspended, v_added), taskq_internal.pick_elements(v_due, v_added),
+        taskq_internal.pick_elements(p_delays, v_added), taskq_internal.pick_elements(p_ttls, v_added), taskq_internal.pick_elements(p_priorities, v_added),
         p_offset, NULL, v_depending.places, v_depending.topics, v_depending.identifiers);
     RETURN cardinality(v_added);
 END $$;
@@ -53,7 +53,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
 BEGIN
-    PERFORM taskq_internal.hold_ticks(v_topic, p_prefix, p_config_hash);
+    PERFORM taskq_internal.lock_ticks(v_topic, p_prefix, p_config_hash);
     RETURN taskq_internal.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, true);
 END $$;
 
@@ -72,18 +72,18 @@ $$;
 
 -- The ticks of a prefix are this transaction's to change: whoever changes them too waits until it ends, and then sees
 -- what it did. That takes READ COMMITTED (TQ000). Refuses a prefix or a hash by which ticks could not be told (TQ002).
-CREATE FUNCTION taskq_internal.hold_ticks(p_topic taskq_internal.topic, p_prefix text, p_config_hash text) RETURNS void
+CREATE FUNCTION taskq_internal.lock_ticks(p_topic taskq_internal.topic, p_prefix text, p_config_hash text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq_internal.need_read_committed('ticks are installed and uninstalled');
+    PERFORM taskq_internal.require_read_committed('ticks are installed and uninstalled');
     IF p_prefix IS NULL OR p_prefix !~ '\S' THEN
-        PERFORM taskq_internal.refuse('TQ002', format('topic %L: the prefix of ticks is blank', p_topic.name));
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L: the prefix of ticks is blank', p_topic.name));
     END IF;
     IF p_config_hash IS NULL OR p_config_hash !~ '\S' OR strpos(p_config_hash, '/') > 0 THEN
-        PERFORM taskq_internal.refuse('TQ002', format('topic %L: the hash %L of ticks is blank or has a slash in it',
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L: the hash %L of ticks is blank or has a slash in it',
                                              p_topic.name, p_config_hash));
     END IF;
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_of(1, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(1, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
 END $$;
 
 -- Refuses a moment that is none, or has no four digits of a year (TQ002), naming its position.
@@ -96,7 +96,7 @@ BEGIN
     WHERE u.moment IS NULL OR NOT taskq_internal.is_moment(u.moment) OR u.moment = '9999-12-31 00:00Z'
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.refuse('TQ002', format(
+        PERFORM taskq_internal.raise_error('TQ002', format(
             'topic %L, task at position %s: its nominal time is outside the years 1 to 9999',
             p_topic.name, p_offset + v_place - 1));
     END IF;
@@ -122,7 +122,7 @@ BEGIN
         WHERE e.topic_id = p_topic_id AND e.identifier >= p_prefix || '/' AND e.identifier < p_prefix || '0'
           AND e.state = 4 AND e.attempt = 0 AND (taskq_internal.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
         FOR UPDATE SKIP LOCKED);
-    PERFORM taskq_internal.remove(p_topic_id, v_waiting || v_suspended);
+    PERFORM taskq_internal.delete_tasks(p_topic_id, v_waiting || v_suspended);
     RETURN cardinality(v_waiting || v_suspended);
 END $$;
 
@@ -139,7 +139,7 @@ BEGIN
 END $$;
 
 -- The values at those places, counted from 1; NULL of NULL.
-CREATE FUNCTION taskq_internal.picked(p_values anyarray, p_places bigint[]) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.pick_elements(p_values anyarray, p_places bigint[]) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_values IS NOT NULL THEN ARRAY(
         SELECT u.value FROM unnest(p_values) WITH ORDINALITY AS u (value, place)
         JOIN unnest(p_places) AS p (place) USING (place) ORDER BY u.place) END

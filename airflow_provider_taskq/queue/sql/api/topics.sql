@@ -1,7 +1,7 @@
 -- Topics: a name, a policy, and whether it hands anything out.
 
 -- The same for clients: a topic with its policy.
-CREATE FUNCTION taskq.policy_of(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq.policy(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN taskq_internal.find_topic(p_topic);
 END $$;
@@ -32,7 +32,7 @@ BEGIN
     PERFORM taskq_internal.check_policy_fields(p_topic, p_changes);
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse('TQ001', format('topic %L was dropped at this moment', p_topic));
+        PERFORM taskq_internal.raise_error('TQ001', format('topic %L was dropped at this moment', p_topic));
     END IF;
     v_altered := jsonb_populate_record(v_topic, p_changes);
     PERFORM taskq_internal.check_policy(p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl);
@@ -57,13 +57,13 @@ BEGIN
     UPDATE taskq_internal.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
     IF FOUND THEN
         IF p_paused THEN
-            PERFORM taskq_internal.note_pause(v_topic_id, true, coalesce(taskq_internal.actor(), session_user));
+            PERFORM taskq_internal.record_pause(v_topic_id, true, coalesce(taskq_internal.current_actor(), session_user));
         END IF;
         RETURN true;
     END IF;
     RETURN NOT EXISTS (SELECT FROM taskq_internal.topic_move m WHERE m.topic_id = v_topic_id)
        AND EXISTS (SELECT FROM taskq_internal.topic t WHERE t.topic_id = v_topic_id AND t.paused <> p_paused)
-       AND taskq_internal.note_pause(v_topic_id, p_paused, coalesce(taskq_internal.actor(), session_user));
+       AND taskq_internal.record_pause(v_topic_id, p_paused, coalesce(taskq_internal.current_actor(), session_user));
 END $$;
 
 -- The topics' names in alphabetical order.
@@ -88,10 +88,10 @@ DECLARE
 BEGIN
     LOOP
         BEGIN
-            RETURN taskq_internal.try_to_drop(p_topic, p_alone, v_until, v_holds);
+            RETURN taskq_internal.try_drop_topic(p_topic, p_alone, v_until, v_holds);
         EXCEPTION WHEN lock_not_available THEN  -- nothing is held any more that was not before
-            IF clock_timestamp() >= v_until OR v_holds AND taskq_internal.is_awaited_by_writer('0') THEN
-                PERFORM taskq_internal.refuse_in_use(p_topic);
+            IF clock_timestamp() >= v_until OR v_holds AND taskq_internal.blocks_writer('0') THEN
+                PERFORM taskq_internal.raise_topic_in_use(p_topic);
             END IF;
         END;
         PERFORM pg_sleep(0.05 + 0.1 * random());
@@ -105,7 +105,7 @@ DECLARE
 BEGIN
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.refuse('TQ001', format('topic %L is not known; create it with create_topic', p_topic));
+        PERFORM taskq_internal.raise_error('TQ001', format('topic %L is not known; create it with create_topic', p_topic));
     END IF;
     RETURN v_topic;
 END $$;
@@ -118,17 +118,17 @@ DECLARE
     v_unknown text;
 BEGIN
     IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN
-        PERFORM taskq_internal.refuse('TQ008', format('topic %L: changes of a policy are a JSON object', p_topic));
+        PERFORM taskq_internal.raise_error('TQ008', format('topic %L: changes of a policy are a JSON object', p_topic));
     END IF;
     SELECT string_agg(quote_literal(k), ', ' ORDER BY k) INTO v_unknown FROM jsonb_object_keys(p_changes) k WHERE k <> ALL (v_fields);
     IF v_unknown IS NOT NULL THEN
-        PERFORM taskq_internal.refuse('TQ008', format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
+        PERFORM taskq_internal.raise_error('TQ008', format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
                                              array_to_string(v_fields, ', ')));
     END IF;
 END $$;
 
 -- Stores that a topic is paused from now on, and by what, or that it is not paused.
-CREATE FUNCTION taskq_internal.note_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.record_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
                            paused_since = CASE WHEN p_paused THEN clock_timestamp() END
@@ -137,7 +137,7 @@ BEGIN
 END $$;
 
 -- One try of taskq.drop_topic. Raises lock_not_available where it has to be repeated.
-CREATE FUNCTION taskq_internal.try_to_drop(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean
+CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean
 LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
@@ -150,8 +150,8 @@ BEGIN
     IF p_holds AND NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), v_topic_id) THEN
         RAISE lock_not_available;
     END IF;
-    PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_of(p_until - clock_timestamp()), true);
-    PERFORM taskq_internal.close_topic_lock(v_topic_id);
+    PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_until - clock_timestamp()), true);
+    PERFORM taskq_internal.take_topic_lock_exclusive(v_topic_id);
     PERFORM set_config('lock_timeout', '10ms', true);  -- nothing below should have to wait
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
     IF NOT FOUND THEN  -- dropped meanwhile, and perhaps created again
@@ -160,29 +160,29 @@ BEGIN
     IF p_alone THEN
         PERFORM taskq_internal.truncate_topic(v_topic_id, true);
     END IF;
-    WHILE NOT taskq_internal.remove_free(v_topic_id) LOOP
-        IF clock_timestamp() >= p_until OR taskq_internal.is_awaited_by_writer('0.5 seconds') THEN
+    WHILE NOT taskq_internal.delete_unlocked_rows(v_topic_id) LOOP
+        IF clock_timestamp() >= p_until OR taskq_internal.blocks_writer('0.5 seconds') THEN
             RAISE lock_not_available;
         END IF;
         PERFORM pg_sleep(v_pause);
         v_pause := least(2 * v_pause, 0.2);
     END LOOP;
     DELETE FROM taskq_internal.task WHERE topic_id = v_topic_id;
-    PERFORM taskq_internal.forget_waits(v_topic_id);
+    PERFORM taskq_internal.delete_waits(v_topic_id);
     DELETE FROM taskq_internal.topic WHERE topic_id = v_topic_id;
     RETURN true;
 END $$;
 
 -- Removes of a topic what no other transaction holds, and tells whether that was all of what others may hold. Never waits. The rows
 -- of taskq_internal.task stay: a transaction that changes one holds the row of the task in taskq_internal.live or taskq_internal.ended as well.
-CREATE FUNCTION taskq_internal.remove_free(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_table text;
     v_left  boolean;
 BEGIN
-    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'juncture', 'handling', 'topic_move', 'progress', 'reader_partition',
-                                   'reader'] LOOP
+    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'group_release', 'handling', 'topic_move', 'progress', 'consumer_partition',
+                                   'consumer_group'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- its rows are in one partition, so a ctid tells one
                        'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
@@ -194,9 +194,9 @@ END $$;
 
 -- Whether a transaction that has written to the tables of the queue, or locked rows, has waited for this session for longer than
 -- p_for.
-CREATE FUNCTION taskq_internal.is_awaited_by_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
-        SELECT FROM taskq_internal.waiting_sessions() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
+        SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
         WHERE w.since < clock_timestamp() - p_for AND l.granted AND l.mode <> 'AccessShareLock'
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
@@ -206,7 +206,7 @@ $$;
 
 -- Refuses to drop a topic that others use (TQ000), naming the session among them that began first: those with a push to the topic
 -- before those that use any task.
-CREATE FUNCTION taskq_internal.refuse_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.raise_topic_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
     v_pid      int := (
@@ -218,6 +218,6 @@ DECLARE
                   AND l.mode <> 'AccessShareLock')
         ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
 BEGIN
-    PERFORM taskq_internal.refuse('TQ000', format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
+    PERFORM taskq_internal.raise_error('TQ000', format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
         ' and repeat this when they have ended', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;

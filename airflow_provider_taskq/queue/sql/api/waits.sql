@@ -9,7 +9,7 @@
 --   ready     how many tasks of a topic could be polled under a condition, counted to a limit, in `number`, and for how many
 --             seconds the oldest due one has waited, in `waited`, where `p_aged` asks for it
 --   state     the state of the newest task of an identifier, in `number`; NULL where it has none yet
---   juncture  how many groups a wait still waits for, after it has released those that are complete (taskq_internal.juncture), in
+--   juncture  how many groups a wait still waits for, after it has released those that are complete (taskq_internal.group_release), in
 --             `number`; p_places tells for each identifier the wait, p_groups the number of its group
 -- A topic that nobody knows gives -1.
 CREATE FUNCTION taskq.watch(
@@ -24,7 +24,7 @@ BEGIN
     FROM taskq.watch_tasks(p_ready_topics, p_limits, p_conditions, p_aged, p_state_topics, p_state_identifiers) w;
     RETURN QUERY
     SELECT 'juncture', j.place, j.number, NULL::double precision
-    FROM taskq_internal.watch_junctures(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
+    FROM taskq_internal.watch_groups(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
 END $$;
 
 -- The part of a look that changes nothing: for who waits for no juncture, by a role that may only read, or on a standby.
@@ -35,7 +35,7 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_has
 BEGIN
     RETURN QUERY
     SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
-           THEN extract(epoch FROM clock_timestamp() - (taskq.longest_due(t.topic_id)).since)::double precision END
+           THEN extract(epoch FROM clock_timestamp() - (taskq.oldest_due(t.topic_id)).since)::double precision END
     FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY AS u (topic, bound, condition, aged, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic
     CROSS JOIN LATERAL (
@@ -43,7 +43,7 @@ BEGIN
         SELECT CASE WHEN t.topic_id IS NULL THEN -1
                     WHEN EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits <= 0)
                       OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits > 0)
-                    THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.most_tasks()), u.condition) ELSE 0 END AS number
+                    THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), u.condition) ELSE 0 END AS number
         OFFSET 0) n;
     RETURN QUERY
     SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq_internal.newest_state(t.topic_id, u.identifier) END,
@@ -55,7 +55,7 @@ END $$;
 -- Sends the topic's name on the channel `taskq`. Every worker and every wait that listens and that waits on the topic then looks at
 -- once. Nothing depends on the notification. Call it after the commit, as a transaction of its own: PostgreSQL commits one
 -- transaction with notifications at a time. For a topic whose policy has `notify`, a push calls it in the pushing transaction.
-CREATE FUNCTION taskq.wake(p_topic text) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION taskq.notify(p_topic text) RETURNS void LANGUAGE sql AS $$
     SELECT pg_notify('taskq', p_topic)
 $$;
 
@@ -67,27 +67,27 @@ CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
-    RETURN (taskq_internal.release_groups((taskq_internal.keep_topic_open(p_topic)).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
+    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_open(p_topic)).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
 END $$;
 
 -- The same for somebody who waits until all groups were released, and may ask often: remembers under the name what it has
 -- released, so that each group is released once for that name, and returns the numbers of those that it still waits for.
--- A group is known again by its identifiers, whatever its number. What is remembered is gone with taskq.purge_junctures.
-CREATE FUNCTION taskq.juncture(p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS int[]
+-- A group is known again by its identifiers, whatever its number. What is remembered is gone with taskq.purge_group_releases.
+CREATE FUNCTION taskq.release_groups_once(p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS int[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.keep_topic_open(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_open(p_topic)).topic_id;
     v_open     int[];
     v_released int[];
 BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
     v_open := ARRAY(
         SELECT k.number FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
-        WHERE NOT EXISTS (SELECT FROM taskq_internal.juncture j WHERE j.name = p_name AND j.topic_id = v_topic_id AND j.key = k.key)
+        WHERE NOT EXISTS (SELECT FROM taskq_internal.group_release j WHERE j.name = p_name AND j.topic_id = v_topic_id AND j.key = k.key)
         ORDER BY k.number);
     v_released := (SELECT (taskq_internal.release_groups(v_topic_id, array_agg(m.identifier), array_agg(m.number), p_junction)).numbers
                    FROM unnest(p_identifiers, p_groups) AS m (identifier, number) WHERE m.number = ANY (v_open));
-    INSERT INTO taskq_internal.juncture (name, topic_id, key, released)
+    INSERT INTO taskq_internal.group_release (name, topic_id, key, released)
     SELECT DISTINCT p_name, v_topic_id, k.key, clock_timestamp() FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
     WHERE k.number = ANY (v_released)
     ON CONFLICT DO NOTHING;
@@ -95,11 +95,11 @@ BEGIN
 END $$;
 
 -- Forgets what was released that long ago for those who waited, and returns how many groups those were.
-CREATE FUNCTION taskq.purge_junctures(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.purge_group_releases(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    DELETE FROM taskq_internal.juncture WHERE released <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
+    DELETE FROM taskq_internal.group_release WHERE released <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
@@ -120,21 +120,21 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_has
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    WITH held AS MATERIALIZED (SELECT h.topic_id, h.held FROM taskq_internal.held_by_topic() h)
+    WITH held AS MATERIALIZED (SELECT h.topic_id, h.held FROM taskq_internal.count_held_by_topic() h)
     SELECT u.place::int, r.ready,  w.scheduled, w.retrying, greatest(w.blocked + w.due - r.ready - CASE WHEN t.paused THEN w.due ELSE 0 END, 0),
            w.paused + CASE WHEN t.paused THEN w.due ELSE 0 END,
            coalesce((SELECT least(h.held, p_cap) FROM held h WHERE h.topic_id = t.topic_id), 0),
            t.paused, t.paused_by, t.paused_since
     FROM unnest(p_topics, p_conditions) WITH ORDINALITY AS u (topic, condition, place)
     JOIN taskq_internal.topic t ON t.name = u.topic
-    CROSS JOIN LATERAL taskq_internal.count_waiting_kinds(t.topic_id, p_cap) w
+    CROSS JOIN LATERAL taskq_internal.count_ready_by_reason(t.topic_id, p_cap) w
     CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition) ELSE 0 END::bigint AS ready
                         OFFSET 0) r;
 END $$;
 
 -- The junctures of a look: how many groups each wait still waits for, -1 where its topic is not known. Never waits for another
 -- transaction: where the topic's tables are being moved, `number` is NULL, and the next look will tell.
-CREATE FUNCTION taskq_internal.watch_junctures(p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[])
+CREATE FUNCTION taskq_internal.watch_groups(p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[])
 RETURNS TABLE (place int, number int) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -154,8 +154,8 @@ BEGIN
         number := NULL;
         IF v_wait.topic_id IS NULL THEN
             number := -1;
-        ELSIF taskq_internal.try_keep_topic(v_wait.topic_id) THEN
-            number := cardinality(taskq.juncture(v_wait.name, v_wait.topic, v_wait.identifiers, v_wait.numbers, v_wait.junction));
+        ELSIF taskq_internal.try_lock_topic_shared(v_wait.topic_id) THEN
+            number := cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, v_wait.identifiers, v_wait.numbers, v_wait.junction));
         END IF;
         RETURN NEXT;
     END LOOP;
@@ -188,7 +188,7 @@ $$;
 CREATE FUNCTION taskq_internal.check_junction(p_junction text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_junction IS NULL OR p_junction NOT IN ('SINGULAR', 'ETERNAL') THEN
-        PERFORM taskq_internal.refuse('TQ000', format('junction %L is none of SINGULAR, ETERNAL', p_junction));
+        PERFORM taskq_internal.raise_error('TQ000', format('junction %L is none of SINGULAR, ETERNAL', p_junction));
     END IF;
 END $$;
 
@@ -211,15 +211,15 @@ BEGIN
     IF v_of IS NULL THEN
         RETURN;
     END IF;
-    v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of ELSE taskq_internal.stored(p_topic_id, p_identifiers) END;
-    v_whole := taskq_internal.in_whole_groups(p_identifiers, p_groups, v_present);
-    v_held := taskq_internal.hold_suspended(p_topic_id, ARRAY(
+    v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of ELSE taskq_internal.has_task_states(p_topic_id, p_identifiers) END;
+    v_whole := taskq_internal.only_complete_groups(p_identifiers, p_groups, v_present);
+    v_held := taskq_internal.lock_suspended(p_topic_id, ARRAY(
         SELECT s.sequence FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
         JOIN unnest(v_whole) AS w (identifier) USING (identifier)));
     v_present := ARRAY(SELECT unnest(v_present) EXCEPT
                        SELECT s.identifier FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
                        LEFT JOIN unnest(v_held) AS h (held) ON h.held = s.sequence WHERE h.held IS NULL);
-    v_whole := taskq_internal.in_whole_groups(p_identifiers, p_groups, v_present);
+    v_whole := taskq_internal.only_complete_groups(p_identifiers, p_groups, v_present);
     SELECT coalesce(array_agg(s.sequence), '{}'), coalesce(array_agg(DISTINCT s.identifier), '{}') INTO v_held, identifiers
     FROM unnest(v_suspended, v_of) AS s (sequence, identifier) JOIN unnest(v_whole) AS w (identifier) USING (identifier);
     numbers := ARRAY(
@@ -227,11 +227,11 @@ BEGIN
         LEFT JOIN (SELECT DISTINCT unnest(v_present) AS identifier) p ON p.identifier = g.identifier
         LEFT JOIN unnest(identifiers) AS r (identifier) ON r.identifier = g.identifier
         GROUP BY g.number HAVING bool_and(p.identifier IS NOT NULL) AND bool_or(r.identifier IS NOT NULL));
-    PERFORM taskq_internal.start_anew(p_topic_id, v_held);
+    PERFORM taskq_internal.reset_tasks(p_topic_id, v_held);
 END $$;
 
 -- The identifiers of those groups whose every identifier is present.
-CREATE FUNCTION taskq_internal.in_whole_groups(p_identifiers text[], p_groups int[], p_present text[]) RETURNS text[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.only_complete_groups(p_identifiers text[], p_groups int[], p_present text[]) RETURNS text[] LANGUAGE plpgsql
 SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
@@ -243,7 +243,7 @@ END $$;
 
 -- Those of the identifiers that have a task in any state but REDUNDANT. Looks at each identifier's newest tasks first, of which
 -- mostly the very first is one.
-CREATE FUNCTION taskq_internal.stored(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.has_task_states(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
@@ -255,7 +255,7 @@ BEGIN
 END $$;
 
 -- Locks SUSPENDED tasks, and returns those that no other transaction holds.
-CREATE FUNCTION taskq_internal.hold_suspended(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_suspended(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
@@ -264,7 +264,7 @@ END $$;
 
 -- The READY tasks of a topic by what they wait for, each count up to p_cap. `due` are in no dependency's or probe's way; `blocked`
 -- are. Walks the tasks priority by priority, as only within a priority the times are in order.
-CREATE FUNCTION taskq_internal.count_waiting_kinds(
+CREATE FUNCTION taskq_internal.count_ready_by_reason(
     p_topic_id int, p_cap int, OUT due bigint, OUT scheduled bigint, OUT retrying bigint, OUT paused bigint, OUT blocked bigint
 ) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$

@@ -8,7 +8,7 @@
 
 -- The tables that exist only to be locked. A lock on one of them does not mean that a transaction uses tasks.
 CREATE FUNCTION taskq_internal.lock_only_tables() RETURNS oid[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY['taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass, 'taskq_internal.keep'::regclass,
+    SELECT ARRAY['taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass, 'taskq_internal.topic_use'::regclass,
                  'taskq_internal.prune'::regclass, 'taskq_internal.mutex'::regclass, 'taskq_internal.offer_lock'::regclass]::oid[]
 $$;
 
@@ -17,10 +17,10 @@ CREATE FUNCTION taskq_internal.topic_lock_class() RETURNS int LANGUAGE sql IMMUT
     SELECT 8275717  -- 0x7E4705
 $$;
 
--- The topic of that name, which no transaction can drop until this one ends: for a push, which takes taskq_internal.open_log next. If the
+-- The topic of that name, which no transaction can drop until this one ends: for a push, which takes taskq_internal.announce_push next. If the
 -- topic was dropped and created again while this waited, the new one. Above READ COMMITTED the snapshot cannot tell, so there
 -- the row is locked as well: a topic dropped since then is a serialization failure.
-CREATE FUNCTION taskq_internal.keep_topic(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
 DECLARE
     v_kept  int;
     v_topic taskq_internal.topic;
@@ -33,7 +33,7 @@ BEGIN
         EXIT WHEN v_topic.topic_id = v_kept;
         v_kept := v_topic.topic_id;
         IF NOT pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock_class(), v_kept) THEN
-            PERFORM taskq_internal.keep_row(v_kept);
+            PERFORM taskq_internal.lock_topic_row(v_kept);
         END IF;
     END LOOP;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -43,14 +43,14 @@ BEGIN
 END $$;
 
 -- The same for a transaction that relies on a topic and may draw no sequences.
-CREATE FUNCTION taskq_internal.keep_topic_open(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_topic_open(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
 BEGIN
-    LOCK TABLE taskq_internal.keep IN ROW SHARE MODE;
-    RETURN taskq_internal.keep_topic(p_topic);
+    LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
+    RETURN taskq_internal.lock_topic_shared(p_topic);
 END $$;
 
 -- Keeps a topic whose advisory lock is not available. Waits for a transaction that drops or closes the topic, and while it moves.
-CREATE FUNCTION taskq_internal.keep_row(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_topic_row(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit interval := current_setting('lock_timeout')::interval;
     v_since timestamptz := clock_timestamp();
@@ -70,9 +70,9 @@ BEGIN
 END $$;
 
 -- Keeps a topic without waiting; false while it is dropped or moves.
-CREATE FUNCTION taskq_internal.try_keep_topic(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.try_lock_topic_shared(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    LOCK TABLE taskq_internal.keep IN ROW SHARE MODE;
+    LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
     IF pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock_class(), p_topic_id) THEN
         RETURN true;
     END IF;
@@ -83,14 +83,14 @@ END $$;
 -- Closes a topic to all that rely on it, until this transaction ends: waits for open pushes to it. A push that did not get the
 -- advisory lock holds the topic's row, and may wait for that lock. So this function does not wait for the row while it holds the
 -- lock: it releases the lock, sleeps, and tries again.
-CREATE FUNCTION taskq_internal.close_topic(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_topic_exclusive(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit interval := current_setting('lock_timeout')::interval;
     v_since timestamptz := clock_timestamp();
 BEGIN
     LOOP
         BEGIN
-            PERFORM taskq_internal.close_topic_lock(p_topic_id);
+            PERFORM taskq_internal.take_topic_lock_exclusive(p_topic_id);
             PERFORM FROM taskq_internal.topic WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
             RETURN;
         EXCEPTION WHEN lock_not_available THEN
@@ -102,7 +102,7 @@ END $$;
 
 -- Takes the advisory lock of a topic exclusively. Refuses (TQ000), naming the session, if a session that is none of the queue's
 -- holds it. The topic's row is the caller's to lock: drop_topic must not wait for it while it holds this lock.
-CREATE FUNCTION taskq_internal.close_topic_lock(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.take_topic_lock_exclusive(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit    interval := current_setting('lock_timeout')::interval;
     v_since    timestamptz := clock_timestamp();
@@ -111,9 +111,9 @@ DECLARE
 BEGIN
     WHILE NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), p_topic_id) LOOP
         v_last := v_stranger;
-        v_stranger := taskq_internal.stranger_at(p_topic_id);
+        v_stranger := taskq_internal.topic_lock_outsider(p_topic_id);
         IF v_stranger IS NOT NULL AND v_last IS NOT NULL THEN  -- seen twice: a push takes its two locks one after the other
-            PERFORM taskq_internal.refuse('TQ000', format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'
+            PERFORM taskq_internal.raise_error('TQ000', format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'
                 ' using the queue; try again when it has released the lock',
                 (SELECT name FROM taskq_internal.topic WHERE topic_id = p_topic_id), v_stranger, taskq_internal.topic_lock_class(), p_topic_id));
         END IF;
@@ -173,18 +173,18 @@ $$;
 
 -- Whether a role, or one that it is a member of, may close topics: such a role could drop the topic as well.
 CREATE FUNCTION taskq_internal.may_close(p_role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT coalesce(bool_or(has_function_privilege(r.oid, 'taskq.keep_out(text, interval)', 'EXECUTE')), false)
+    SELECT coalesce(bool_or(has_function_privilege(r.oid, 'taskq.lock_pushes(text, interval)', 'EXECUTE')), false)
     FROM pg_roles r WHERE pg_has_role(p_role, r.oid, 'MEMBER')
 $$;
 
 -- A session or prepared transaction, other than this, that holds the advisory lock of a topic, neither relies on a topic nor may
 -- close one; NULL if there is none.
-CREATE FUNCTION taskq_internal.stranger_at(p_topic_id int) RETURNS text LANGUAGE sql VOLATILE AS $$
+CREATE FUNCTION taskq_internal.topic_lock_outsider(p_topic_id int) RETURNS text LANGUAGE sql VOLATILE AS $$
     SELECT pg_stat_clear_snapshot();
     SELECT k.holder FROM taskq_internal.topic_lockers(p_topic_id) k
     WHERE k.granted AND k.pid IS DISTINCT FROM pg_backend_pid() AND (k.exclusive AND taskq_internal.may_close(k.usesysid)) IS NOT TRUE
       AND NOT EXISTS (SELECT FROM pg_locks m
                       WHERE m.virtualtransaction = k.virtualtransaction AND m.granted AND m.mode = 'RowShareLock'
-                        AND m.relation IN ('taskq_internal.push'::regclass, 'taskq_internal.keep'::regclass))
+                        AND m.relation IN ('taskq_internal.push'::regclass, 'taskq_internal.topic_use'::regclass))
     ORDER BY k.pid LIMIT 1
 $$;

@@ -7,7 +7,7 @@
 -- small cost: at the usual one, ten lookups would cost more than a topic of four rows, which is what a server assumes of a
 -- table that was never analysed; at none, reading an index from end to end would cost nothing. Bitmaps are off, as at such costs
 -- a server would combine whole indexes for a few rows. Later servers know the first way only.
-CREATE FUNCTION taskq_internal.suit_planner() RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.set_planner_costs() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;
 BEGIN

@@ -1,22 +1,25 @@
 -- Turns: one task of an identifier at a time, for polls under a condition and polls of batches.
 --
--- The tasks of one identifier in a topic are a lane. Its turn belongs to its ACTIVE task; else to its attempted task with
--- the lowest sequence; else to its first due one in polled order. A poll finds the turns that are to be handed out without
--- any lock, locks their lanes (rows of taskq_internal.lane_lock, SKIP LOCKED), and looks again in a new statement. Whoever else
--- polled a lane has then either committed, and is seen, or still holds its lock, and the lane is left out: so no two tasks
--- of a lane go out at once, nobody waits, and none overtakes another.
+-- In a topic, the turn of an identifier belongs to its ACTIVE task; else to its attempted task with the lowest
+-- sequence; else to its first due task in polled order. A poll finds the turns to hand out without a lock. It then
+-- locks the identifiers (rows of taskq_internal.identifier_lock, SKIP LOCKED) and checks again in a new statement.
+-- Another poll of an identifier has either committed, and the check sees its result, or it still holds the lock, and
+-- this poll leaves the identifier out. So two tasks of an identifier are never handed out at once, no poll waits,
+-- and no task overtakes another.
 --
--- Turns are looked for among the first due tasks of the topic, more of them each time; and where the lanes ahead are so
--- long that these do not suffice, from lane to lane. Either way the cost grows with lanes, not with tasks in a lane.
+-- A poll looks for turns among the first due tasks of the topic, in growing windows. If a few identifiers have so
+-- many tasks that a window does not suffice, the poll goes from identifier to identifier. Either way the cost grows
+-- with the number of identifiers, not with the number of tasks of one identifier.
 --
--- Many lanes may be closed at once: a failed task blocks each of them, or each has a task that is held or not due yet. A look
--- has to pass all of them, so it reads short lanes in bulk: a thousand READY tasks in the order of their lanes, beside what
--- closes lanes in the same range. Only lanes that remain cost index probes of their own.
+-- Many identifiers may be blocked at once: each has a failed task, or a task that is held or not due. A poll has to
+-- pass all of them. So it reads identifiers with few tasks in bulk: a thousand READY tasks in the order of
+-- identifiers, and what blocks identifiers in the same range. Only the remaining identifiers cost index probes of
+-- their own.
 --
--- What else a lane has is asked for by (SELECT ... ORDER BY ... LIMIT 1) IS NULL and not by NOT EXISTS, which the planner may
--- turn into a hash of every attempted or troubled task of the topic.
+-- A check for another task of an identifier is written as (SELECT ... ORDER BY ... LIMIT 1) IS NULL, not as NOT
+-- EXISTS. The planner may turn NOT EXISTS into a hash of every attempted or blocking task of the topic.
 
--- The states that keep a whole identifier back.
+-- The states that block a whole identifier under a condition.
 CREATE FUNCTION taskq_internal.blocking_states(p_condition text) RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT (CASE p_condition
         WHEN 'SINGULAR_BY_IDENTIFIER' THEN '{}'
@@ -25,11 +28,12 @@ CREATE FUNCTION taskq_internal.blocking_states(p_condition text) RETURNS smallin
         WHEN 'BATCH' THEN '{3}' END)::smallint[]
 $$;
 
--- The turns among the first p_window due tasks, at most p_size, in polled order; identifiers in p_missed are left out.
--- seen: how many due tasks there were; lanes: of how many identifiers; seen_at: the snapshot that this was found in.
-CREATE FUNCTION taskq_internal.turns_in_front(
+-- Finds turns among the first p_window due tasks: at most p_size, in polled order, without the identifiers in
+-- p_missed. seen: the number of due tasks in the window; identifier_count: the number of their identifiers; seen_at:
+-- the snapshot of the query.
+CREATE FUNCTION taskq_internal.turns_among_first(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_window int, p_size int, p_missed text[],
-    OUT sequences bigint[], OUT identifiers text[], OUT seen int, OUT lanes int, OUT seen_at text
+    OUT sequences bigint[], OUT identifiers text[], OUT seen int, OUT identifier_count int, OUT seen_at text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
@@ -59,12 +63,12 @@ BEGIN
             LIMIT p_window) f
     ), places AS MATERIALIZED (  -- the sequence at each place: an array, as that is looked up at once
         SELECT array_agg(f.sequence ORDER BY f.place) AS sequences FROM front f
-    ), lane AS MATERIALIZED (
+    ), per_identifier AS MATERIALIZED (
         SELECT min(f.place)::int AS place, f.identifier FROM front f GROUP BY f.identifier
     ), turn AS (
         SELECT n.identifier, CASE WHEN t.sequence IS NULL OR p_condition = 'BATCH' THEN n.place
             ELSE array_position((SELECT p.sequences FROM places p), t.sequence) END AS place
-        FROM lane n
+        FROM per_identifier n
         LEFT JOIN LATERAL (
             SELECT a.sequence, a.holder FROM taskq_internal.live a
             WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
@@ -76,13 +80,13 @@ BEGIN
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(((SELECT p.sequences FROM places p))[c.place] ORDER BY c.place), '{}'),
-           coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM front), (SELECT count(*) FROM lane), pg_current_snapshot()::text
-    INTO sequences, identifiers, seen, lanes, seen_at
+           coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM front), (SELECT count(*) FROM per_identifier), pg_current_snapshot()::text
+    INTO sequences, identifiers, seen, identifier_count, seen_at
     FROM (SELECT t.identifier, t.place FROM turn t WHERE t.place IS NOT NULL ORDER BY t.place LIMIT p_size) c;
 END $$;
 
--- The first task of the topic in polled order where it is due and has the turn, as the poll of a single task mostly finds:
--- at a third of the price of looking at several. Else none, and nothing is said of those behind it.
+-- The first task of the topic in polled order, if it is due and has the turn. A poll of one task mostly finds it
+-- here, at a third of the price of looking at several. Empty arrays tell nothing about the tasks behind it.
 CREATE FUNCTION taskq_internal.first_turn(
     p_topic_id int, p_now timestamptz, p_condition text, OUT sequences bigint[], OUT identifiers text[], OUT seen_at text
 ) LANGUAGE plpgsql
@@ -102,15 +106,16 @@ BEGIN
     identifiers := coalesce(identifiers, '{}');
 END $$;
 
--- Whether an identifier has an attempted task that is to wait on: it keeps a batch back.
+-- Whether an identifier has an attempted task that is not due or waits. Such a task keeps the identifier's batch
+-- back.
 CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                                               AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > 0));
 END $$;
 
--- The first due task of a lane in polled order, priority by priority; NULL where none is due.
-CREATE FUNCTION taskq_internal.lane_head(p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean) RETURNS bigint
+-- The first due task of an identifier in polled order, priority by priority; NULL if none is due.
+CREATE FUNCTION taskq_internal.first_due_of_identifier(p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -141,63 +146,66 @@ BEGIN
     END LOOP;
 END $$;
 
--- The turns of the next lanes whose identifiers come after p_after (and not after p_until), at most p_size of them in polled
--- order. last: the identifier up to which lanes were read, NULL if there are no more. Reads a thousand lanes by one index probe
--- each (p_hop), which suits long lanes, or a thousand READY tasks in bulk, which suits short ones. hop: what suits the next lanes.
+-- The turns of the next identifiers after p_after (and up to p_until), at most p_size of them in polled order. last:
+-- the last identifier that was read, NULL if there are no more. With p_hop it reads a thousand identifiers by one
+-- index probe each, which suits identifiers with many tasks; else a thousand READY tasks in bulk, which suits
+-- identifiers with few. hop: which way suits the next call.
 CREATE FUNCTION taskq_internal.turns_beyond(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_hop boolean, p_size int,
     p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT hop boolean, OUT seen_at text
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    v_lanes text[];
+    v_identifiers text[];
     v_count int;
 BEGIN
     IF p_hop THEN
         SELECT t.sequences, t.identifiers, t.last, t.seen_at INTO sequences, identifiers, last, seen_at
-        FROM taskq_internal.turns_of_lanes(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, NULL, p_size, p_missed) t;
+        FROM taskq_internal.turns_of_identifiers(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, NULL, p_size, p_missed) t;
         hop := false;
         RETURN;
     END IF;
-    SELECT o.identifiers, o.last, o.lanes INTO v_lanes, last, v_count
-    FROM taskq_internal.open_lanes(p_topic_id, p_now, p_condition, p_after, p_until, 1000) o;
+    SELECT o.identifiers, o.last, o.identifier_count INTO v_identifiers, last, v_count
+    FROM taskq_internal.open_identifiers(p_topic_id, p_now, p_condition, p_after, p_until, 1000) o;
     sequences := '{}';
     identifiers := '{}';
     hop := v_count < 250;
-    IF cardinality(v_lanes) > 0 THEN
+    IF cardinality(v_identifiers) > 0 THEN
         SELECT t.sequences, t.identifiers, t.seen_at INTO sequences, identifiers, seen_at
-        FROM taskq_internal.turns_of_lanes(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, v_lanes, p_size, p_missed) t;
+        FROM taskq_internal.turns_of_identifiers(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, v_identifiers, p_size, p_missed) t;
     END IF;
 END $$;
 
--- The lanes of the next p_tasks READY tasks in the order of lanes, without lanes that are closed: a task blocks the lane, or the
--- task that has the turn is held or not due. lanes: how many lanes there are with the closed ones; last: see taskq_internal.turns_beyond.
+-- The identifiers of the next p_tasks READY tasks in the order of identifiers, without the blocked ones: those with
+-- a task in a blocking state, or with a task that has the turn and is held or not due. identifier_count includes the
+-- blocked ones; last: see turns_beyond.
 --
--- The scans for what closes lanes end after a bounded number of rows, so that lanes with many failed or attempted tasks cost no
--- more than that. A closed lane may therefore remain; taskq_internal.turns_of_lanes checks each lane again. The scans read indexes only,
--- where the tables allow it: rows of neighboring lanes are far apart in the table, and reading each costs five times as much.
-CREATE FUNCTION taskq_internal.open_lanes(
+-- The scans for what blocks identifiers end after a bounded number of rows, so an identifier with many failed or
+-- attempted tasks costs no more than that. A blocked identifier may therefore remain; turns_of_identifiers checks
+-- each one again. The scans read indexes only, if the visibility map allows it: rows of neighboring identifiers are
+-- far apart in the table, and reading each costs five times as much.
+CREATE FUNCTION taskq_internal.open_identifiers(
     p_topic_id int, p_now timestamptz, p_condition text, p_after text, p_until text, p_tasks int,
-    OUT identifiers text[], OUT last text, OUT lanes int
+    OUT identifiers text[], OUT last text, OUT identifier_count int
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_most     int := 4 * p_tasks;
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
-    v_lanes    text[];
+    v_identifiers    text[];
     v_blocked  text[] := '{}';
     v_held     text[];
     v_undue    text[];
     v_next     text;
 BEGIN
-    v_lanes := ARRAY(
+    v_identifiers := ARRAY(
         SELECT DISTINCT ON (r.identifier) r.identifier FROM (
             SELECT l.identifier FROM taskq_internal.live l
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
             ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT p_tasks) r
         WHERE p_until IS NULL OR r.identifier <= p_until
         ORDER BY r.identifier);
-    lanes := cardinality(v_lanes);
-    last := v_lanes[lanes];
+    identifier_count := cardinality(v_identifiers);
+    last := v_identifiers[identifier_count];
     IF cardinality(v_blocking) > 0 THEN
         v_blocked := ARRAY(
             SELECT e.identifier FROM taskq_internal.ended e
@@ -217,7 +225,7 @@ BEGIN
                 ORDER BY a.identifier, a.sequence LIMIT v_most) r
             ORDER BY r.identifier) t
         WHERE t.available_at > p_now OR t.waits > 0);
-    identifiers := ARRAY(SELECT unnest(v_lanes) EXCEPT SELECT unnest(v_blocked || v_held || v_undue));
+    identifiers := ARRAY(SELECT unnest(v_identifiers) EXCEPT SELECT unnest(v_blocked || v_held || v_undue));
     v_next := (SELECT l.identifier FROM taskq_internal.live l
                WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > last
                ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1);
@@ -226,10 +234,11 @@ BEGIN
     END IF;
 END $$;
 
--- The turns of these lanes or, if p_lanes is NULL, of the first thousand lanes whose identifiers come after p_after (and not after
--- p_until), at most p_size of them in polled order. last: the last of those identifiers, NULL where there are no more.
-CREATE FUNCTION taskq_internal.turns_of_lanes(
-    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_lanes text[], p_size int,
+-- The turns of these identifiers or, if p_identifiers is NULL, of the first thousand identifiers after p_after (and
+-- up to p_until), at most p_size of them in polled order. last: the last of these identifiers, NULL if there are no
+-- more.
+CREATE FUNCTION taskq_internal.turns_of_identifiers(
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_identifiers text[], p_size int,
     p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT seen_at text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
@@ -248,17 +257,17 @@ BEGIN
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > v.identifier
             ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1) n
         WHERE v.nth < 1000 AND (p_until IS NULL OR v.identifier <= p_until)
-    ), lane AS MATERIALIZED (  -- by its first task
-        SELECT h.* FROM hop h WHERE p_lanes IS NULL
+    ), per_identifier AS MATERIALIZED (  -- by its first task
+        SELECT h.* FROM hop h WHERE p_identifiers IS NULL
         UNION ALL
-        SELECT n.* FROM unnest(p_lanes) AS u (identifier) CROSS JOIN LATERAL (
+        SELECT n.* FROM unnest(p_identifiers) AS u (identifier) CROSS JOIN LATERAL (
             SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 0 FROM taskq_internal.live l
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier = u.identifier
             ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) n
-    ), turn AS MATERIALIZED (  -- the first of its lane, or another of the lane that has the turn instead
+    ), turn AS MATERIALIZED (  -- the first of its identifier, or another of the identifier that has the turn instead
         SELECT n.identifier, coalesce(o.sequence, n.sequence) AS sequence, coalesce(o.priority, n.priority) AS priority,
                coalesce(o.available_at, n.available_at) AS available_at, coalesce(o.waits, n.waits) AS waits
-        FROM lane n
+        FROM per_identifier n
         LEFT JOIN LATERAL (
             SELECT a.sequence, a.holder FROM taskq_internal.live a
             WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
@@ -268,7 +277,7 @@ BEGIN
             WHERE l.topic_id = p_topic_id AND l.sequence = CASE
                 WHEN t.sequence IS NOT NULL AND p_condition <> 'BATCH' THEN t.sequence
                 WHEN p_lifo OR n.waits > 0 OR n.available_at > p_now
-                    THEN taskq_internal.lane_head(p_topic_id, n.identifier, p_now, p_lifo) END) o ON true
+                    THEN taskq_internal.first_due_of_identifier(p_topic_id, n.identifier, p_now, p_lifo) END) o ON true
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed) AND (p_until IS NULL OR n.identifier <= p_until)
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
@@ -276,7 +285,7 @@ BEGIN
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'), coalesce(array_agg(c.identifier ORDER BY c.place), '{}'),
-           (SELECT n.identifier FROM lane n WHERE n.nth = 1000 AND (p_until IS NULL OR n.identifier < p_until)),
+           (SELECT n.identifier FROM per_identifier n WHERE n.nth = 1000 AND (p_until IS NULL OR n.identifier < p_until)),
            pg_current_snapshot()::text
     INTO sequences, identifiers, last, seen_at
     FROM (SELECT t.sequence, t.identifier, row_number() OVER (
@@ -285,9 +294,10 @@ BEGIN
           ORDER BY place LIMIT p_size) c;
 END $$;
 
--- Where to begin to hop from lane to lane: somewhere between the first and the last identifier, at random, so that polls
--- that find enough on the way don't always serve the same lanes. After what they begin with in common, two letters count.
-CREATE FUNCTION taskq_internal.random_lane(p_topic_id int) RETURNS text LANGUAGE plpgsql
+-- A random text between the first and the last identifier, at which a poll starts to go from identifier to
+-- identifier. Otherwise polls that find enough on the way would always serve the same identifiers. After the common
+-- prefix, two letters are drawn.
+CREATE FUNCTION taskq_internal.random_identifier(p_topic_id int) RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_first  text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
@@ -308,16 +318,16 @@ BEGIN
     RETURN left(v_first, v_common) || chr(v_letter) || chr(32 + floor(random() * 95)::int);
 END $$;
 
--- Locks the lanes of turns that were seen in a snapshot, looks at them again, and takes for a holder what still has the
--- turn. taken: the sequences in the order given; lanes: how many lanes they are of;
--- missed: the identifiers of lanes that others hold or have changed.
-CREATE FUNCTION taskq_internal.take_lanes(
+-- Locks the identifiers of turns that were found in a snapshot, checks the turns again, and claims those that
+-- remain. taken: their sequences in the order given; identifier_count: the number of their identifiers; missed: the
+-- identifiers that other transactions hold or have changed.
+CREATE FUNCTION taskq_internal.claim_identifiers(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text,
-    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT lanes int, OUT missed text[]
+    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT identifier_count int, OUT missed text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    v_mine  bigint[] := taskq_internal.lock_lanes(p_topic_id, p_sequences, p_identifiers);
-    v_found bigint[] := taskq_internal.still_turns(p_topic_id, p_now, p_lifo, p_condition, v_mine, p_seen_at);
+    v_mine  bigint[] := taskq_internal.lock_identifiers(p_topic_id, p_sequences, p_identifiers);
+    v_found bigint[] := taskq_internal.recheck_turns(p_topic_id, p_now, p_lifo, p_condition, v_mine, p_seen_at);
 BEGIN
     missed := '{}';
     IF cardinality(v_found) < cardinality(p_sequences) THEN
@@ -328,39 +338,39 @@ BEGIN
     ELSE
         v_found := p_sequences;
     END IF;
-    taken := taskq_internal.seize(p_topic_id, p_holder, v_found);
-    lanes := cardinality(taken);
+    taken := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
+    identifier_count := cardinality(taken);
 END $$;
 
--- The same for batches: of each lane that is still to go out all due tasks, up to p_each of them.
-CREATE FUNCTION taskq_internal.take_groups(
+-- The same for batches: claims all due tasks, up to p_each, of each identifier that still has the turn.
+CREATE FUNCTION taskq_internal.claim_groups(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_each int, p_sequences bigint[], p_identifiers text[],
-    OUT taken bigint[], OUT lanes int, OUT missed text[]
+    OUT taken bigint[], OUT identifier_count int, OUT missed text[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
-    v_mine  bigint[] := taskq_internal.lock_lanes(p_topic_id, p_sequences, p_identifiers);
+    v_mine  bigint[] := taskq_internal.lock_identifiers(p_topic_id, p_sequences, p_identifiers);
     v_found bigint[];
     v_of    text[];
 BEGIN
     LOOP
-        v_found := taskq_internal.groups_of(p_topic_id, p_now, ARRAY(
+        v_found := taskq_internal.lock_groups(p_topic_id, p_now, ARRAY(
             SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY AS u (sequence, identifier, place)
             WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
         EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);  -- else the place of what has to wait goes to others
     END LOOP;
     v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found));
     missed := ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier) WHERE u.identifier <> ALL (v_of));
-    taken := taskq_internal.seize(p_topic_id, p_holder, v_found);
-    lanes := (SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (taken));
+    taken := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
+    identifier_count := (SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (taken));
 END $$;
 
--- Locks the lanes of these identifiers until the transaction ends, and returns the sequences of those that it got.
-CREATE FUNCTION taskq_internal.lock_lanes(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
+-- Locks identifiers until the transaction ends, and returns the sequences that belong to those it could lock.
+CREATE FUNCTION taskq_internal.lock_identifiers(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_buckets int[] := ARRAY(SELECT taskq_internal.lane_bucket(p_topic_id, u.identifier) FROM unnest(p_identifiers) AS u (identifier));
-    v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.lane_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
+    v_buckets int[] := ARRAY(SELECT taskq_internal.identifier_bucket(p_topic_id, u.identifier) FROM unnest(p_identifiers) AS u (identifier));
+    v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
 BEGIN
     IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- so no two share one either
         RETURN p_sequences;
@@ -369,9 +379,9 @@ BEGIN
                  JOIN unnest(v_locked) AS b (bucket) USING (bucket));
 END $$;
 
--- Those of the tasks that have the turn of their lanes, whose locks this transaction holds, and locks them. Where nothing
--- was committed since the snapshot that they were seen in, they still have it.
-CREATE FUNCTION taskq_internal.still_turns(
+-- Locks and returns those of the tasks that still have the turn of their identifiers, which this transaction has
+-- locked. If no transaction has committed since the snapshot p_seen_at, all of them have.
+CREATE FUNCTION taskq_internal.recheck_turns(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_sequences bigint[], p_seen_at text
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
@@ -391,7 +401,7 @@ BEGIN
                       SELECT b.sequence FROM taskq_internal.live b
                       WHERE b.topic_id::bigint = p_topic_id AND b.identifier = l.identifier AND b.holder IS NULL
                       ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT 1) THEN true
-                  ELSE l.sequence = taskq_internal.lane_head(p_topic_id, l.identifier, p_now, p_lifo) END
+                  ELSE l.sequence = taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, p_now, p_lifo) END
               AND (cardinality(v_blocking) = 0 OR (
                   SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
                                                          AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
@@ -399,9 +409,10 @@ BEGIN
         FOR UPDATE OF l SKIP LOCKED);
 END $$;
 
--- Takes up to p_size turns for a holder and returns the tasks' sequences, in polled order where the tasks in front suffice.
--- Under BATCH: the groups of up to p_size identifiers, of each up to p_each tasks (NULL: all).
-CREATE FUNCTION taskq_internal.take_turns(
+-- Claims up to p_size turns for a holder and returns the tasks' sequences: in polled order, if the first tasks of
+-- the topic suffice. Under BATCH it claims the groups of up to p_size identifiers, up to p_each tasks of each (NULL:
+-- all).
+CREATE FUNCTION taskq_internal.claim_turns(
     p_topic_id int, p_holder bigint, p_size int, p_lifo boolean, p_condition text, p_each int DEFAULT 1
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -417,16 +428,16 @@ DECLARE
 BEGIN
     IF p_size = 1 AND NOT p_lifo AND p_condition <> 'BATCH' THEN
         v_turns := taskq_internal.first_turn(p_topic_id, v_now, p_condition);
-        v_got := taskq_internal.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+        v_got := taskq_internal.claim_found_turns(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
-        IF v_got.lanes = 1 THEN
+        IF v_got.identifier_count = 1 THEN
             RETURN v_got.taken;
         END IF;
     END IF;
     LOOP
-        v_turns := taskq_internal.turns_in_front(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
-        IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window AND v_turns.lanes * 4 < v_turns.seen
-           AND v_window < v_widest THEN  -- the lanes ahead are long: where there are few of them, they are all looked at
+        v_turns := taskq_internal.turns_among_first(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
+        IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window AND v_turns.identifier_count * 4 < v_turns.seen
+           AND v_window < v_widest THEN  -- the identifiers ahead are long: where there are few of them, they are all looked at
             v_few := taskq_internal.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
             IF v_few.last IS NULL THEN
                 v_turns.sequences := v_few.sequences;
@@ -436,46 +447,46 @@ BEGIN
             END IF;
         END IF;
         CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
-        v_got := taskq_internal.take_found(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+        v_got := taskq_internal.claim_found_turns(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         v_taken := v_taken || v_got.taken;
         v_missed := v_missed || v_got.missed;
-        EXIT WHEN v_got.lanes >= v_wanted;
+        EXIT WHEN v_got.identifier_count >= v_wanted;
         IF cardinality(v_turns.sequences) < v_wanted THEN
             IF v_turns.seen < v_window THEN  -- these were all; what was left out may have made room
-                EXIT WHEN v_got.lanes = cardinality(v_turns.sequences);
+                EXIT WHEN v_got.identifier_count = cardinality(v_turns.sequences);
             ELSIF v_window >= v_widest THEN
-                RETURN v_taken || taskq_internal.take_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
-                                                          v_wanted - v_got.lanes, v_missed);
+                RETURN v_taken || taskq_internal.claim_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+                                                          v_wanted - v_got.identifier_count, v_missed);
             ELSE
-                v_window := CASE WHEN v_turns.lanes * 4 < v_turns.seen THEN v_widest ELSE least(v_window * 4, v_widest) END;
+                v_window := CASE WHEN v_turns.identifier_count * 4 < v_turns.seen THEN v_widest ELSE least(v_window * 4, v_widest) END;
             END IF;
         END IF;
-        v_wanted := v_wanted - v_got.lanes;
+        v_wanted := v_wanted - v_got.identifier_count;
     END LOOP;
     RETURN v_taken;
 END $$;
 
--- Takes what was found, one task a lane or as groups.
-CREATE FUNCTION taskq_internal.take_found(
+-- Claims the turns that were found: one task for each identifier, or groups.
+CREATE FUNCTION taskq_internal.claim_found_turns(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int,
-    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT lanes int, OUT missed text[]
+    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT identifier_count int, OUT missed text[]
 ) LANGUAGE plpgsql AS $$
 BEGIN
     IF cardinality(p_sequences) = 0 THEN
-        taken := '{}'; lanes := 0; missed := '{}';
+        taken := '{}'; identifier_count := 0; missed := '{}';
     ELSIF p_condition = 'BATCH' THEN
-        SELECT * INTO taken, lanes, missed
-        FROM taskq_internal.take_groups(p_topic_id, p_holder, p_now, p_each, p_sequences, p_identifiers);
+        SELECT * INTO taken, identifier_count, missed
+        FROM taskq_internal.claim_groups(p_topic_id, p_holder, p_now, p_each, p_sequences, p_identifiers);
     ELSE
-        SELECT * INTO taken, lanes, missed
-        FROM taskq_internal.take_lanes(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_sequences, p_identifiers, p_seen_at);
+        SELECT * INTO taken, identifier_count, missed
+        FROM taskq_internal.claim_identifiers(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_sequences, p_identifiers, p_seen_at);
     END IF;
 END $$;
 
--- The same from lane to lane, a thousand lanes at a time: in polled order where there are no more, else from a random one
--- on and around, until there are enough or all were seen.
-CREATE FUNCTION taskq_internal.take_turns_beyond(
+-- Claims turns from identifier to identifier, a thousand at a time. If there are no more than a thousand, they are
+-- claimed in polled order. Else it starts at a random identifier and goes around once, until it has enough.
+CREATE FUNCTION taskq_internal.claim_turns_beyond(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int, p_size int, p_missed text[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -491,18 +502,18 @@ BEGIN
         v_turns := taskq_internal.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, v_hop, p_size, p_missed);
         v_hop := v_turns.hop;
         IF v_start IS NULL AND v_turns.last IS NOT NULL THEN
-            v_start := taskq_internal.random_lane(p_topic_id);
+            v_start := taskq_internal.random_identifier(p_topic_id);
             v_after := v_start;
             CONTINUE;
         END IF;
         CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
-        v_got := taskq_internal.take_found(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_each,
+        v_got := taskq_internal.claim_found_turns(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_each,
                                   v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         p_missed := p_missed || v_got.missed;
         v_taken := v_taken || v_got.taken;
-        p_size := p_size - v_got.lanes;
+        p_size := p_size - v_got.identifier_count;
         EXIT WHEN p_size <= 0;
-        CONTINUE WHEN v_got.lanes < cardinality(v_turns.sequences);  -- what was left out may have made room
+        CONTINUE WHEN v_got.identifier_count < cardinality(v_turns.sequences);  -- what was left out may have made room
         IF v_turns.last IS NOT NULL THEN
             v_after := v_turns.last;
         ELSE
@@ -514,8 +525,8 @@ BEGIN
     RETURN v_taken;
 END $$;
 
--- How many turns could be handed out now, counted to p_limit. Turns whose row or, unless p_locked, lane another transaction holds are
--- left out.
+-- The number of turns that a poll could hand out now, counted up to p_limit. It leaves out turns whose row another
+-- transaction holds and, unless p_locked, those whose identifier is locked.
 CREATE FUNCTION taskq_internal.count_turns(p_topic_id int, p_limit int, p_condition text, p_locked boolean) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
@@ -527,7 +538,7 @@ DECLARE
     v_count  int := 0;
 BEGIN
     LOOP
-        v_turns := taskq_internal.turns_in_front(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
+        v_turns := taskq_internal.turns_among_first(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
         v_count := taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
         IF v_count >= p_limit OR v_turns.seen < v_window THEN
             RETURN least(v_count, p_limit);
@@ -545,8 +556,9 @@ BEGIN
     RETURN least(v_count, p_limit);
 END $$;
 
--- How many lanes would hand out one of these tasks, which are about to be let out: those that have no other due task,
--- or have begun with it already, are not blocked, and whose turn no other task has.
+-- The number of identifiers that would hand out one of these tasks, which are about to be promoted: the identifier
+-- has no other due task or the task is an attempted one, nothing blocks the identifier, and no other task has its
+-- turn.
 CREATE FUNCTION taskq_internal.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean) RETURNS int
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -556,13 +568,13 @@ DECLARE
     v_locked   text[] := '{}';
 BEGIN
     IF NOT p_locked THEN
-        v_locked := taskq_internal.locked_lanes(p_topic_id, ARRAY(
+        v_locked := taskq_internal.locked_identifiers(p_topic_id, ARRAY(
             SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)));
     END IF;
     RETURN (
         SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
-          AND (l.attempt > 0 OR taskq_internal.lane_head(p_topic_id, l.identifier, v_now, false) IS NULL)
+          AND (l.attempt > 0 OR taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, v_now, false) IS NULL)
           AND coalesce((SELECT a.sequence FROM taskq_internal.live a
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                         ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
@@ -571,25 +583,26 @@ BEGIN
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
--- How many of these turns no other transaction holds: neither the row, nor the lane if it is among p_identifiers. Told without taking
--- a lock. One whose dependencies are fulfilled no longer gives it to the next of its lane, unless it has begun.
+-- The number of these turns that no other transaction holds: neither the row, nor the identifier if it is in
+-- p_identifiers. Takes no lock. A task whose dependencies are no longer fulfilled gives the turn to the next task of
+-- its identifier, unless it was attempted.
 CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    v_locked text[] := taskq_internal.locked_lanes(p_topic_id, p_identifiers);
+    v_locked text[] := taskq_internal.locked_identifiers(p_topic_id, p_identifiers);
 BEGIN
     RETURN (SELECT count(*) FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
-              AND NOT (taskq_internal.is_open(l.xmax, v_next) AND NOT taskq_internal.is_open(l.xmin, v_next))
+              AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next) AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
               AND (l.waits = 0 OR taskq_internal.is_fulfilled(p_topic_id, l.sequence)
-                   OR l.attempt = 0 AND taskq_internal.has_free(p_topic_id, l.identifier)));
+                   OR l.attempt = 0 AND taskq_internal.has_due_task(p_topic_id, l.identifier)));
 END $$;
 
--- Those of the identifiers whose lanes another open transaction has locked: a poll would leave them out. Takes no lock.
--- Rows of lane_lock are only locked and never changed, so a row's xmax is the transaction that locked it last, and is older than every
--- open transaction for most rows.
-CREATE FUNCTION taskq_internal.locked_lanes(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
+-- Those of the identifiers that another open transaction has locked: a poll would leave them out. Takes no lock.
+-- Rows of identifier_lock are only locked, never changed, so xmax is the transaction that locked the row last. For
+-- most rows it is older than every open transaction.
+CREATE FUNCTION taskq_internal.locked_identifiers(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
@@ -597,16 +610,16 @@ DECLARE
     v_oldest int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);
 BEGIN
     RETURN ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier)
-                 JOIN taskq_internal.lane_lock b ON b.bucket = taskq_internal.lane_bucket(p_topic_id, u.identifier)
+                 JOIN taskq_internal.identifier_lock b ON b.bucket = taskq_internal.identifier_bucket(p_topic_id, u.identifier)
                  WHERE age(b.xmax) <= v_oldest AND taskq_internal.is_locked_elsewhere(b.xmax, v_next));
 END $$;
 
--- Whether another open transaction has locked a row of lane_lock, by the row's xmax. The lock may be this transaction's own, taken
--- under its own number or that of one of its savepoints. No function tells these numbers from those of other transactions, but
--- each other transaction holds a lock on its number.
+-- Whether another open transaction has locked a row of identifier_lock, by the row's xmax. The lock may be this
+-- transaction's own, under its own number or that of a savepoint. No function tells these numbers from those of
+-- other transactions, but each other transaction holds a lock on its number.
 CREATE FUNCTION taskq_internal.is_locked_elsewhere(p_locker xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT taskq_internal.is_open(p_locker, p_next) THEN
+    IF NOT taskq_internal.is_transaction_open(p_locker, p_next) THEN
         RETURN false;
     END IF;
     RETURN pg_current_xact_id_if_assigned() IS NULL OR EXISTS (
@@ -614,13 +627,13 @@ BEGIN
                                  AND k.pid IS DISTINCT FROM pg_backend_pid());
 END $$;
 
--- The row of taskq_internal.lane_lock that is locked for an identifier.
-CREATE FUNCTION taskq_internal.lane_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+-- The row of taskq_internal.identifier_lock that is locked for an identifier.
+CREATE FUNCTION taskq_internal.identifier_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int
 $$;
 
--- Whether a lane has a due task that waits for no dependency.
-CREATE FUNCTION taskq_internal.has_free(p_topic_id int, p_identifier text) RETURNS boolean LANGUAGE plpgsql
+-- Whether an identifier has a due task that waits for no dependency.
+CREATE FUNCTION taskq_internal.has_due_task(p_topic_id int, p_identifier text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live b

@@ -19,16 +19,16 @@
 -- The summary of an error: the one line that lists, views and groups of failures show. It is stored beside the error.
 
 -- Refuses what is asked, in the words and with the code that the clients turn into their own errors.
-CREATE FUNCTION taskq_internal.refuse(p_code text, p_message text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.raise_error(p_code text, p_message text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = p_code, MESSAGE = p_message;
 END $$;
 
 -- Refuses what has to see the commits of others (TQ000) to a transaction with an old snapshot.
-CREATE FUNCTION taskq_internal.need_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.require_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM taskq_internal.refuse('TQ000', format('%s at READ COMMITTED only; this transaction is at %s', p_what,
+        PERFORM taskq_internal.raise_error('TQ000', format('%s at READ COMMITTED only; this transaction is at %s', p_what,
                                              upper(current_setting('transaction_isolation'))));
     END IF;
 END $$;
@@ -46,7 +46,7 @@ CREATE FUNCTION taskq_internal.check_duration(p_what text, p_duration interval, 
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF p_duration IS NULL OR NOT taskq_internal.is_duration(p_duration, p_least) THEN
-        PERFORM taskq_internal.refuse('TQ008', format('%s has to be %s and at most 3650 days', p_what,
+        PERFORM taskq_internal.raise_error('TQ008', format('%s has to be %s and at most 3650 days', p_what,
                                              CASE WHEN p_least > interval '0' THEN 'more than 0' ELSE '0 or more' END));
     END IF;
 END $$;
@@ -78,7 +78,7 @@ CREATE FUNCTION taskq_internal.snoozed_until(p_now timestamptz, p_delay interval
 $$;
 
 -- The most tasks that one call looks for: more than it could return, and small enough for four times as many to be an int.
-CREATE FUNCTION taskq_internal.most_tasks() RETURNS int LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.max_tasks() RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 500000000
 $$;
 
@@ -98,7 +98,7 @@ BEGIN
 END $$;
 
 -- How many lists and objects a JSON text opens at most: brackets in strings count as well.
-CREATE FUNCTION taskq_internal.count_of_brackets(p_json text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.count_brackets(p_json text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 * octet_length(p_json) - octet_length(replace(p_json, '[', '')) - octet_length(replace(p_json, '{', ''))
 $$;
 
@@ -106,20 +106,20 @@ $$;
 -- can neither be nested deeper than 100 levels nor hold a number outside the range of a double, unless with an exponent of three digits.
 -- The character after those digits tells a number from hexadecimal digits in a string. A longer text is searched for 20 digits, not
 -- for the 210 that matter: a regular expression of fewer states takes half the time.
-CREATE FUNCTION taskq_internal.may_be_unreadable(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.needs_json_check(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_json LIKE '%\\u%' AND p_json ~ '\\u(?:0000|[dD][89a-fA-F])'
         OR CASE WHEN octet_length(p_json) <= 200 THEN p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)'
-                ELSE p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)|[0-9]{20}' OR taskq_internal.count_of_brackets(p_json) > 100 END
+                ELSE p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)|[0-9]{20}' OR taskq_internal.count_brackets(p_json) > 100 END
 $$;
 
 -- What keeps a JSON text from being read back by every client, in words that follow "its payload"; NULL if nothing does. Of a text
 -- that is no JSON it may say anything, as the cast refuses that.
 CREATE FUNCTION taskq_internal.json_defect(p_json text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    IF p_json ~ '\\u(?:0000|[dD][89a-fA-F])' AND taskq_internal.holds_unstorable_escape(p_json) THEN
+    IF p_json ~ '\\u(?:0000|[dD][89a-fA-F])' AND taskq_internal.has_unstorable_escape(p_json) THEN
         RETURN 'holds a NUL or a lone surrogate';
     END IF;
-    IF taskq_internal.count_of_brackets(p_json) > 100 AND taskq_internal.is_nested_deeper(p_json, 100) THEN
+    IF taskq_internal.count_brackets(p_json) > 100 AND taskq_internal.is_nested_deeper(p_json, 100) THEN
         RETURN 'is nested deeper than 100 levels';
     END IF;
     IF p_json ~ '(?:^|[:,[ \t\n\r])-?[0-9.]+[eE]\+?[0-9]{3}|[0-9]{200}' AND taskq_internal.exceeds_double(p_json) THEN
@@ -129,7 +129,7 @@ BEGIN
 END $$;
 
 -- Whether strings of a JSON text hold \u0000, or an escaped surrogate without its other half: they pass as json, but not as text.
-CREATE FUNCTION taskq_internal.holds_unstorable_escape(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.has_unstorable_escape(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_escapes text := replace(p_json, '\\', '..');  -- what is left of backslashes begins an escape
 BEGIN
@@ -138,7 +138,7 @@ BEGIN
 END $$;
 
 -- A JSON text without its strings.
-CREATE FUNCTION taskq_internal.outside_strings(p_json text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.strip_json_strings(p_json text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT string_agg(u.piece, '' ORDER BY u.place)
     FROM unnest(string_to_array(replace(replace(p_json, '\\', ''), '\"', ''), '"')) WITH ORDINALITY AS u (piece, place)
     WHERE u.place % 2 = 1
@@ -150,10 +150,10 @@ CREATE FUNCTION taskq_internal.is_nested_deeper(p_json text, p_levels int) RETUR
 DECLARE
     v_left text := replace(replace(replace(replace(p_json, '},{', ''), '}, {', ''), '],[', ''), '], [', '');
 BEGIN
-    IF taskq_internal.count_of_brackets(v_left) <= p_levels THEN
+    IF taskq_internal.count_brackets(v_left) <= p_levels THEN
         RETURN false;
     END IF;
-    v_left := translate(taskq_internal.outside_strings(v_left), E'{}0123456789.,:-+eEtrufalsn \t\n\r', '[]');
+    v_left := translate(taskq_internal.strip_json_strings(v_left), E'{}0123456789.,:-+eEtrufalsn \t\n\r', '[]');
     FOR v_level IN 1..p_levels LOOP
         EXIT WHEN v_left = '';
         v_left := replace(v_left, '[]', '');
@@ -165,7 +165,7 @@ END $$;
 -- 0.d1d2d3... * 10 ^ k with d1 > 0.
 CREATE FUNCTION taskq_internal.exceeds_double(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT EXISTS (
-        SELECT FROM unnest(string_to_array(translate(taskq_internal.outside_strings(p_json), E'[]{}: \t\n\r', ',,,,,,,,,'), ',')) AS t (number)
+        SELECT FROM unnest(string_to_array(translate(taskq_internal.strip_json_strings(p_json), E'[]{}: \t\n\r', ',,,,,,,,,'), ',')) AS t (number)
         CROSS JOIN LATERAL (SELECT substring(t.number FROM '^-?([0-9]+)') AS whole,
                                    coalesce(substring(t.number FROM '\.([0-9]+)'), '') AS fraction,
                                    coalesce(substring(t.number FROM '[eE]([-+]?[0-9]+)$'), '0') AS exponent) p
@@ -189,7 +189,7 @@ $$;
 CREATE FUNCTION taskq_internal.error_summary(p_error text) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
     v_lines text[] := string_to_array(replace(p_error, E'\r', ''), E'\n');
-    v_first int := taskq_internal.last_exception(v_lines);
+    v_first int := taskq_internal.last_exception_line(v_lines);
     v_line  text;
     v_found text := '';
 BEGIN
@@ -205,7 +205,7 @@ BEGIN
 END $$;
 
 -- The line of a Python traceback after which its last exception stands; NULL for a text that is no traceback.
-CREATE FUNCTION taskq_internal.last_exception(p_lines text[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.last_exception_line(p_lines text[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     FOR v_place IN REVERSE cardinality(p_lines) .. 1 LOOP
         IF p_lines[v_place] IN ('Traceback (most recent call last):', '  + Exception Group Traceback (most recent call last):',

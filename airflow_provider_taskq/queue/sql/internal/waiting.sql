@@ -6,7 +6,7 @@
 -- waits for; so it is looked at from time to time as well, after a tenth of its age, between a second and a minute.
 
 -- Those of the tasks whose dependencies are all fulfilled: of each, the latest task has SUCCEEDED, or there is none left.
-CREATE FUNCTION taskq_internal.fulfilled(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     -- OFFSET 0 keeps the planner from joining the tasks with all dependencies of the topic: each task is looked up.
@@ -26,7 +26,7 @@ END $$;
 -- The same of one task.
 CREATE FUNCTION taskq_internal.is_fulfilled(p_topic_id int, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN cardinality(taskq_internal.fulfilled(p_topic_id, ARRAY[p_sequence])) = 1;
+    RETURN cardinality(taskq_internal.fulfilled_dependents(p_topic_id, ARRAY[p_sequence])) = 1;
 END $$;
 
 -- Makes those of the tasks wait whose dependencies were fulfilled and are so no longer, as a newer task of what they name
@@ -43,21 +43,21 @@ BEGIN
                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
                           AND l.waits + 0 = -1  -- not by live_ready
                         FOR UPDATE SKIP LOCKED);
-    RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq_internal.judge_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
+    RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
 
 -- When to look next at a task that waits for dependencies.
-CREATE FUNCTION taskq_internal.next_look(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.next_dependency_check(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
     SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
 $$;
 
 -- Judges READY tasks that have dependencies, whose rows this transaction holds: those that are fulfilled may go out, at
 -- the place that they have; the others wait. Returns the former.
-CREATE FUNCTION taskq_internal.judge_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.check_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_now  timestamptz := clock_timestamp();
-    v_free bigint[] := taskq_internal.fulfilled(p_topic_id, p_sequences);
+    v_free bigint[] := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
     v_rest bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_free));
 BEGIN
     -- A statement per outcome, and a lookup per task: no row is compared with a whole array, and nothing is joined, as
@@ -72,7 +72,7 @@ BEGIN
     END IF;
     IF cardinality(v_rest) > 0 THEN
         UPDATE taskq_internal.live l SET waits = 1, (available_at, due_again) = (
-            SELECT taskq_internal.next_look(v_now, t.created),
+            SELECT taskq_internal.next_dependency_check(v_now, t.created),
                    CASE WHEN l.waits = -1 THEN nullif(l.available_at, t.due) ELSE l.due_again END
             FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_rest);
@@ -85,7 +85,7 @@ END $$;
 -- Enters what the tasks of a push depend on, and makes them wait. The three arrays go together: the place of a task
 -- among p_sequences, counted from 0, and the topic and the identifier that it depends on. Refuses (TQ002) an identifier
 -- that has no task yet, and one that is the task's own, which could never be fulfilled.
-CREATE FUNCTION taskq_internal.depend(
+CREATE FUNCTION taskq_internal.add_dependencies(
     p_topic taskq_internal.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[], p_identifiers text[]
 ) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -101,7 +101,7 @@ BEGIN
         OFFSET 0)
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.refuse('TQ002', format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
+        PERFORM taskq_internal.raise_error('TQ002', format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
                                              p_topic.name, p_offset + v_unknown.place, v_unknown.topic, v_unknown.identifier));
     END IF;
     INSERT INTO taskq_internal.dependency (topic_id, sequence, on_topic_id, on_identifier)
@@ -110,7 +110,7 @@ BEGIN
     FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
     WHERE EXISTS (  -- DELETE does not store a task whose identifier comes again later in the push
         SELECT FROM taskq_internal.task t WHERE t.topic_id = p_topic.topic_id AND t.sequence = p_sequences[u.place + 1] OFFSET 0);
-    PERFORM taskq_internal.judge_dependents(p_topic.topic_id, ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
+    PERFORM taskq_internal.check_dependents(p_topic.topic_id, ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
 END $$;
 
 -- Wakes the tasks that wait for these identifiers of a topic, so that the next poll looks at them. Never waits: a task
@@ -142,8 +142,8 @@ BEGIN
 END $$;
 
 -- Lets out what has waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the retries among
--- them: what the poll then does not take of those goes back by taskq_internal.keep_in.
-CREATE FUNCTION taskq_internal.let_out(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
+-- them: what the poll then does not take of those goes back by taskq_internal.requeue_waiting.
+CREATE FUNCTION taskq_internal.promote_waiting(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
@@ -152,19 +152,19 @@ BEGIN
     IF (SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at <= v_now
         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
-        PERFORM taskq_internal.let_out_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
+        PERFORM taskq_internal.promote_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
     END IF;
     IF (SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= v_now
         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
-        RETURN taskq_internal.let_out_retries(p_topic, p_size, p_lifo, p_condition);
+        RETURN taskq_internal.promote_retries(p_topic, p_size, p_lifo, p_condition);
     END IF;
     RETURN '{}';
 END $$;
 
 -- Lets retries wait on that were let out for a poll and not taken by it. While retries of the topic fail, those that were taken are
 -- its probe. Never waits for the row of the probe: a poll that let out a probe holds the row.
-CREATE FUNCTION taskq_internal.keep_in(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.requeue_waiting(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_taken bigint[];
@@ -185,7 +185,7 @@ END $$;
 
 -- Looks at the tasks that were woken until p_size of them may go out (NULL: at all), and at a hundred of those whose next
 -- look is due.
-CREATE FUNCTION taskq_internal.let_out_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.promote_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();  -- a variable, as an index range needs: the function is volatile
@@ -200,7 +200,7 @@ BEGIN
                           ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
         EXIT WHEN cardinality(v_looked) = 0;
         v_after := v_looked[cardinality(v_looked)];
-        v_freed := v_freed + cardinality(taskq_internal.judge_dependents(p_topic_id, v_looked));
+        v_freed := v_freed + cardinality(taskq_internal.check_dependents(p_topic_id, v_looked));
         EXIT WHEN v_freed >= p_size;
     END LOOP;
     v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
@@ -208,13 +208,13 @@ BEGIN
                         AND l.available_at > '-infinity' AND l.available_at <= v_now
                       ORDER BY l.available_at, l.sequence LIMIT 100 FOR UPDATE SKIP LOCKED);
     IF cardinality(v_looked) > 0 THEN
-        PERFORM taskq_internal.judge_dependents(p_topic_id, v_looked);
+        PERFORM taskq_internal.check_dependents(p_topic_id, v_looked);
     END IF;
 END $$;
 
 -- Lets out retries that wait for the probe of their topic, and returns them: while retries succeed, those that are due, in polled
 -- order; while they fail, the next one in turn (taskq_internal.may_probe says when). Skips a topic whose probe another poll is about to send.
-CREATE FUNCTION taskq_internal.let_out_retries(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
+CREATE FUNCTION taskq_internal.promote_retries(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -226,7 +226,7 @@ BEGIN
     IF p_topic.probe AND NOT taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
         RETURN '{}';
     END IF;
-    v_free := taskq_internal.retries_to_let_out(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
+    v_free := taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
     v_free := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
     UPDATE taskq_internal.live l SET waits = CASE WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
@@ -236,7 +236,7 @@ BEGIN
 END $$;
 
 -- Which retries to let out, of up to p_size identifiers for a poll of batches, else up to p_size of them.
-CREATE FUNCTION taskq_internal.retries_to_let_out(
+CREATE FUNCTION taskq_internal.retries_to_promote(
     p_topic taskq_internal.topic, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -262,7 +262,7 @@ BEGIN
         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= p_now
         ORDER BY l.failed_at NULLS FIRST, l.priority DESC, l.sequence
     LOOP
-        IF p_condition = 'NONE' OR taskq_internal.may_turn(p_topic_id, v_sequence, p_condition) THEN
+        IF p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, v_sequence, p_condition) THEN
             RETURN ARRAY[v_sequence];
         END IF;
     END LOOP;
@@ -307,7 +307,7 @@ BEGIN
                  WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2
                    AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at DESC, l.sequence DESC)) r
         LOOP
-            IF p_condition = 'NONE' OR taskq_internal.may_turn(p_topic_id, v_sequence, p_condition) THEN
+            IF p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, v_sequence, p_condition) THEN
                 v_due := v_due || v_sequence;
             END IF;
             EXIT WHEN cardinality(v_due) >= p_size;
@@ -317,7 +317,7 @@ BEGIN
 END $$;
 
 -- Whether an attempted task has the turn of its identifier, which nothing blocks.
-CREATE FUNCTION taskq_internal.may_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.has_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence);
@@ -353,14 +353,14 @@ BEGIN
 END $$;
 
 -- Whether any task at all may have to be told how others end.
-CREATE FUNCTION taskq_internal.anyone_waits() RETURNS boolean LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE waiting) OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
 END $$;
 
 -- What a call of complete means for those who wait: wakes the dependents of what SUCCEEDED, and tells the probe.
-CREATE FUNCTION taskq_internal.tell_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.update_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic taskq_internal.topic;
@@ -369,14 +369,14 @@ BEGIN
         SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = 6));
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = p_topic_id;
     IF v_topic.probe THEN
-        PERFORM taskq_internal.tell_probe(v_topic, p_sequences, p_results);
+        PERFORM taskq_internal.update_probe(v_topic, p_sequences, p_results);
     END IF;
 END $$;
 
 -- Tells a topic's probe how tasks did that this transaction just ended or put back. A noted failure makes the topic a failing one; a
 -- failure of the probe itself is noted with its time, which holds the next one back (taskq_internal.may_probe). Any other decision on a retry
 -- ends the failing. Writes only where something changes, so that completions don't wait in line.
-CREATE FUNCTION taskq_internal.tell_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.update_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_probe  taskq_internal.probe;
@@ -404,7 +404,7 @@ END $$;
 
 -- The tasks that a poll would let out now: woken dependents that are fulfilled and due, a hundred of those whose next look
 -- is due (another hundred at each call), and up to p_limit retries. Reads only.
-CREATE FUNCTION taskq_internal.to_let_out(p_topic taskq_internal.topic, p_limit int, p_condition text) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION taskq_internal.waiting_to_promote(p_topic taskq_internal.topic, p_limit int, p_condition text) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
@@ -429,14 +429,14 @@ BEGIN
           AND l.available_at >= v_first AND l.available_at < v_middle
         ORDER BY l.available_at LIMIT 100 - cardinality(v_aged));
     IF cardinality(v_looked) > 0 THEN
-        v_looked := taskq_internal.fulfilled(p_topic.topic_id, v_looked);
+        v_looked := taskq_internal.fulfilled_dependents(p_topic.topic_id, v_looked);
         v_looked := ARRAY(SELECT t.sequence FROM taskq_internal.task t JOIN taskq_internal.live l USING (topic_id, sequence)
                           WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_looked)
                             AND coalesce(l.due_again, t.due) <= v_now);
     END IF;
     SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF NOT p_topic.probe OR taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
-        v_looked := v_looked || taskq_internal.retries_to_let_out(p_topic, v_probe.failing, v_now, p_limit, false, p_condition);
+        v_looked := v_looked || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false, p_condition);
     END IF;
     RETURN v_looked;
 END $$;

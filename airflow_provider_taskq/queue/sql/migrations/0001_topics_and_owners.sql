@@ -21,7 +21,7 @@ CREATE TABLE taskq_internal.topic (
     max_crashes       int NOT NULL CHECK (max_crashes >= 1),
     max_payload_bytes int NOT NULL CHECK (max_payload_bytes >= 0),
     ttl               interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days'),
-    notify            boolean NOT NULL DEFAULT false  -- a push sends a notification (taskq.wake)
+    notify            boolean NOT NULL DEFAULT false  -- a push sends a notification (taskq.notify)
 );
 CREATE INDEX topic_probe ON taskq_internal.topic (topic_id) WHERE probe;
 

@@ -67,9 +67,9 @@ CREATE INDEX live_held ON taskq_internal.live (holder, sequence) WHERE holder IS
 CREATE INDEX live_retrying ON taskq_internal.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;
 -- The turn of an identifier: its ACTIVE tasks first (holder is not null), then its attempted ones by sequence.
 CREATE INDEX live_turn ON taskq_internal.live (identifier, topic_id, holder, sequence) WHERE attempt > 0;
--- The lane of an identifier: its READY tasks as they are polled. On topic_id::bigint, so that whoever asks for topic_id
+-- An identifier: its READY tasks as they are polled. On topic_id::bigint, so that whoever asks for topic_id
 -- never gets this one. It includes topic_id, or a scan of it could not do without the table.
-CREATE INDEX live_lane ON taskq_internal.live ((topic_id::bigint), identifier, priority DESC, available_at, sequence) INCLUDE (topic_id)
+CREATE INDEX live_by_identifier ON taskq_internal.live ((topic_id::bigint), identifier, priority DESC, available_at, sequence) INCLUDE (topic_id)
     WHERE holder IS NULL;
 
 CREATE TABLE taskq_internal.ended (
@@ -93,7 +93,7 @@ CREATE TABLE taskq_internal.ended (
 -- What blocks an identifier, and what an operator looks for: few rows in a healthy queue.
 CREATE INDEX ended_troubled ON taskq_internal.ended (identifier, topic_id, state, sequence) WHERE state IN (2, 3, 4);
 -- The same in order of sequence, for those who revive, reassign and look through them state by state. By expressions, as
--- topic_id in live_lane, so that no poll ever gets it.
+-- topic_id in live_by_identifier, so that no poll ever gets it.
 CREATE INDEX ended_state ON taskq_internal.ended ((topic_id::bigint), (state::int), sequence) WHERE state::int IN (2, 3, 4);
 -- For results between two moments.
 CREATE INDEX ended_completed ON taskq_internal.ended USING brin (completed) WITH (pages_per_range = 32, autosummarize = on);
@@ -106,12 +106,12 @@ CREATE TABLE taskq_internal.live_default PARTITION OF taskq_internal.live DEFAUL
     autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.1
 );
 
--- The locks of lanes. Whoever polls under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its
+-- The locks of identifiers. Whoever polls under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its
 -- transaction ends, and then looks again: so that of two such polls only one decides on an identifier. Rows rather than
 -- advisory locks, as those of a large batch would not fit the server's lock table. Locked only, never changed, so the
 -- table stays as it is made here. Identifiers that share a bucket by chance exclude each other while a poll is open.
-CREATE TABLE taskq_internal.lane_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
-INSERT INTO taskq_internal.lane_lock SELECT generate_series(0, 65535);
+CREATE TABLE taskq_internal.identifier_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
+INSERT INTO taskq_internal.identifier_lock SELECT generate_series(0, 65535);
 
 -- What a task depends on: the latest task of an identifier, of any topic.
 CREATE TABLE taskq_internal.dependency (
@@ -133,7 +133,7 @@ CREATE TABLE taskq_internal.probe (
 ) WITH (fillfactor = 50);
 
 -- A group of identifiers (`key`) that was released for somebody's wait.
-CREATE TABLE taskq_internal.juncture (
+CREATE TABLE taskq_internal.group_release (
     name     text COLLATE "C" NOT NULL CHECK (name ~ '\S' AND length(name) <= 1000),
     topic_id int NOT NULL,
     key      uuid NOT NULL,
@@ -169,10 +169,10 @@ CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happene
 -- can connect can take any of them.
 CREATE TABLE taskq_internal.push ();           -- this transaction draws sequences
 CREATE TABLE taskq_internal.unplaced_push ();  -- it could not announce its topic: it counts for all topics
-CREATE TABLE taskq_internal.keep ();           -- it relies on a topic and draws no sequences
+CREATE TABLE taskq_internal.topic_use ();           -- it relies on a topic and draws no sequences
 CREATE TABLE taskq_internal.prune ();          -- it prunes stages
 
--- Locks by hash of a name, for names that have no row of their own: locked only, never changed (see taskq_internal.mutex_of).
+-- Locks by hash of a name, for names that have no row of their own: locked only, never changed (see taskq_internal.mutex_bucket).
 CREATE TABLE taskq_internal.mutex (bucket int PRIMARY KEY) WITH (fillfactor = 100);
 INSERT INTO taskq_internal.mutex SELECT generate_series(0, 3 * 4096 - 1);
 

@@ -2,18 +2,18 @@
 
 -- The cursor after the last task that a group of readers has handled, a row for each partition of a topic.
 CREATE TABLE taskq_internal.progress (
-    reader_group text COLLATE "C" NOT NULL CHECK (reader_group ~ '\S' AND length(reader_group) <= 1000),
+    group_name text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
     topic_id     int NOT NULL,
     partition    int NOT NULL CHECK (partition >= 0),
     cursor       bigint NOT NULL,
     advanced     timestamptz NOT NULL,
-    PRIMARY KEY (reader_group, topic_id, partition)
+    PRIMARY KEY (group_name, topic_id, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- How a group reads a topic. A generation is a way of sharing out: all of its partitions begin after the place `begins`. Where
 -- another way is wanted, they read up to and including `ends`, and then the next generation begins there.
-CREATE TABLE taskq_internal.reader (
-    reader_group    text COLLATE "C" NOT NULL CHECK (reader_group ~ '\S' AND length(reader_group) <= 1000),
+CREATE TABLE taskq_internal.consumer_group (
+    group_name    text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
     topic_id        int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
     generation      int NOT NULL,
     partitions      int NOT NULL CHECK (partitions BETWEEN 1 AND 1000),
@@ -23,28 +23,28 @@ CREATE TABLE taskq_internal.reader (
     ends            bigint,                    -- NULL while no other generation is wanted
     next_partitions int CHECK (next_partitions BETWEEN 1 AND 1000),
     next_level      int CHECK (next_level >= 0),
-    PRIMARY KEY (reader_group, topic_id)
+    PRIMARY KEY (group_name, topic_id)
 );
 
 -- Who leads a partition of the group's generation. Without a fence nobody does; a lease that lapsed is anybody's to take, by a
 -- new fence. Whoever reads, advances or leads holds the row until its transaction ends.
-CREATE TABLE taskq_internal.reader_partition (
-    reader_group text COLLATE "C" NOT NULL,
+CREATE TABLE taskq_internal.consumer_partition (
+    group_name text COLLATE "C" NOT NULL,
     topic_id     int NOT NULL,
     partition    int NOT NULL,
     fence        bigint UNIQUE,
     leader       text CHECK (leader ~ '\S' AND length(leader) <= 1000),
     lease        interval CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until  timestamptz,
-    led_since    timestamptz,
+    leader_since    timestamptz,
     reach        bigint NOT NULL,              -- no task after this place was handed to any leader
     failed       timestamptz,                  -- when a leader gave up, until progress is made again, and why
     error        text,
-    PRIMARY KEY (reader_group, topic_id, partition),
-    FOREIGN KEY (reader_group, topic_id) REFERENCES taskq_internal.reader ON DELETE CASCADE
+    PRIMARY KEY (group_name, topic_id, partition),
+    FOREIGN KEY (group_name, topic_id) REFERENCES taskq_internal.consumer_group ON DELETE CASCADE
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- How long handling a task took, as those who handle tasks tell: by topic, hour, and bucket of 5 % (taskq.note_handling).
+-- How long handling a task took, as those who handle tasks tell: by topic, hour, and bucket of 5 % (taskq.record_handling_times).
 CREATE TABLE taskq_internal.handling (
     topic_id int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
     hour     timestamptz NOT NULL,

@@ -11,10 +11,10 @@
 -- Tasks that wait or are held, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.live_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
-       CASE WHEN l.holder IS NULL THEN taskq.why_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt, l.available_at)
+       CASE WHEN l.holder IS NULL THEN taskq.explain_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt, l.available_at)
             WHEN o.lease_until < statement_timestamp()
-                THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.in_words(statement_timestamp() - c.lease_until))
-            ELSE format('held by %s for another %s at least', o.name, taskq.in_words(c.lease_until - statement_timestamp())) END AS why,
+                THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.format_duration(statement_timestamp() - c.lease_until))
+            ELSE format('held by %s for another %s at least', o.name, taskq.format_duration(c.lease_until - statement_timestamp())) END AS why,
        l.attempt, l.crashes, l.priority, t.reference, statement_timestamp() - c.created AS age,
        CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
@@ -33,7 +33,7 @@ CROSS JOIN LATERAL (  -- as taskq_internal.clamp_moment has them, which a view c
 CREATE VIEW taskq_internal.ended_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier,
        CASE e.state WHEN 3 THEN 'FAILURE' WHEN 4 THEN 'SUSPENSION' WHEN 5 THEN 'FILTER' WHEN 6 THEN 'SUCCESS' END AS result,
-       taskq.why_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name) AS why,
+       taskq.explain_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name) AS why,
        e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
        left(e.error_summary, 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
@@ -79,7 +79,7 @@ END $$;
 -- that has been due for longest has been so; last_end: how long ago the last of its newest hundred ended.
 CREATE VIEW taskq.topics_at_a_glance AS
 SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, coalesce(h.held, 0) AS running,
-       statement_timestamp() - (taskq.longest_due(p.topic_id)).since AS oldest,
+       statement_timestamp() - (taskq.oldest_due(p.topic_id)).since AS oldest,
        statement_timestamp() - (SELECT CASE WHEN max(n.completed) IS NOT NULL
                                        THEN greatest(least(max(n.completed), timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') END
                                 FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id
