@@ -36,11 +36,14 @@ UNION ALL SELECT 'reader', unnest(ARRAY[
     'task_texts', 'audit_trail', 'count_lapsed', 'find_drain', 'count_ended_by', 'find_failed_by'])
 UNION ALL SELECT DISTINCT 'operator', p.proname::text FROM pg_proc p
 WHERE p.pronamespace = 'taskq'::regnamespace AND p.proname NOT IN ('grant_access', 'revoke_access');
+COMMENT ON VIEW taskq.privileges IS
+'Which kind of role (see taskq.grant_access) may call which function of this schema.';
 
 -- The installed migrations. Clients compare them with their own release.
 CREATE VIEW taskq.migrations AS SELECT number, name, checksum, applied FROM taskq_internal.migration;
+COMMENT ON VIEW taskq.migrations IS
+'The installed migrations with their checksums. Number 0 stands for all functions, -1 for the optional views.';
 
--- Grants a role what a kind of user needs (see above), and remembers it, so that it outlives upgrades.
 CREATE FUNCTION taskq.grant_access(p_role text, p_kind text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_kind IS NULL OR p_kind NOT IN ('producer', 'consumer', 'reader', 'operator') THEN
@@ -52,8 +55,11 @@ BEGIN
     INSERT INTO taskq_internal.access (role, kind) VALUES (p_role, p_kind) ON CONFLICT DO NOTHING;
     PERFORM taskq_internal.grant_kind(p_role, p_kind);
 END $$;
+COMMENT ON FUNCTION taskq.grant_access IS
+'Grants a role one kind of access: producer, consumer, reader or operator. The queue stores the grant and repeats it
+after an upgrade. A role may have several kinds. Only the owner of the schema may call it. Errors: TQ000 for an
+unknown role or kind.';
 
--- Takes back from a role what it was granted here, all kinds.
 CREATE FUNCTION taskq.revoke_access(p_role text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq_internal.access WHERE role = p_role;
@@ -61,6 +67,8 @@ BEGIN
     EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA taskq FROM %I', p_role);
     EXECUTE format('REVOKE ALL ON SCHEMA taskq FROM %I', p_role);
 END $$;
+COMMENT ON FUNCTION taskq.revoke_access IS
+'Revokes everything that grant_access has granted to a role. Only the owner of the schema may call it.';
 
 -- Gives a role the rights of a kind on the functions and views as they are now.
 CREATE FUNCTION taskq_internal.grant_kind(p_role text, p_kind text) RETURNS void LANGUAGE plpgsql AS $$

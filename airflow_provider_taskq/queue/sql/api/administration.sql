@@ -4,7 +4,6 @@
 --
 -- What people do by a page or a command line, and the trail that it leaves.
 
--- Pauses a READY task: it is not handed out until it is resumed or given another due time. False where it was paused already.
 CREATE FUNCTION taskq.pause_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
@@ -15,8 +14,10 @@ BEGIN
     PERFORM taskq_internal.set_due_time(v_task, taskq_internal.paused_until(), 6);
     RETURN true;
 END $$;
+COMMENT ON FUNCTION taskq.pause_task IS
+'Pauses a READY task: no poll hands it out until resume_task, run_now or set_due. Returns false if it was paused
+already. Errors: TQ001 unknown topic; TQ003 if the task is not READY or another transaction is claiming it.';
 
--- Resumes a paused task: one that waits to be retried is due now, any other in its old place. False where it was not paused.
 CREATE FUNCTION taskq.resume_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
@@ -27,8 +28,10 @@ BEGIN
     PERFORM taskq_internal.set_due_time(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.original_due_time(v_task) END, 7);
     RETURN true;
 END $$;
+COMMENT ON FUNCTION taskq.resume_task IS
+'Resumes a paused task: a retry is due now, any other task in its original place. Returns false if it was not paused.
+Errors: TQ001, TQ003 as for pause_task.';
 
--- Sets when a READY task is due; NULL: in its old place.
 CREATE FUNCTION taskq.set_due(p_topic text, p_sequence bigint, p_due timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
@@ -38,8 +41,10 @@ BEGIN
     END IF;
     PERFORM taskq_internal.set_due_time(v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), 8);
 END $$;
+COMMENT ON FUNCTION taskq.set_due IS
+'Sets when a READY task is due; NULL restores the time of its push. Errors: TQ001, TQ003 as for pause_task; TQ008 for a
+time outside the years 1 to 9999.';
 
--- Sets how many attempts of a READY task count: 0 is a task just pushed, max_attempts - 1 one with a last attempt left.
 CREATE FUNCTION taskq.set_attempts(p_topic text, p_sequence bigint, p_attempts int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_task  taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
@@ -54,9 +59,10 @@ BEGIN
     WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
     PERFORM taskq_internal.record_ready_change(v_task, 9, p_attempts);
 END $$;
+COMMENT ON FUNCTION taskq.set_attempts IS
+'Sets the number of counted attempts of a READY task: 0 as after its push, max_attempts - 1 for one last attempt.
+Errors: TQ001, TQ003 as for pause_task; TQ008 for a number out of range.';
 
--- Makes READY tasks due now that are due later, paused ones too, and returns how many. What else a task waits for, it still waits
--- for: its dependencies, the probe and the pause of its topic. Refuses as taskq_internal.lock_ready_tasks does.
 CREATE FUNCTION taskq.run_now(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -71,9 +77,11 @@ BEGIN
     END LOOP;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.run_now IS
+'Makes READY tasks due now, paused ones too. Dependencies, a probe and the pause of the topic still hold them back.
+Returns how many tasks changed. Errors: TQ001; TQ003, naming the first task that is not READY or that another
+transaction is claiming: then nothing changes.';
 
--- Sets the priority of READY tasks, -100 to 100, higher first, and returns how many had another. It lasts until the task ends: one
--- that is started anew, and a copy, have the priority that was pushed. Refuses as taskq_internal.lock_ready_tasks does.
 CREATE FUNCTION taskq.set_priority(p_topic text, p_sequences bigint[], p_priority int) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -91,9 +99,11 @@ BEGIN
     END LOOP;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.set_priority IS
+'Sets the priority of READY tasks, -100 to 100, higher first. It lasts until the task ends: a reset task and a copy
+have the priority of the push. Returns how many tasks changed. Errors: TQ001, TQ003 as for run_now; TQ008 for a
+priority out of range.';
 
--- Ends READY tasks as FILTERED without running them, and returns how many. They can be started anew like all that has ended. Tasks
--- that depend on them keep waiting. Refuses as taskq_internal.lock_ready_tasks does.
 CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -111,11 +121,10 @@ BEGIN
     END LOOP;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.cancel IS
+'Ends READY tasks as FILTERED without running them. They can be revived. Tasks that depend on them keep waiting.
+Returns how many. Errors: TQ001, TQ003 as for run_now.';
 
--- Removes tasks with an error that have expired, the p_size lowest of each state, and returns how many: FAILED tasks that have
--- outlived their time to live, and READY tasks that have also outlived the horizon of the topic. A READY task has retries left
--- until then; without a horizon until it is FAILED. A task without a time to live never expires. Never waits: what another
--- transaction holds stays.
 CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -136,9 +145,11 @@ BEGIN
     PERFORM taskq_internal.delete_tasks(v_topic.topic_id, v_found);
     RETURN cardinality(v_found);
 END $$;
+COMMENT ON FUNCTION taskq.purge_past_ttl IS
+'Removes tasks with an error that are past their ttl, the p_size lowest sequences of each state: FAILED tasks, and
+READY tasks that are also past the topic''s retry horizon. Without a horizon a READY task stays until it is FAILED; a
+task without a ttl stays. Returns how many. Never waits: a task that another transaction holds stays. Errors: TQ001.';
 
--- Gives some of an owner's tasks back: READY in their old place, the attempt not counted, as taskq.release does with all.
--- Returns how many. Refuses a lease that is gone (TQ005) and tasks that the owner does not hold (TQ004).
 CREATE FUNCTION taskq.release_tasks(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -155,10 +166,10 @@ BEGIN
     END IF;
     RETURN cardinality(v_back);
 END $$;
+COMMENT ON FUNCTION taskq.release_tasks IS
+'Gives some of an owner''s tasks back: READY in their original place, the attempt not counted. Returns how many.
+Errors: TQ005 if the lease is gone; TQ004 for tasks that the owner does not hold.';
 
--- Removes the p_size lowest tasks in a range of sequences, both ends included, and returns how many; a bound that is NULL is
--- open. Those of one state, or without a state all that are FAILED to REDUNDANT: ACTIVE, READY and EXPIRED ones are spared
--- unless named. Never waits: a task that another transaction holds stays.
 CREATE FUNCTION taskq.purge(p_topic text, p_from bigint, p_to bigint, p_state int, p_size bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -169,10 +180,11 @@ BEGIN
     END IF;
     RETURN taskq_internal.purge_by_state(v_topic_id, coalesce(p_state, 3), coalesce(p_state, 8), p_from, p_to, p_size);
 END $$;
+COMMENT ON FUNCTION taskq.purge IS
+'Removes the p_size lowest tasks from sequence p_from to p_to, both included; NULL leaves a bound open. p_state: only
+tasks of this state; without it FAILED to REDUNDANT, so ACTIVE, READY and EXPIRED tasks stay unless named. Returns how
+many. Never waits: a task that another transaction holds stays. Errors: TQ001.';
 
--- Removes every task of a topic, held ones too, and returns how many. Never waits: a task that another transaction holds,
--- as it is polling or completing it right now, stays. p_alone: that this call is a transaction of its own, so that a topic with
--- tables of its own may have them emptied at once; for that it waits a moment for whoever uses them.
 CREATE FUNCTION taskq.purge_all(p_topic text, p_alone boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -186,11 +198,12 @@ BEGIN
     END IF;
     RETURN taskq_internal.purge_by_state(v_topic_id, 0, 1, NULL, NULL, NULL) + taskq_internal.purge_by_state(v_topic_id, 2, 8, NULL, NULL, NULL);
 END $$;
+COMMENT ON FUNCTION taskq.purge_all IS
+'Removes every task of a topic, held ones too, and returns how many. Never waits: a task that another transaction holds
+stays. p_alone: the call is a transaction of its own, so own tables may be truncated; for this it waits a moment for
+their users. Errors: TQ001.';
 
--- Removes owners that gave no sign of life for so long, whose lease has lapsed or is gone, who hold nothing, and of whom no
--- task that is stored tells: so that every task keeps its owner's name. Returns how many. Skips who is at work right now.
--- Removes the reports of drains that are older, too.
--- What has ended is read once, and only where there is an owner to remove.
+-- Reads what has ended once, and only if there is an owner to remove.
 CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint LANGUAGE plpgsql
 SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -214,9 +227,13 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.purge_owners IS
+'Removes owners without a sign of life for p_older_than whose lease has lapsed or is gone, that hold nothing, and that
+no stored task names. Also removes the reports of drains of that age. Skips an owner that is in use. Returns how many
+owners.';
 
--- Enters an action of this transaction in the trail, under the name that taskq_internal.current_actor() gives; refuses where nobody is said to act.
--- The actor is what the client says. session_user is the role that logged in: SET ROLE and function owners do not change it.
+-- The actor is what the client says. session_user is the role that logged in: neither SET ROLE nor the owner of a
+-- function changes it.
 CREATE FUNCTION taskq.record_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF taskq_internal.current_actor() IS NULL THEN
@@ -225,8 +242,10 @@ BEGIN
     INSERT INTO taskq_internal.audit (happened, actor, role, action, topic, what, count)
     VALUES (clock_timestamp(), taskq_internal.current_actor(), session_user, p_action, p_topic, left(p_what, 2000), p_count);
 END $$;
+COMMENT ON FUNCTION taskq.record_action IS
+'Stores an action of this transaction in the audit, under the name in the setting taskq.actor, with session_user as the
+role. p_what: the tasks and the way they were chosen; p_count: their number. Errors: TQ000 if no actor is set.';
 
--- The trail, the newest first, of a topic or of all, before a place in it.
 CREATE FUNCTION taskq.audit_trail(p_topic text, p_after bigint, p_size int)
 RETURNS TABLE (audit_id bigint, happened timestamptz, actor text, role text, action text, topic text, what text, count bigint)
 LANGUAGE sql STABLE AS $$
@@ -234,9 +253,10 @@ LANGUAGE sql STABLE AS $$
     WHERE (p_topic IS NULL OR a.topic = p_topic) AND a.audit_id < coalesce(p_after, 9223372036854775807)
     ORDER BY a.audit_id DESC LIMIT greatest(p_size, 0)
 $$;
+COMMENT ON FUNCTION taskq.audit_trail IS
+'The audit of a topic, or of all with NULL, the newest entry first: p_size entries before audit_id p_after (NULL: from
+the newest).';
 
--- Those of these tasks that are in one of these states, READY or EXPIRED to SUCCEEDED, locked, in order. Leaves out what another transaction
--- holds, and what has come to another state: for who acts on what a filter found a moment ago.
 CREATE FUNCTION taskq.lock_tasks(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -249,9 +269,11 @@ BEGIN
                  WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN 2 AND 6 AND e.state = ANY (p_states)
                  ORDER BY e.sequence FOR UPDATE SKIP LOCKED);
 END $$;
+COMMENT ON FUNCTION taskq.lock_tasks IS
+'Locks those of the tasks that are in one of the states (READY, EXPIRED to SUCCEEDED) and returns their sequences in
+order. Leaves out tasks that another transaction holds, or that have another state by now. For an action on the result
+of an earlier search. Errors: TQ001.';
 
--- Removes those of these tasks that are in one of these states, never one that is held, and returns how many. Never waits: what
--- another transaction holds stays.
 CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -266,8 +288,10 @@ BEGIN
     PERFORM taskq_internal.delete_tasks(v_topic_id, v_live || v_ended);
     RETURN cardinality(v_live || v_ended);
 END $$;
+COMMENT ON FUNCTION taskq.purge_sequences IS
+'Removes those of the tasks that are in one of the states and are not held, and returns how many. Never waits: a task
+that another transaction holds stays. Errors: TQ001.';
 
--- How many leases lapsed more than p_grace ago, and how many tasks are held under them, both up to a thousand.
 CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT tasks bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -277,6 +301,8 @@ BEGIN
     owners := cardinality(v_lapsed);
     tasks := (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = ANY (v_lapsed) LIMIT 1000) n);
 END $$;
+COMMENT ON FUNCTION taskq.count_lapsed IS
+'The number of leases that lapsed more than p_grace ago, and of the tasks held under them, each counted up to 1,000.';
 
 -- When a paused task is due: never, told from a time that anybody would set.
 CREATE FUNCTION taskq_internal.paused_until() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$

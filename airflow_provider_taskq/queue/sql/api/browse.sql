@@ -3,9 +3,6 @@
 --
 -- Browse tasks: those that a filter finds, in the order of their sequences, and what is shown of them.
 
--- Topics whose name contains p_search (p_exact: is p_search), after a name, in order: at most p_size. Counts go up to p_cap, by
--- the statuses of taskq.task_info; running and consumers are of the first 10,000 tasks that are held in the database, `running_capped`
--- where there are more.
 CREATE FUNCTION taskq.browse_topics(p_search text, p_exact boolean, p_after text, p_size int, p_cap int)
 RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused_tasks bigint, running bigint,
                failed bigint, suspended bigint, expired bigint, running_capped boolean, consumers bigint, oldest_seconds bigint, last_end_seconds bigint)
@@ -40,10 +37,11 @@ BEGIN
         RETURN NEXT;
     END LOOP;
 END $$;
+COMMENT ON FUNCTION taskq.browse_topics IS
+'Topics in order of name, after p_after, at most p_size: counts by status, and since when the oldest task is due.
+p_search: part of the name, or with p_exact the name. Each count stops at p_cap; running and consumers come from the
+first 10,000 held tasks of the database, and running_capped tells that there are more.';
 
--- Owners whose lease is not gone, the newest registration first, before a fence: at most p_size, of the p_budget that are looked
--- at. p_exact: the one of that name, its lease gone or not. held goes up to 1,000; topics are those of these tasks. The last row
--- may be one without a name: how far it was looked.
 CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int, p_budget int)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz, held bigint, topics text[])
 LANGUAGE plpgsql STABLE
@@ -74,8 +72,11 @@ BEGIN
         ORDER BY n.fence DESC OFFSET greatest(p_budget, 1) - 1 LIMIT 1;
     END IF;
 END $$;
+COMMENT ON FUNCTION taskq.browse_owners IS
+'Owners whose lease is not gone, the newest registration first, before fence p_after; at most p_size of the p_budget
+owners that are read. p_search: part of the name; with p_exact the owner of that name, its lease gone or not. held
+counts up to 1,000 tasks. If the budget ends first, the last row has no name, and its fence is where to continue.';
 
--- Who holds tasks of a topic, those with most first: of the first 10,000 tasks that are held in the database, at most 100 owners.
 CREATE FUNCTION taskq.browse_holders(p_topic text) RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -89,15 +90,19 @@ BEGIN
           WHERE n.topic_id = v_topic_id GROUP BY n.holder ORDER BY 2 DESC, 1 LIMIT 100) h
     JOIN taskq_internal.owner o ON o.owner_id = h.holder ORDER BY h.held DESC, o.name;
 END $$;
+COMMENT ON FUNCTION taskq.browse_holders IS
+'The owners that hold tasks of a topic, those with most tasks first, at most 100, from the first 10,000 held tasks of
+the database. Errors: TQ001.';
 
--- Locks that are held, or that are nobody's until a time, after a name, in order.
 CREATE FUNCTION taskq.browse_locks(p_after text, p_size int)
 RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint) LANGUAGE sql STABLE AS $$
     SELECT k.name, k.held_by, k.locked, k.until, extract(epoch FROM taskq_internal.clamp_moment(k.until) - clock_timestamp())::bigint FROM taskq_internal.lock k
     WHERE k.until > clock_timestamp() AND (p_after IS NULL OR k.name > p_after) ORDER BY k.name LIMIT greatest(p_size, 0)
 $$;
+COMMENT ON FUNCTION taskq.browse_locks IS
+'Named locks that are held, or blocked until their shortest time is over, in order of name, after p_after, at most
+p_size.';
 
--- How far groups of readers got, and how many tasks of the topic, of all its partitions, come after: up to p_cap.
 CREATE FUNCTION taskq.browse_groups(p_size int, p_cap int)
 RETURNS TABLE (group_name text, topic text, part int, place bigint, advanced timestamptz, behind bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -109,10 +114,10 @@ BEGIN
     FROM taskq_internal.progress g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
     ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
 END $$;
+COMMENT ON FUNCTION taskq.browse_groups IS
+'The progress of consumer groups, and how many tasks of the topic come after it, counted up to p_cap. At most p_size
+rows.';
 
--- Ticks that wait, by prefix and hash: how many (up to 1,000), the next and the last. Goes from identifier to identifier of a
--- topic's waiting tasks, past all ticks of one prefix at once, for p_steps at most; `capped` where there are more. moments: the last
--- fifty nominal times, of ticks that are over as well.
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
 RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean, moments timestamptz[])
 LANGUAGE plpgsql STABLE
@@ -150,12 +155,10 @@ BEGIN
         RETURN NEXT;
     END IF;
 END $$;
+COMMENT ON FUNCTION taskq.browse_ticks IS
+'Waiting ticks of a topic by prefix and config hash: how many (up to 1,000), the next, the last, and the last fifty
+nominal times, past ones included. Reads at most p_steps prefixes; capped tells that there are more. Errors: TQ001.';
 
--- Tasks of a topic by a filter, every part of which may be NULL, in order of sequence (p_newest: descending), beyond p_after. At most
--- p_size, of p_budget rows that are looked at, in the index that leads to the fewest; looked_to: the last of these where there are
--- more beyond. p_status is as in taskq.task_info, but that failed includes exhausted; p_since and p_until are about the push, both included; p_error is contained in the
--- error, in any case, p_error_group is its group (taskq_internal.error_group); without a state they look among EXPIRED, FAILED and SUSPENDED
--- tasks.
 CREATE FUNCTION taskq.find_tasks(
     p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz, p_until timestamptz,
     p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int, OUT hits bigint[], OUT looked_to bigint
@@ -197,9 +200,13 @@ BEGIN
             INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held;
     END IF;
 END $$;
+COMMENT ON FUNCTION taskq.find_tasks IS
+'Sequences of a topic''s tasks that match a filter, in order (p_newest: descending), beyond p_after: at most p_size,
+from at most p_budget rows of the narrowest index. NULL leaves a part of the filter out. p_status as in
+taskq.task_info, with exhausted under failed; p_since and p_until are times of the push, both included; p_error is
+part of the error, in any case; p_error_group as in taskq.error_groups. looked_to: where to continue, if the budget
+ended first. Errors: TQ001.';
 
--- Tasks of all topics whose sequence, identifier or reference is this text as a whole: the newest first, at most p_size. Asks the
--- indexes topic by topic.
 CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
@@ -221,10 +228,9 @@ BEGIN
             ORDER BY t.sequence DESC LIMIT v_size) s) n
     JOIN taskq_internal.topic p ON p.topic_id = n.topic_id ORDER BY n.sequence DESC LIMIT v_size;
 END $$;
+COMMENT ON FUNCTION taskq.search_tasks IS
+'Tasks of all topics whose sequence, identifier or reference equals the text, the newest first, at most p_size.';
 
--- What is shown of tasks, in no order: everything but payload and output, of which it says the bytes. Tracebacks are cut to p_error
--- characters; with 0 there are only their summaries. waited and ran are taskq_internal.queue_time and taskq_internal.run_time of the last attempt, of a
--- running task until now.
 CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
 RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text, attempt int, crashes int,
                redelivered boolean, priority int, created timestamptz, available_at timestamptz, completed timestamptz, owner text,
@@ -246,9 +252,11 @@ BEGIN
     FROM unnest(p_sequences) AS u (sequence)
     CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.sequence = u.sequence OFFSET 0) i;
 END $$;
+COMMENT ON FUNCTION taskq.browse_tasks IS
+'The given tasks with everything but payload and output, of which it returns the sizes; in no order. Tracebacks are cut
+to p_error characters; 0 leaves only their summaries. waited and ran: how long the last attempt waited for its poll,
+and how long it ran. Errors: TQ001.';
 
--- What an owner holds: topics and sequences, in order of sequence, after one. p_workers: what the owners of workers of that name hold,
--- too, which are named p_owner/...; at most 1,000 of these owners.
 CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int) RETURNS TABLE (topic text, sequence bigint)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -268,9 +276,10 @@ BEGIN
         ORDER BY n.sequence LIMIT greatest(p_size, 0)) l
     JOIN taskq_internal.topic p ON p.topic_id = l.topic_id ORDER BY l.sequence;
 END $$;
+COMMENT ON FUNCTION taskq.browse_held IS
+'Topics and sequences of the tasks that an owner holds, in order, after sequence p_after, at most p_size. p_workers:
+also those of owners named p_owner/..., at most 1,000 of them.';
 
--- Tasks of a topic that an owner holds or that ended under it since a moment, with their states, in order of sequence. Of what has
--- ended, the newest p_budget tasks of the topic are looked at.
 CREATE FUNCTION taskq.find_claimed(p_topic text, p_owner text, p_since timestamptz, p_budget int) RETURNS TABLE (sequence bigint, state int)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = on AS $$
@@ -289,8 +298,10 @@ BEGIN
         WHERE e.holder = v_owner_id AND (p_since IS NULL OR e.completed >= p_since)) n
     ORDER BY n.sequence;
 END $$;
+COMMENT ON FUNCTION taskq.find_claimed IS
+'Tasks of a topic that an owner holds, or that ended under it since p_since, with their states, in order. Reads the
+newest p_budget ended tasks of the topic. Errors: TQ001.';
 
--- The tasks that were pushed in one transaction, from its first to its last, as a push told them: at most p_size of 10,000.
 CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -303,8 +314,9 @@ BEGIN
         WHERE w.pushed_in = (SELECT f.pushed_in FROM taskq_internal.task f WHERE f.topic_id = v_topic_id AND f.sequence = p_first)
         LIMIT greatest(p_size, 0));
 END $$;
+COMMENT ON FUNCTION taskq.find_pushed IS
+'The tasks of one push, given its first and last sequence: at most p_size of the first 10,000. Errors: TQ001.';
 
--- The newest task of each identifier, or none of it, in the order given.
 CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[]) RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
@@ -316,8 +328,9 @@ BEGIN
                           ORDER BY t.sequence DESC LIMIT 1)
     FROM unnest(p_identifiers) AS u (identifier);
 END $$;
+COMMENT ON FUNCTION taskq.newest_sequences IS
+'The newest task of each identifier, in the order given; NULL for an identifier without a task. Errors: TQ001.';
 
--- What a task depends on: the newest task of each identifier, and its state by name; the first fifty.
 CREATE FUNCTION taskq.dependencies(p_topic text, p_sequence bigint)
 RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -330,8 +343,10 @@ BEGIN
     LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
                        ORDER BY t.sequence DESC LIMIT 1) n ON true;
 END $$;
+COMMENT ON FUNCTION taskq.dependencies IS
+'The tasks that a task depends on: the newest task of each identifier with the name of its state; at most fifty.
+Errors: TQ001.';
 
--- A task's payload and output as text, cut to so many characters, and their bytes; no row where there is no such task.
 CREATE FUNCTION taskq.task_texts(p_topic text, p_sequence bigint, p_length int)
 RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
@@ -340,6 +355,9 @@ BEGIN
     SELECT left(i.payload::text, greatest(p_length, 0)), octet_length(i.payload::text), left(i.output::text, greatest(p_length, 0)), octet_length(i.output::text)
     FROM taskq.task_info i WHERE i.topic_id = (taskq_internal.find_topic(p_topic)).topic_id AND i.sequence = p_sequence;
 END $$;
+COMMENT ON FUNCTION taskq.task_texts IS
+'Payload and output of a task as text, cut to p_length characters, and their sizes in bytes. No row for an unknown
+task. Errors: TQ001.';
 
 -- How many tasks of each topic are held, and by how many, among the first 10,000 that are.
 CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint) LANGUAGE plpgsql STABLE

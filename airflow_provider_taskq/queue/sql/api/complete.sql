@@ -2,10 +2,6 @@
 --
 -- Exchange: what was done against what is next, in one transaction.
 
--- Carries out decisions on tasks that the owner holds under this fence, and returns how many they were. Results are
--- 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS; outputs are JSON texts; a delay snoozes a SUSPENSION. Summaries of errors are found
--- in their texts unless they are given.
--- Refuses a lease that is gone (TQ005) and tasks that the owner does not hold now (TQ004).
 CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
     p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_summaries text[] DEFAULT NULL
@@ -40,8 +36,13 @@ BEGIN
     END IF;
     RETURN cardinality(v_done);
 END $$;
+COMMENT ON FUNCTION taskq.complete IS
+'Ends tasks that the owner holds under this fence, all or none, and returns how many. The arrays go together.
+p_results: 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS; p_outputs: JSON texts; p_delays: snoozes a SUSPENSION;
+p_summaries: one line for each error, taken from the error if NULL. A FAILURE with attempts left makes the task READY
+again. Errors: TQ005 if the lease is gone; TQ004 for tasks that the owner does not hold; TQ002 for an invalid result
+or output.';
 
--- Carries out decisions as taskq.complete does, then polls for the same owner as taskq.poll does. Both or neither.
 CREATE FUNCTION taskq.exchange(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[],
     p_delays interval[], p_summaries text[], p_topic text, p_size int, p_order text, p_condition text
@@ -54,6 +55,8 @@ BEGIN
     END IF;
     RETURN QUERY SELECT * FROM taskq.poll(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
 END $$;
+COMMENT ON FUNCTION taskq.exchange IS
+'Completes tasks as taskq.complete, then polls as taskq.poll, in one call: both or neither. Errors: those of both.';
 
 -- The topics, in order, of the tasks that the owner holds among these.
 CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql

@@ -12,8 +12,6 @@
 --
 -- Rows are locked in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number, taskq_internal.progress.
 
--- Enters a group, or asks for another number of partitions or level than it has: whoever asks last has the say. Returns how it
--- is shared out now, and how next where its partitions are still reading up to the end of their generation.
 CREATE FUNCTION taskq.join_group(p_group text, p_topic text, p_partitions int, p_level int)
 RETURNS TABLE (generation int, partitions int, level int, next_partitions int, next_level int) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -43,9 +41,11 @@ BEGIN
     RETURN QUERY SELECT r.generation, r.partitions, r.level, r.next_partitions, r.next_level FROM taskq_internal.consumer_group r
                  WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
+COMMENT ON FUNCTION taskq.join_group IS
+'Joins a consumer group of a topic with a number of partitions and a level; the latest request decides. If it differs,
+the next generation begins when all partitions have come to the end of this one. Returns the current and the next
+assignment. Errors: TQ001; TQ000 for a number or a level out of range.';
 
--- Takes the lead of a partition that nobody leads, or whose leader's lease has lapsed, those in p_except aside; no row where
--- there is none. Begins the next generation where it is time. Never waits.
 CREATE FUNCTION taskq.acquire_partition(p_group text, p_topic text, p_leader text, p_lease interval, p_except int[] DEFAULT '{}')
 RETURNS TABLE (generation int, partitions int, level int, partition int, fence bigint, taken_over boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -74,8 +74,10 @@ BEGIN
     RETURN QUERY SELECT r.generation, r.partitions, r.level, v_found.partition, v_fence, v_found.fence IS NOT NULL
                  FROM taskq_internal.consumer_group r WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
+COMMENT ON FUNCTION taskq.acquire_partition IS
+'Acquires the lease of a partition that has no leader, or whose leader''s lease has lapsed; not one in p_except. Begins
+the next generation if it is due. Returns its fence, or no row if no partition is free. Never waits. Errors: TQ001.';
 
--- Extends all leases of a leader in a group, lapsed ones too, by their length, and returns the fences of those that nobody took.
 CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_leader text) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -86,10 +88,10 @@ BEGIN
                  WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader AND h.fence IS NOT NULL
                  RETURNING h.fence;
 END $$;
+COMMENT ON FUNCTION taskq.renew_partitions IS
+'Extends all partition leases of a leader in a group, lapsed ones too, by their length. Returns the fences of those
+that no other leader has acquired. Errors: TQ001.';
 
--- Hands the next tasks of a partition to its leader, at most p_size, from where its progress is. Fewer: a last row without
--- a task says how far the log was read, and whether this is the end of the partition's generation. Where there is no task
--- at all, that is stored as progress. Each row has the place to advance from in `after`.
 CREATE FUNCTION taskq.read_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
 RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint, at_end boolean) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -133,10 +135,12 @@ BEGIN
     UPDATE taskq_internal.consumer_partition h SET reach = v_seen
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.reach < v_seen;
 END $$;
+COMMENT ON FUNCTION taskq.read_partition IS
+'The next tasks of a partition after its progress, at most p_size, for the leader with this fence. after: the place to
+pass to advance_partition. With fewer tasks, a last row without a task tells how far the log was read, and at_end
+whether the generation ends there. Errors: TQ001; TQ005 if the fence does not hold the
+partition.';
 
--- Stores that the leader of a partition has handled it from one place to another; false, and nothing changed, where progress
--- is not at that place any more, as somebody put it elsewhere. Refuses a fence that leads no longer (TQ005). From here on the
--- transaction keeps others from leading: so the server ends its session where it stays idle for as long as the lease.
 CREATE FUNCTION taskq.advance_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -149,8 +153,12 @@ BEGIN
     END IF;
     RETURN taskq_internal.store_progress(p_group, v_topic_id, p_partition, p_after, p_cursor);
 END $$;
+COMMENT ON FUNCTION taskq.advance_partition IS
+'Moves the progress of a partition from p_after to p_cursor, under the leader''s fence. Returns false, and changes
+nothing, if the progress is not at p_after. The transaction then keeps others from the partition, so the server ends
+an idle session after the length of the lease. Errors: TQ001; TQ005 if the fence does not hold the
+partition.';
 
--- Gives the lead of a partition back; with an error, that is kept for people to see. False where the fence leads no longer.
 CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -161,9 +169,10 @@ BEGIN
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.fence = p_fence;
     RETURN FOUND;
 END $$;
+COMMENT ON FUNCTION taskq.release_partition IS
+'Gives a partition back; p_error is kept until progress is made. Returns false if the fence does not hold the
+partition. Errors: TQ001.';
 
--- Every partition of every group of readers, of one topic or of all: who leads it, how far it is, and since when the first
--- task has been there that it has not passed yet.
 CREATE FUNCTION taskq.partition_states(p_topic text DEFAULT NULL)
 RETURNS TABLE (group_name text, topic text, generation int, partitions int, level int, partition int, leader text, fence bigint,
                lease_until timestamptz, lapsed boolean, cursor bigint, ends bigint, behind_since timestamptz, failed timestamptz, error text)
@@ -179,12 +188,17 @@ LANGUAGE sql STABLE AS $$
     WHERE p_topic IS NULL OR p.name = p_topic
     ORDER BY r.group_name, p.name, h.partition
 $$;
+COMMENT ON FUNCTION taskq.partition_states IS
+'Each partition of each consumer group, of one topic or of all: leader, lease, progress, and since when the next task
+waits for it. Errors: TQ001.';
 
--- Forgets a group of readers of a topic, with its progress; false where there is none. Whoever reads for it stops.
 CREATE FUNCTION taskq.forget_group(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN taskq_internal.delete_groups((taskq_internal.find_topic(p_topic)).topic_id, p_group);
 END $$;
+COMMENT ON FUNCTION taskq.forget_group IS
+'Removes a consumer group of a topic with its progress; its consumers stop. Returns false if there is none. Errors:
+TQ001.';
 
 -- Enters the partitions of a generation, led by nobody.
 CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void LANGUAGE sql AS $$

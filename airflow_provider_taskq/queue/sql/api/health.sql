@@ -3,10 +3,6 @@
 --
 -- Health of the work: leases that nobody takes back, topics that nobody serves, tasks that wait for ever, and failures.
 
--- All findings, the worst first. severity: critical, warning, notice, fine; each subject has at least one row, so that
--- a page or an alarm sees its value also while it is fine. value: seconds, rows, bytes or transactions, as `detail`
--- says; pid: the session to look at; topic, sequence and owner: what it is about, where it is about one. p_patience: how long a due
--- task, or a lapsed lease, may wait without being named.
 CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE sql AS $$
     SELECT f.* FROM (
@@ -27,8 +23,12 @@ RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, 
     ) f (severity, subject, detail, value, pid, topic, sequence, owner)
     ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject, f.value DESC NULLS LAST
 $$;
+COMMENT ON FUNCTION taskq.health IS
+'Health findings, the worst first: severity critical, warning, notice or fine; each subject has at least one row.
+value: seconds, rows, bytes or transactions, as detail says; pid, topic, sequence and owner: what the finding is
+about. p_patience: how long a due task or a lapsed lease may wait. Reads bounded samples, so it takes milliseconds on
+any queue.';
 
--- A duration for people: two units at most, such as 3 h 20 min.
 CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT CASE WHEN s < 120 THEN s || ' s'
                 WHEN s < 7200 THEN s / 60 || ' min'
@@ -36,8 +36,9 @@ CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE
                 ELSE s / 86400 || ' days' END
     FROM (SELECT floor(greatest(0, extract(epoch FROM p_duration)))::bigint AS s) n
 $$;
+COMMENT ON FUNCTION taskq.format_duration IS
+'A duration as text with at most two units, such as 3 h 20 min.';
 
--- The task of a topic that has been due for longest, of any priority; NULLs where none is due.
 CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -56,8 +57,9 @@ BEGIN
         END IF;
     END LOOP;
 END $$;
+COMMENT ON FUNCTION taskq.oldest_due IS
+'The task of a topic that has been due for longest, of any priority; NULLs if none is due.';
 
--- What of its identifier stands in the way of a READY task where one is polled at a time: a sentence, or NULL.
 CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -81,6 +83,8 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
+COMMENT ON FUNCTION taskq.explain_turn IS
+'What keeps a READY task from being polled one at a time per identifier, as a sentence; NULL if nothing does.';
 
 -- How bad a value is, by the three bounds from which on it is.
 CREATE FUNCTION taskq_internal.severity(p_value numeric, p_notice numeric, p_warning numeric, p_critical numeric)

@@ -2,9 +2,6 @@
 --
 -- Why: one sentence for whoever asks why a task is not running, and what a topic did lately.
 
--- The history of a task, the last 200 happenings and of errors their ends, the oldest first, with its push and its end. what: pushed, failed, lapsed, started anew, recreated,
--- reassigned, paused, resumed, due set, attempts set, priority set, canceled, held, ended; state: the state that it had before, or has now (held, ended).
--- waited and ran: taskq_internal.queue_time and taskq_internal.run_time of the attempt that failed, lapsed or ended, or is held, until now.
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text, other bigint, error text,
                error_summary text, waited interval, ran interval)
@@ -37,8 +34,11 @@ BEGIN
         FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
     ORDER BY n.place, n.happened;
 END $$;
+COMMENT ON FUNCTION taskq.timeline IS
+'The history of a task, the oldest entry first: its push, the last 200 entries, and its end. what: pushed, failed,
+lapsed, started anew, recreated, reassigned, paused, resumed, due set, attempts set, priority set, canceled, held,
+ended. state: the state before the entry, or now (held, ended). waited and ran: times of the attempt. Errors: TQ001.';
 
--- Why a task is not running, in one sentence; of one that runs or has ended: that it does. NULL where there is no such task.
 CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -60,10 +60,9 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
+COMMENT ON FUNCTION taskq.explain IS
+'Why a task is not running, or that it runs or has ended, as one sentence; NULL for an unknown task. Errors: TQ001.';
 
--- How many tasks of each topic ended in each of the states FAILED to SUCCEEDED, by spans of time up to now: spans counted back, 0 the last one. Reads at most
--- p_pages pages of what has ended, a random share of them where there are more, and multiplies: so it costs the same for ten
--- million tasks as for ten thousand. sampled: the share that was read.
 CREATE FUNCTION taskq.throughput(p_span interval, p_spans int, p_topic text DEFAULT NULL, p_pages int DEFAULT 2000)
 RETURNS TABLE (topic text, span int, state int, count bigint, sampled double precision) LANGUAGE plpgsql
 SET plan_cache_mode = force_custom_plan AS $$
@@ -90,8 +89,11 @@ BEGIN
         USING v_share, v_now, extract(epoch FROM p_span), v_reach, p_topic;
     END LOOP;
 END $$;
+COMMENT ON FUNCTION taskq.throughput IS
+'How many tasks of each topic ended in each state from FAILED to SUCCEEDED, in p_spans spans of time up to now; span 0
+is the last. Reads at most p_pages pages, a random share of a longer history, and multiplies; sampled is that share.
+Errors: TQ001.';
 
--- What a task that waits for dependencies waits for: a sentence about the first that is not fulfilled.
 CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -108,8 +110,9 @@ BEGIN
                 ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name, v_first.sequence,
                             CASE WHEN v_first.state = 1 THEN 'not ended' ELSE taskq.state_name(v_first.state) END) END;
 END $$;
+COMMENT ON FUNCTION taskq.explain_dependency IS
+'The first dependency that is not fulfilled, as a sentence.';
 
--- Why a READY task is not running, by its columns in taskq_internal.live.
 CREATE FUNCTION taskq.explain_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz)
 RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -121,8 +124,9 @@ BEGIN
                     format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp()))
                 ELSE concat_ws('; ', 'may be polled', taskq.explain_turn(p_topic_id, p_sequence)) END;
 END $$;
+COMMENT ON FUNCTION taskq.explain_ready IS
+'Why a READY task is not running, from its columns. Used by the view taskq.tasks.';
 
--- Why a task in one of the other states is in it; NULL of one that ended without a failure. p_owner: the name of its last owner.
 CREATE FUNCTION taskq.explain_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_state = 2 THEN format('the lease of %s ran out; it waits to be revived', p_owner)
@@ -132,6 +136,8 @@ LANGUAGE sql IMMUTABLE AS $$
                 WHEN p_state = 4 THEN 'waits to be released or revived'
                 WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END
 $$;
+COMMENT ON FUNCTION taskq.explain_ended IS
+'Why an ended task is in its state; NULL if it ended without a failure. Used by the view taskq.tasks.';
 
 -- Who acts in this transaction, as the page and the command line say by the setting taskq_internal.current_actor; NULL for programs. Any client may
 -- set it, so history and audit keep session_user, the role that logged in, beside it.

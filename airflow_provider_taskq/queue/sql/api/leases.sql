@@ -9,8 +9,6 @@
 --
 -- Workers by name: whether they are to work, whatever processes there are of them.
 
--- Registers a name under a new, greater fence. Tasks that the name still holds are taken over, all of them or,
--- where expire() came first, none: both lock the owner's row before they look.
 CREATE FUNCTION taskq.register(p_owner text, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE plpgsql AS $$
@@ -28,10 +26,11 @@ BEGIN
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
+COMMENT ON FUNCTION taskq.register IS
+'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
+fence (resumed), and the earlier fence loses them. Atomic against taskq.expire. Errors: TQ008 for a blank name or an
+invalid lease.';
 
--- Registers a name under a new, greater fence to continue the claim that was made under fence p_claim. Refuses (TQ005)
--- unless that registration is current, or one that took the claim over: so each try of a job locks out the try before
--- it, and a job whose claim was replaced by a later one cannot take the tasks of that one.
 CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE plpgsql AS $$
@@ -51,8 +50,11 @@ BEGIN
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
+COMMENT ON FUNCTION taskq.take_over IS
+'Registers an owner under a new fence to continue the claim that was made under fence p_claim. So each attempt of a job
+locks out the attempt before it. Errors: TQ005 unless p_claim is current, or was taken over by the current
+registration.';
 
--- Extends a lease by its length, a lapsed one too; refuses once it is gone (TQ005).
 CREATE FUNCTION taskq.heartbeat(p_owner text, p_fence bigint) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     v_until timestamptz;
@@ -64,8 +66,9 @@ BEGIN
     END IF;
     RETURN v_until;
 END $$;
+COMMENT ON FUNCTION taskq.heartbeat IS
+'Extends a lease by its length, a lapsed one too, and returns its new end. Errors: TQ005 if the lease is gone.';
 
--- The owners whose lease has not lapsed; with p_within only those that gave a sign of life so recently.
 CREATE FUNCTION taskq.owners(p_within interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
@@ -74,9 +77,9 @@ LANGUAGE sql STABLE AS $$
       AND (p_within IS NULL OR o.seen >= clock_timestamp() - taskq_internal.clamp_age(p_within))
     ORDER BY o.name
 $$;
+COMMENT ON FUNCTION taskq.owners IS
+'Owners whose lease has not lapsed; with p_within only those with a sign of life within that time.';
 
--- The owner of that name whose lease is not gone, lapsed or not; no row where there is none. With p_claim: only if it
--- holds the claim that was made under this fence, under that fence or after take_over.
 CREATE FUNCTION taskq.owner(p_owner text, p_claim bigint DEFAULT NULL)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
@@ -84,9 +87,10 @@ LANGUAGE sql STABLE AS $$
     WHERE o.name = p_owner AND o.fence IS NOT NULL
       AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
 $$;
+COMMENT ON FUNCTION taskq.owner IS
+'The owner of this name whose lease is not gone, lapsed or not; else no row. p_claim: only if it holds the claim that
+was made under this fence.';
 
--- Gives back what the owner has not finished: READY in its old place, the attempt not counted. Ends the lease.
--- Returns how many tasks, 0 where the lease is gone already.
 CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -106,13 +110,10 @@ BEGIN
     DELETE FROM taskq_internal.deferred_task WHERE fence = p_fence;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.release IS
+'Gives back all tasks of an owner and ends its lease: the tasks are READY in their original place, the attempt not
+counted. Returns how many; 0 if the lease is gone.';
 
--- Takes every lease that lapsed more than p_grace ago, with its tasks, and returns how many tasks those were. Leaves
--- out the owners that p_except names: a worker does not take its own leases, whose heartbeats may be under way.
--- By the policy of its topic a task becomes READY in its old place, marked redelivered, its attempt not counted;
--- or FAILED with the reason where this was its last permitted crash; or EXPIRED until somebody revives it.
--- Skips an owner whose poll, completion or registration is in flight: whoever commits first decides. Forgets what the executors of
--- owners that are gone have staged.
 CREATE FUNCTION taskq.expire(p_grace interval, p_except text[] DEFAULT '{}') RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -151,8 +152,12 @@ BEGIN
     PERFORM taskq.prune_stages();
     RETURN v_given + v_ended;
 END $$;
+COMMENT ON FUNCTION taskq.expire IS
+'Ends every lease that lapsed more than p_grace ago, but those of the owners in p_except, and returns how many tasks
+they held. By the policy of the topic a task becomes READY in its original place (redelivered, the attempt not
+counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or registration is
+in flight. Also removes what executors of these owners have staged.';
 
--- What this owner holds under this fence, in polled order; nothing once the lease is gone.
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql STABLE
@@ -171,9 +176,10 @@ BEGIN
     WHERE p_topic IS NULL OR p.name = p_topic
     ORDER BY l.priority DESC, l.available_at, l.sequence;
 END $$;
+COMMENT ON FUNCTION taskq.held IS
+'The tasks that an owner holds under this fence, of a topic or of all with NULL, in polled order; none if the lease is
+gone. Errors: TQ001.';
 
--- Takes the lock of that name for p_by, or extends it where p_by has it: for p_at_most from now, and not given back for p_at_least
--- from now. False, and nothing changed, where somebody else has it, or is about to.
 CREATE FUNCTION taskq.lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -192,9 +198,10 @@ BEGIN
         until = CASE WHEN k.until > v_now THEN greatest(k.until, excluded.until) ELSE excluded.until END;
     RETURN true;
 END $$;
+COMMENT ON FUNCTION taskq.lock IS
+'Takes the named lock for p_by, or extends it, for p_at_most; unlock does not free it before p_at_least. Returns false
+if another holder has it. Never waits. Errors: TQ000, TQ008 for a blank name or an invalid time.';
 
--- Gives the lock of that name back, where p_by has it. Before its p_at_least is over it becomes nobody's until then.
--- False, and nothing changed, where p_by does not have it, or somebody is about to take it.
 CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT taskq_internal.is_lock_held(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name) OR NOT taskq_internal.is_lock_held(p_name, p_by) THEN
@@ -204,9 +211,10 @@ BEGIN
     DELETE FROM taskq_internal.lock WHERE name = p_name AND until <= clock_timestamp();
     RETURN true;
 END $$;
+COMMENT ON FUNCTION taskq.unlock IS
+'Gives the named lock back. Before its p_at_least is over, no one can take it. Returns false if p_by does not have it.
+Never waits.';
 
--- Says that workers of a name are to work, or not, and tells all that listen on the channel `taskq_worker` once that is committed.
--- Returns what was said before; NULL where nothing was.
 CREATE FUNCTION taskq.set_worker_active(p_name text, p_active boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_before boolean;
@@ -219,23 +227,29 @@ BEGIN
     END IF;
     RETURN v_before;
 END $$;
+COMMENT ON FUNCTION taskq.set_worker_active IS
+'Sets whether workers of this name are to work, and notifies the channel taskq_worker. Returns the earlier value; NULL
+if there was none.';
 
--- Whether workers of a name are to work; NULL where nobody has said.
 CREATE FUNCTION taskq.is_worker_active(p_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT w.active FROM taskq_internal.worker w WHERE w.name = p_name
 $$;
+COMMENT ON FUNCTION taskq.is_worker_active IS
+'Whether workers of this name are to work; NULL if it was never set.';
 
--- All that was said of workers, by name.
 CREATE FUNCTION taskq.workers() RETURNS TABLE (name text, active boolean, changed timestamptz) LANGUAGE sql STABLE AS $$
     SELECT w.name, w.active, w.changed FROM taskq_internal.worker w ORDER BY w.name
 $$;
+COMMENT ON FUNCTION taskq.workers IS
+'The names of workers, and whether they are to work.';
 
--- Forgets what was said of workers of a name; false where nothing was.
 CREATE FUNCTION taskq.forget_worker(p_name text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq_internal.worker WHERE name = p_name;
     RETURN FOUND;
 END $$;
+COMMENT ON FUNCTION taskq.forget_worker IS
+'Removes what was set for workers of this name. Returns false if there is nothing.';
 
 -- Refuses an owner whose lease is gone (TQ005).
 CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$

@@ -36,9 +36,6 @@
 --
 -- Numbers are drawn one by one (CACHE 1), which all this rests on.
 
--- Who holds a topic's log back: readers get no task from `floor` on before all of them have ended. For the operator.
--- Of other users' transactions `since` and `application` are NULL where the schema's owner may not see them: that takes
--- pg_read_all_stats.
 CREATE FUNCTION taskq.log_blockers(p_topic text)
 RETURNS TABLE (pid int, since timestamptz, application text, floor bigint) LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -54,13 +51,12 @@ BEGIN
     LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
     ORDER BY o.floor, o.pid;
 END $$;
+COMMENT ON FUNCTION taskq.log_blockers IS
+'The open transactions that hold a topic''s log back: a reader gets no task from sequence floor on until they end.
+since and application are NULL for sessions of other roles, unless the owner of the schema has pg_read_all_stats.
+Errors: TQ001.';
 
--- The next tasks of a topic's log after p_after (NULL: from its beginning), in order, at most p_size, of one partition
--- of p_partitions; p_level is that of taskq_internal.sequence_id. The tasks come as they were pushed, whatever their state is
--- now; what was deleted or purged since has left the log. Fewer than p_size: a last row without a task says how far the
--- log was read, past the tasks of other partitions too; the next read may begin there.
--- That place is one of a committed task, as the server may forget numbers that were only drawn when it crashes.
--- Needs READ COMMITTED, and the primary: a standby does not know which pushes are open.
+-- The last place is that of a committed task: after a crash the server may forget numbers that were only drawn.
 CREATE FUNCTION taskq.events(p_topic text, p_after bigint, p_size int, p_partition int, p_partitions int, p_level int)
 RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -86,8 +82,12 @@ BEGIN
                                   ORDER BY t.sequence DESC LIMIT 1)), NULL, NULL::json, NULL;
     END IF;
 END $$;
+COMMENT ON FUNCTION taskq.events IS
+'The next tasks of a topic''s log after p_after (NULL: from the start), in order, at most p_size, of partition
+p_partition of p_partitions. p_level: NULL partitions by identifier, n by its first n levels, 0 by sequence. With
+fewer tasks, a last row without a task tells how far the log was read. Takes nothing. Errors: TQ001; TQ000 above READ
+COMMITTED, on a standby, or for an invalid partition.';
 
--- How far a group of readers has handled a partition of a topic; NULL where it has not begun.
 CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -95,9 +95,9 @@ BEGIN
     RETURN (SELECT p.cursor FROM taskq_internal.progress p
             WHERE p.group_name = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
 END $$;
+COMMENT ON FUNCTION taskq.progress IS
+'How far a group has handled a partition of a topic; NULL if it has not begun. Errors: TQ001.';
 
--- Stores how far a group of readers has handled a partition of a topic. An earlier place than before is stored as well:
--- that is how one replays. Of two transactions that store it at once the one that commits last stands, after a wait.
 CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -105,6 +105,9 @@ BEGIN
     VALUES (p_group, (taskq_internal.find_topic(p_topic)).topic_id, p_partition, p_cursor, clock_timestamp())
     ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
 END $$;
+COMMENT ON FUNCTION taskq.advance IS
+'Stores how far a group has handled a partition of a topic; an earlier place replays. Waits for another transaction
+that stores it: the later commit wins. Errors: TQ001.';
 
 -- The upper 16 of the 64 bits of the advisory locks that carry a floor.
 CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$

@@ -16,8 +16,6 @@
 -- A session that ends on the way leaves its row in taskq_internal.topic_move. Then begin_partition_move takes the move over, and the steps are
 -- repeated; move_to_shared_tables undoes it. One session at a time changes tables: taskq_internal.lock_moves.
 
--- Begins a move of a topic to tables of its own, or takes over one whose session has ended. Pauses the topic. Returns the token
--- that each step has to name; NULL if the topic has its own tables. Refuses a topic that another session is moving (TQ000).
 CREATE FUNCTION taskq.begin_partition_move(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic  taskq_internal.topic;
@@ -43,14 +41,16 @@ BEGIN
         resumes = m.resumes OR v_paused;
     RETURN v_token;
 END $$;
+COMMENT ON FUNCTION taskq.begin_partition_move IS
+'Begins the move of a topic to its own tables, or takes over one whose session has ended. Pauses the topic. Returns the
+token for the next steps; NULL if the topic has its own tables. Errors: TQ001; TQ000 if another session moves it.';
 
--- Gives up the lock that marks this session as the one of a move.
 CREATE FUNCTION taskq.end_move_session(p_token bigint) RETURNS boolean LANGUAGE sql AS $$
     SELECT pg_advisory_unlock(p_token)
 $$;
+COMMENT ON FUNCTION taskq.end_move_session IS
+'Releases the lock that marks this session as the one of the move.';
 
--- Makes the tables of a topic, apart from the shared ones, with the same columns, indexes and storage parameters. Replaces those
--- that an earlier try left: they are empty until they are attached.
 CREATE FUNCTION taskq.create_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
@@ -65,9 +65,10 @@ BEGIN
     END LOOP;
     UPDATE taskq_internal.topic_move SET step = 'its tables were made' WHERE topic_id = v_topic_id AND step = 'the topic was paused';
 END $$;
+COMMENT ON FUNCTION taskq.create_own_tables IS
+'Step 2 of a move: creates the topic''s tables with the columns, indexes and storage parameters of the shared ones.
+Errors: TQ000 if the move has ended.';
 
--- Keeps pushes to a topic out, in this session until taskq.unlock_pushes, over several transactions; returns the topic's number. Gives up
--- (TQ000) where a push stays open for longer than p_patience. Needs a session that no pooler shares.
 CREATE FUNCTION taskq.lock_pushes(p_topic text, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -79,19 +80,22 @@ BEGIN
 EXCEPTION WHEN lock_not_available THEN
     PERFORM taskq_internal.raise_error('TQ000', format('pushes to topic %L have been open for longer than %s', p_topic, taskq.format_duration(p_patience)));
 END $$;
+COMMENT ON FUNCTION taskq.lock_pushes IS
+'Keeps pushes to a topic out for this session until unlock_pushes, over several transactions, and returns the topic''s
+number. Needs a session that no pooler shares. Errors: TQ001; TQ000 if a push stays open for longer than p_patience.';
 
--- Lets pushes to a topic in again.
 CREATE FUNCTION taskq.unlock_pushes(p_topic_id int) RETURNS boolean LANGUAGE sql AS $$
     SELECT pg_advisory_unlock(taskq_internal.topic_lock_class(), p_topic_id)
 $$;
+COMMENT ON FUNCTION taskq.unlock_pushes IS
+'Ends lock_pushes for the topic of this number.';
 
--- The same by a topic's name.
 CREATE FUNCTION taskq.has_held_tasks(p_topic text) RETURNS boolean LANGUAGE sql AS $$
     SELECT taskq_internal.topic_has_held_tasks(p.topic_id) FROM taskq_internal.find_topic(p_topic) p
 $$;
+COMMENT ON FUNCTION taskq.has_held_tasks IS
+'Whether any owner holds tasks of the topic. Errors: TQ001.';
 
--- Lets the shared tables take no more rows of a topic that stands still. False, and nothing is changed, if tasks of it are held, or
--- if a session that uses these tables waits for this one: let it go on, and repeat this.
 CREATE FUNCTION taskq.close_shared_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
@@ -108,9 +112,11 @@ BEGIN
     UPDATE taskq_internal.topic_move SET step = 'the shared tables were closed' WHERE topic_id = v_topic_id;
     RETURN true;
 END $$;
+COMMENT ON FUNCTION taskq.close_shared_tables IS
+'Step 3 of a move: the shared tables take no more rows of the topic. Returns false, and changes nothing, if its tasks
+are held, or a session that uses the tables waits for this one: repeat it. Errors: TQ000 if the move has ended, or the
+tables stay in use for longer than p_patience.';
 
--- Moves a topic that stands still to its tables, attaches them, and ends the move. False, and nothing is changed, if a session that
--- uses the tables waits for this one: let it go on, and repeat this.
 CREATE FUNCTION taskq.move_to_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
@@ -138,8 +144,10 @@ BEGIN
 EXCEPTION WHEN lock_not_available THEN  -- takes back what was moved
     RETURN false;
 END $$;
+COMMENT ON FUNCTION taskq.move_to_own_tables IS
+'Step 4 of a move: moves the rows, attaches the tables and ends the move. Returns false, and changes nothing, if a
+session that uses the tables waits for this one: repeat it. Errors: TQ000 as for close_shared_tables.';
 
--- Undoes a move, and resumes the topic if the move has paused it; false if this move has ended already.
 CREATE FUNCTION taskq.undo_partition_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
@@ -149,10 +157,10 @@ BEGIN
     PERFORM taskq_internal.reopen_shared_tables(taskq_internal.require_move(p_topic, p_token, p_patience), p_patience);
     RETURN true;
 END $$;
+COMMENT ON FUNCTION taskq.undo_partition_move IS
+'Undoes a move, and resumes the topic if the move has paused it. Returns false if the move has ended. Errors: TQ000 as
+for close_shared_tables.';
 
--- Moves a topic back to the shared tables; false where it is there. Undoes a move to its own tables whose session has ended. All
--- topics wait while rows move back, as a detached table's tasks are nowhere until they are back: so it is refused (TQ000) to a
--- topic of more than p_most tasks. Refuses a topic that another session is moving (TQ000).
 CREATE FUNCTION taskq.move_to_shared_tables(p_topic text, p_most bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic;
@@ -186,9 +194,11 @@ BEGIN
     END LOOP;
     RETURN true;
 END $$;
+COMMENT ON FUNCTION taskq.move_to_shared_tables IS
+'Moves a topic back to the shared tables, or undoes an interrupted move. Returns false if it is there already. All
+topics wait while the rows move. Errors: TQ001; TQ000 for more than p_most tasks, or if another session moves the
+topic.';
 
--- Drops the empty tables of topics that were dropped, with what an unfinished move of such a topic left, and returns how many
--- topics that were.
 CREATE FUNCTION taskq.drop_vacant_tables(p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_vacant   int[];
@@ -205,6 +215,9 @@ BEGIN
     END LOOP;
     RETURN cardinality(v_vacant);
 END $$;
+COMMENT ON FUNCTION taskq.drop_vacant_tables IS
+'Drops the empty tables that dropped topics have left. Returns how many topics that were. Errors: TQ000 if they stay in
+use for longer than p_patience.';
 
 -- Whether a topic has tables of its own.
 CREATE FUNCTION taskq_internal.has_own_tables(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$

@@ -2,7 +2,6 @@
 --
 -- Batches: all due tasks of an identifier go out together, to one owner.
 
--- Polls: takes up to p_size due tasks for the owner and returns them in polled order.
 CREATE FUNCTION taskq.poll(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql
@@ -13,8 +12,11 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic_id, v_taken);
 END $$;
+COMMENT ON FUNCTION taskq.poll IS
+'Claims up to p_size due tasks for the owner and returns them. p_order: FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT;
+p_condition: NONE, SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. Never waits. Errors: TQ001; TQ005 if
+the lease has lapsed or is gone; TQ000 for an unknown order or condition, and under a condition above READ COMMITTED.';
 
--- Claims: like poll, but moves no task to the client. Returns how many were taken.
 CREATE FUNCTION taskq.claim(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
 RETURNS int LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
@@ -30,27 +32,31 @@ BEGIN
     END LOOP;
     RETURN v_all;
 END $$;
+COMMENT ON FUNCTION taskq.claim IS
+'Claims tasks like taskq.poll, without returning them. Returns how many. Errors: those of taskq.poll.';
 
--- How many tasks could be polled now, counted to p_limit, without the rows and, under a condition, the identifiers that an open
--- transaction holds. Reads only: it takes no locks, and so hides nothing from a poll beside it. A paused topic has none.
 CREATE FUNCTION taskq.ready(p_topic text, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.find_topic(p_topic), least(p_limit, taskq_internal.max_tasks()), p_condition);
 END $$;
+COMMENT ON FUNCTION taskq.ready IS
+'How many tasks could be polled now, counted up to p_limit, without the rows and, under a condition, the identifiers
+that open transactions hold. 0 for a paused topic. Takes no locks. Errors: TQ001; TQ000 for an unknown condition.';
 
--- Whether the topic has a task that could be polled now, or could be if no poll were looking at its identifier. An open poll under a
--- condition holds the identifiers that it looks at, also those of which it takes nothing in the end: so an empty poll and a `ready`
--- of 0 do not prove that nothing is left. Rows that an open transaction holds do not count.
+-- An open poll under a condition holds all identifiers that it looks at, also those of which it claims nothing.
 CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.find_topic(p_topic), 1, p_condition, true) > 0;
 END $$;
+COMMENT ON FUNCTION taskq.has_unclaimed IS
+'Whether a topic has a task that could be polled now, also one of an identifier that an open poll has locked. An empty
+poll under a condition does not prove that the topic is empty; false from this function does, but for rows that an
+open transaction holds. Errors: TQ001.';
 
--- The same as `ready` for many topics in one call, for a watcher: one row a topic; `ready` is NULL where the topic is unknown.
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
 RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
@@ -58,10 +64,9 @@ SET plan_cache_mode = force_generic_plan AS $$
     FROM unnest(p_topics, p_limits, p_conditions) WITH ORDINALITY AS u (topic, bound, condition, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic
 $$;
+COMMENT ON FUNCTION taskq.ready_many IS
+'taskq.ready for many topics in one call: one row for each; NULL for an unknown topic.';
 
--- Polls groups: of up to p_identifiers identifiers the due READY tasks, in polled order, at most p_size of each (-1: all).
--- The groups come in the order of their first tasks. Left out is an identifier with an ACTIVE task, with one that waits to
--- be retried and is not due, or with a FAILED one. Never waits; refuses a lease that has lapsed or is gone (TQ005).
 CREATE FUNCTION taskq.poll_batch(p_topic text, p_owner text, p_fence bigint, p_identifiers int, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql
@@ -86,6 +91,11 @@ BEGIN
     END IF;
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_taken);
 END $$;
+COMMENT ON FUNCTION taskq.poll_batch IS
+'Claims whole groups: the due tasks of up to p_identifiers identifiers, in polled order, at most p_size of each (-1:
+all), and returns them in the order of the groups'' first tasks. Leaves out an identifier with an ACTIVE or a FAILED
+task, or with a retry that is not due. Never waits. Errors: TQ001; TQ005 if the lease has lapsed or is gone; TQ008 for
+an invalid size; TQ000 above READ COMMITTED.';
 
 -- Takes up to p_size due tasks of a topic for a holder and returns their sequences in polled order.
 CREATE FUNCTION taskq_internal.claim_first_due(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql AS $$

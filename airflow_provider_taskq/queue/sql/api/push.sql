@@ -12,8 +12,6 @@
 -- The row of the waiting task stays locked as well, also if the offer changes nothing: a poll could otherwise hand the task out
 -- before the offering transaction commits the data that the task is about, and no task would be left that sees that data.
 
--- Stores one task and returns its sequence: taskq.push('orders', 'customer-17', '{"total": 12}', priority => 5).
--- payload is a JSON text; insertion is APPEND, SUPERSEDE, REPLACE or DELETE. At most one of delay and available_at.
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
     delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
@@ -50,8 +48,12 @@ BEGIN
     VALUES (v_sequence, v_due, v_topic.topic_id, coalesce(priority, 0), identifier);
     RETURN v_sequence;
 END $$;
+COMMENT ON FUNCTION taskq.push(text, text, text, text, text, interval, timestamptz, int, interval, boolean) IS
+'Stores one task and returns its sequence: taskq.push(''orders'', ''customer-17'', ''{"total": 12}'', priority => 5).
+payload: a JSON text; insertion: APPEND, SUPERSEDE, REPLACE or DELETE, which decides on older tasks of the identifier; at most
+one of delay and available_at; priority: -100 to 100, higher first; ttl: while the task is younger, failures are not recorded;
+suspended: stored as SUSPENDED. Never waits for a consumer. Errors: TQ001 unknown topic; TQ002 invalid task.';
 
--- The same for a payload of type json or jsonb: taskq.push('orders', id::text, to_jsonb(NEW)).
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload jsonb, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
     delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
@@ -59,6 +61,9 @@ CREATE FUNCTION taskq.push(
 ) RETURNS bigint LANGUAGE sql AS $$
     SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl, suspended)
 $$;
+COMMENT ON FUNCTION taskq.push(text, text, jsonb, text, text, interval, timestamptz, int, interval, boolean) IS
+'taskq.push for one task with a payload of type jsonb: taskq.push(''orders'', id::text, to_jsonb(NEW)).';
+
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload json, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
     delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
@@ -66,12 +71,9 @@ CREATE FUNCTION taskq.push(
 ) RETURNS bigint LANGUAGE sql AS $$
     SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl, suspended)
 $$;
+COMMENT ON FUNCTION taskq.push(text, text, json, text, text, interval, timestamptz, int, interval, boolean) IS
+'taskq.push for one task with a payload of type json: taskq.push(''orders'', id::text, to_json(NEW)).';
 
--- Stores tasks at the end of a topic and returns their sequences in input order, NULL for one not stored.
--- Each array but the first may be NULL, or holds a value or NULL per task; payloads are JSON texts.
--- p_offset and p_since are for a push in several calls of one transaction: the number of tasks sent before
--- (errors name positions counted from 0), and the first sequence of the whole push. The arrays of dependencies go
--- together: the place of a task in this call, counted from 0, and the topic and the identifier that it depends on.
 CREATE FUNCTION taskq.push(
     p_topic text, p_insertion text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
     p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL,
@@ -132,8 +134,14 @@ BEGIN
     RETURN ARRAY(SELECT CASE WHEN n.state <> 0 THEN n.sequence END
                  FROM unnest(v_sequences, v_states) WITH ORDINALITY AS n (sequence, state, place) ORDER BY n.place);
 END $$;
+COMMENT ON FUNCTION taskq.push(
+    text, text, text[], text[], text[], boolean[], timestamptz[], interval[], interval[], int[], int, bigint, int[], text[], text[]) IS
+'Stores many tasks, all or none, and returns their sequences in input order, NULL for one that DELETE did not store. Each array
+but p_identifiers may be NULL, or has a value or NULL for each task; payloads are JSON texts. Dependencies: the place of a task in
+this call, from 0, with the topic and the identifier that it depends on. For a push in several calls of one transaction: p_offset
+is the number of tasks sent before, for the positions in errors, and p_since the first sequence of the push. Errors: TQ001 unknown
+topic; TQ002 invalid task, naming its position from 0; then nothing is stored.';
 
--- The lowest sequence of a topic that this transaction pushed from p_since on and that is still stored.
 CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -142,9 +150,10 @@ BEGIN
             WHERE t.topic_id = v_topic_id AND t.sequence >= p_since AND t.pushed_in = pg_current_xact_id()
             ORDER BY t.sequence LIMIT 1);
 END $$;
+COMMENT ON FUNCTION taskq.first_pushed IS
+'The lowest sequence from p_since on that this transaction has pushed to a topic and that is still stored. Errors:
+TQ001.';
 
--- Offers one task. outcome: CREATED, UPDATED or IGNORED. if_exists: 'update' gives a waiting task the payload, reference, ttl,
--- priority and schedule of the offer, 'ignore' leaves the waiting task as it is.
 CREATE FUNCTION taskq.offer(
     topic text, identifier text, payload text DEFAULT NULL, if_exists text DEFAULT 'update', reference text DEFAULT NULL,
     available_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL, ttl interval DEFAULT NULL, priority int DEFAULT 0,
@@ -155,9 +164,12 @@ BEGIN
     FROM taskq.offer_many(topic, if_exists, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[available_at], ARRAY[delay],
                           ARRAY[ttl], ARRAY[priority]) o;
 END $$;
+COMMENT ON FUNCTION taskq.offer IS
+'Stores a task unless one of the identifier waits (is READY and not held); then updates it, or ignores the offer with
+if_exists ''ignore''. At most one of delay and available_at. outcome: CREATED, UPDATED or IGNORED; sequence: of the
+waiting task. Waits for open offers of the identifier. Errors: TQ001; TQ002 invalid task; TQ008 invalid if_exists;
+TQ000 above READ COMMITTED.';
 
--- Offers many tasks, all or none. The arrays are those of taskq.push, the results are in input order. An identifier that comes
--- again in the call meets the task that the call created or updated before. p_offset: the number of tasks sent before.
 CREATE FUNCTION taskq.offer_many(
     p_topic text, p_if_exists text, p_identifiers text[], p_payloads text[] DEFAULT NULL, p_references text[] DEFAULT NULL,
     p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_ttls interval[] DEFAULT NULL,
@@ -200,9 +212,11 @@ BEGIN
     SELECT coalesce(array_agg(u.outcome ORDER BY u.place), '{}'), coalesce(array_agg(u.sequence ORDER BY u.place), '{}')
     INTO outcomes, sequences FROM unnest(outcomes, sequences, v_places) AS u (outcome, sequence, place);
 END $$;
+COMMENT ON FUNCTION taskq.offer_many IS
+'Offers many tasks as taskq.offer, all or none. The arrays go together as in taskq.push; results are in input order. A
+repeated identifier meets the task of its earlier offer. p_offset: the number of tasks sent before, for the positions
+in errors. Errors: those of taskq.offer.';
 
--- Removes the waiting tasks of an identifier; false if there is none. If all tasks of the identifier were offered, there is at
--- most one. Waits for open offers of the identifier, and leaves out a task that another transaction has locked.
 CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.lock_topic_open(topic)).topic_id;
@@ -216,10 +230,12 @@ BEGIN
     PERFORM taskq_internal.delete_tasks(v_topic_id, v_waiting);
     RETURN true;
 END $$;
+COMMENT ON FUNCTION taskq.drop IS
+'Removes the waiting tasks of an identifier; a task that another transaction has locked stays. Waits for open offers of
+the identifier. Returns false if there is none. Errors: TQ001; TQ000 above READ COMMITTED.';
 
--- Waits for the open transactions that offer or drop one of these identifiers, and makes later ones wait for this transaction.
--- Buckets are locked in their order, so two calls never wait for each other. Two identifiers share a bucket by chance: one in
--- 65,536 pairs. A call takes one statement for its locks, so a caller that sends many calls locks for all of them first.
+-- Buckets are locked in their order, so two calls never wait for each other. One of 65,536 pairs of identifiers shares
+-- a bucket by chance.
 CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -228,6 +244,9 @@ BEGIN
     PERFORM taskq_internal.require_read_committed('tasks are offered and dropped');
     PERFORM FROM taskq_internal.offer_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
 END $$;
+COMMENT ON FUNCTION taskq.lock_offers IS
+'Locks identifiers for offers and drops of this transaction, in one order, so that two calls never deadlock. A caller
+that offers in several calls locks all identifiers first. Errors: TQ001; TQ000 above READ COMMITTED.';
 
 -- Refuses the first task that breaks a rule (TQ002), naming its position.
 CREATE FUNCTION taskq_internal.check_tasks(

@@ -34,8 +34,10 @@ JOIN taskq_internal.topic p ON p.topic_id = t.topic_id
 LEFT JOIN taskq_internal.live l ON l.topic_id = t.topic_id AND l.sequence = t.sequence
 LEFT JOIN taskq_internal.ended e ON e.topic_id = t.topic_id AND e.sequence = t.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = coalesce(l.holder, e.holder);
+COMMENT ON VIEW taskq.task_info IS
+'All tasks with everything about them but their history: the rows of taskq.task, taskq.latest and taskq.page. state and descent are
+numbers (taskq.state_name); status is ready, scheduled, retrying, blocked, paused, running, exhausted, or the name of the state.';
 
--- One task with everything about it; no row where the topic has none of that sequence.
 CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
@@ -43,8 +45,9 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
 END $$;
+COMMENT ON FUNCTION taskq.task IS
+'One task with all its columns but its history; no row if the topic does not have it. Errors: TQ001.';
 
--- The task with the highest sequence of each identifier that has any.
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
@@ -58,11 +61,11 @@ BEGIN
                             ORDER BY t.sequence DESC LIMIT 1) n);
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (v_sequences);
 END $$;
+COMMENT ON FUNCTION taskq.latest IS
+'The task with the highest sequence of each identifier; no row for an identifier without a task. Errors: TQ001.';
 
--- A page of tasks beyond a sequence: ascending after p_after, or descending before p_before; every filter may be NULL. p_from and
--- p_to are the first and the last sequence of the range. A page from NULL is empty: taskq.resolve found no task.
--- Walks the table that can hold such tasks in order: all tasks of an identifier or a reference, or of a state the table that has
--- it, by the index of the troubled where it is one of those. So a page costs its length, or at most what the filter has.
+-- Walks in order the table that can hold such tasks: for a state its table, and for EXPIRED, FAILED and SUSPENDED the
+-- index of these. So a page costs its length, or at most what the filter has.
 CREATE FUNCTION taskq.page(
     p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text,
     p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL
@@ -96,9 +99,10 @@ BEGIN
         'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s', v_direction)
         USING v_topic_id, v_sequences;
 END $$;
+COMMENT ON FUNCTION taskq.page IS
+'A page of tasks: ascending after p_after, or descending before p_before, at most p_size. p_from and p_to bound the
+sequences; NULL leaves a filter out. A page from p_from NULL is empty. Errors: TQ001.';
 
--- How many tasks per topic and state, with the highest sequence among them; every filter may be NULL.
--- p_recent counts only the newest task of each identifier in the range; the state is looked at after that choice.
 CREATE FUNCTION taskq.count(
     p_topic text, p_recent boolean, p_state int, p_identifier text, p_reference text, p_from bigint, p_to bigint
 ) RETURNS TABLE (topic text, state int, count bigint, last bigint) LANGUAGE plpgsql STABLE AS $$
@@ -133,9 +137,10 @@ BEGIN
          WHERE $7 IS NULL OR p.name = $7 ORDER BY p.name, c.state', v_rows)
         USING v_topic_id, p_from, p_to, p_identifier, p_reference, p_state, p_topic;
 END $$;
+COMMENT ON FUNCTION taskq.count IS
+'How many tasks of a topic (NULL: of each) are in each state, with the highest sequence of each count; NULL leaves a
+filter out. p_recent: only the newest task of each identifier in the range. Errors: TQ001.';
 
--- How many tasks of each topic completed with which result, between two moments, both included; a bound that is NULL is open.
--- Costs what is between them: the block ranges that can hold such times are read. A topic without any has one row of NULLs.
 CREATE FUNCTION taskq.results(p_since timestamptz, p_until timestamptz)
 RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
@@ -145,10 +150,12 @@ BEGIN
     LEFT JOIN taskq_internal.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c ON c.topic_id = p.topic_id
     ORDER BY p.name, c.state;
 END $$;
+COMMENT ON FUNCTION taskq.results IS
+'How many tasks of each topic completed with which result between two moments, both included; NULL leaves a bound open.
+A topic without any has one row with NULLs.';
 
--- The first sequence, of all topics, created at or after a moment; p_preceding: the last one created at or before it. NULL where
--- there is none. Calls of push at the same time may draw sequences in another order than their times: so all that was created
--- within ten seconds of the nearest task is compared, which is longer than a call takes between the two.
+-- Concurrent calls of push may draw sequences in another order than their times. So everything created within ten
+-- seconds of the nearest task is compared: no call takes longer between the two.
 CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS bigint LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
@@ -163,9 +170,10 @@ BEGIN
     v_nearest := taskq_internal.created_after(greatest(p_moment, v_range.oldest - v_slack), v_range.newest + v_slack);
     RETURN (SELECT min(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN p_moment AND v_nearest + v_slack);
 END $$;
+COMMENT ON FUNCTION taskq.resolve IS
+'The first sequence of all topics created at or after a moment; with p_preceding the last one created at or before it.
+NULL if there is none.';
 
--- Cuts the tasks that are asked for (NULL: of any sequence, state, identifier, time) into at most p_parts ranges of sequences of nearly
--- equal length. What is pushed later is in none of them.
 CREATE FUNCTION taskq.task_bounds(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz, p_until timestamptz, p_parts int
 ) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
@@ -187,9 +195,11 @@ BEGIN
         taskq_internal.slice_source(p_states, p_identifiers))
         USING v_topic_id, v_low, v_high, p_states, p_identifiers, greatest(p_parts, 1);
 END $$;
+COMMENT ON FUNCTION taskq.task_bounds IS
+'Splits the tasks that match the filters into at most p_parts ranges of sequences of nearly equal size; NULL leaves a
+filter out. Errors: TQ001.';
 
--- The tasks that are asked for in one range of sequences, in their order, with the names of things; payload and output only where
--- p_bulky. One look: each task as it is at that moment, while other ranges are read at others.
+-- One snapshot for each range: tasks may change between the reads of two ranges.
 CREATE FUNCTION taskq.task_slice(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz, p_until timestamptz,
     p_bulky boolean
@@ -212,9 +222,10 @@ BEGIN
              THEN format('AND i.sequence IN (%s)', taskq_internal.slice_source(p_states, p_identifiers)) END)
         USING v_topic_id, p_low, p_high, p_states, p_identifiers, p_since, p_until, p_bulky;
 END $$;
+COMMENT ON FUNCTION taskq.task_slice IS
+'The tasks that match the filters in one range of sequences, in order; payload and output only with p_bulky. Errors:
+TQ001.';
 
--- The last task of a topic's log after p_after, at most p_size tasks on (NULL: as many as there are); p_after where there is none. What
--- is up to there stays the same for good but for what is deleted or purged: no task comes in below it. See log.sql.
 CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -235,8 +246,10 @@ BEGIN
     END IF;
     RETURN greatest(v_end, p_after);
 END $$;
+COMMENT ON FUNCTION taskq.log_end IS
+'The last task of a topic''s log after p_after, at most p_size tasks further (NULL: no limit); p_after if there is
+none. No later task appears up to there. Errors: TQ001; TQ000 as for taskq.events.';
 
--- Cuts the tasks after p_after up to p_end into at most p_parts ranges of sequences of nearly equal length.
 CREATE FUNCTION taskq.log_bounds(p_topic text, p_after bigint, p_end bigint, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
@@ -250,9 +263,10 @@ BEGIN
           WHERE t.topic_id = v_topic_id AND t.sequence > p_after AND t.sequence <= p_end) n
     GROUP BY n.part ORDER BY 1;
 END $$;
+COMMENT ON FUNCTION taskq.log_bounds IS
+'Splits a topic''s log after p_after up to p_end into at most p_parts ranges of sequences of nearly equal size. Errors:
+TQ001.';
 
--- The tasks of a topic's log in a range of sequences, as they were pushed, in order. Below a taskq.log_end it is the same whenever it is
--- read, but for what was deleted or purged since.
 CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int, created timestamptz)
 LANGUAGE plpgsql STABLE
@@ -265,6 +279,9 @@ BEGIN
     SELECT t.sequence, p_topic, t.identifier, t.payload::text, t.reference, t.priority::int, t.created FROM taskq_internal.task t
     WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_low AND p_high ORDER BY t.sequence;
 END $$;
+COMMENT ON FUNCTION taskq.log_slice IS
+'The tasks of a topic''s log in a range of sequences, in order. Up to a taskq.log_end every read returns the same, but
+for purged tasks. Errors: TQ001.';
 
 -- The same by number of topic and state, topics without any left out.
 CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)

@@ -1,8 +1,5 @@
 -- Revive and reassign: what an operator does to tasks that have ended. Ended is EXPIRED to SUCCEEDED.
 
--- Revives ended tasks; returns of each its sequence, and the sequence that goes on in its stead, in order. RESET starts the
--- task itself anew; APPEND, SUPERSEDE and REPLACE mark it RECREATED and push a copy by that insertion.
--- Which tasks, and what is refused: see taskq_internal.lock_ended_range.
 CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS TABLE (old bigint, new bigint) LANGUAGE plpgsql AS $$
@@ -23,9 +20,13 @@ BEGIN
     END IF;
     RETURN QUERY SELECT * FROM unnest(v_old, v_new);
 END $$;
+COMMENT ON FUNCTION taskq.revive IS
+'Revives ended tasks (EXPIRED to SUCCEEDED): those in p_sequences, or the p_size lowest of p_state from p_from to p_to.
+p_revival RESET makes the task READY again; APPEND, SUPERSEDE and REPLACE mark it RECREATED and push a copy. Returns
+each sequence and the one that continues it. Named tasks are all found or none; of a state, tasks that another
+transaction holds are left out. Errors: TQ001; TQ003 for a task that has not ended or is unknown; TQ000 for
+contradicting arguments.';
 
--- Gives ended tasks another result, and returns how many. Their output and all else stays; `completed` is set where it is
--- empty. Tasks of a state that have that result already are not counted. Which tasks: see taskq_internal.lock_ended_range.
 CREATE FUNCTION taskq.reassign(
     p_topic text, p_result int, p_sequences bigint[], p_state int, p_from bigint, p_to bigint
 ) RETURNS bigint LANGUAGE plpgsql
@@ -48,12 +49,16 @@ BEGIN
     END IF;
     RETURN cardinality(v_found);
 END $$;
+COMMENT ON FUNCTION taskq.reassign IS
+'Gives ended tasks another result, 0 FAILURE to 3 SUCCESS, and keeps their output. The tasks are chosen as in
+taskq.revive. Returns how many. Errors: those of taskq.revive.';
 
--- The name of a state.
 CREATE FUNCTION taskq.state_name(p_state int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce((ARRAY['ACTIVE', 'READY', 'EXPIRED', 'FAILED', 'SUSPENDED', 'FILTERED', 'SUCCEEDED', 'RECREATED',
                            'REDUNDANT'])[p_state + 1], p_state::text)
 $$;
+COMMENT ON FUNCTION taskq.state_name IS
+'The name of a state from its number.';
 
 -- Locks ended tasks, and returns their sequences in order: either those named by p_sequences, or the p_size lowest of p_state
 -- from p_from to p_to, both included; a bound that is NULL is open. Of a state, tasks that another transaction holds are

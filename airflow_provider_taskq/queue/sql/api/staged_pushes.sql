@@ -1,14 +1,15 @@
 -- Tasks that executors staged, pushed by their driver: all in one transaction, once, however often it asks.
 
--- The number of a new stage for tasks; forgets what drivers that died left behind.
 CREATE FUNCTION taskq.open_push() RETURNS uuid LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.prune_staged_tasks();
     RETURN gen_random_uuid();
 END $$;
+COMMENT ON FUNCTION taskq.open_push IS
+'Opens a stage for tasks that executors stage, and returns its number. Removes what dead drivers have left.';
 
--- Refuses to stage more where nobody will come for it, as the stage was committed or given up (TQ007). For executors, last in the
--- transaction that stages: who forgets the stage waits for its end, so that tries that outlived their job leave nothing behind.
+-- The removal of a stage waits for the end of the transactions that have passed this check, so attempts that outlive
+-- their job leave nothing behind.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR KEY SHARE;
@@ -16,10 +17,9 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ007', format('stage %s was committed or given up: it takes no more tasks', p_stage));
     END IF;
 END $$;
+COMMENT ON FUNCTION taskq.check_push IS
+'The last statement of an executor that stages tasks. Errors: TQ007 if the stage was committed or abandoned.';
 
--- Pushes a stage: of each part the tasks of its winning try, by part and then in their order, to p_topic or, where that is NULL, each
--- to its own topic. The arrays name those tries and how many tasks each staged. Refuses a stage that is not whole (TQ007), and
--- what taskq.push refuses. Asked again after its commit, it answers the same and changes nothing. Returns how many tasks came in.
 CREATE FUNCTION taskq.push_staged(
     p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[], p_counts bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -39,8 +39,11 @@ BEGIN
     UPDATE taskq_internal.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
 END $$;
+COMMENT ON FUNCTION taskq.push_staged IS
+'Pushes the staged tasks of the winning attempt of each part, by part and place, to p_topic (NULL: each to its own
+topic), and returns how many were stored. p_counts: how many tasks each attempt has staged. A repeated call returns
+the same and changes nothing. Errors: TQ007 if the counts differ; those of taskq.push.';
 
--- Forgets what was staged, and returns how many tasks that was. The stage takes no more; a committed one stays committed.
 CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -53,11 +56,9 @@ BEGIN
     DELETE FROM taskq.staged_junction WHERE stage = p_stage;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.abandon_push IS
+'Removes what was staged, and returns how many tasks. The stage accepts no more; a committed stage stays committed.';
 
--- Whether this is the first time that a stream commits this batch, which is remembered with this transaction: a batch number
--- up to the last one is a replay. One row a stream, as batches are numbered upwards. Waits for another run of the same stream.
--- p_query is the number that Spark's checkpoint has for the query; refuses another query under the same name (TQ000), as its
--- batches, numbered anew, would be taken for replays and lost. NULL asks nothing.
 CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_last taskq_internal.stream;
@@ -77,15 +78,19 @@ BEGIN
     END IF;
     RETURN false;
 END $$;
+COMMENT ON FUNCTION taskq.begin_stream_batch IS
+'Whether a stream commits this batch for the first time; a number up to the last one is a repetition. Stored with this
+transaction. p_query: the number of the query in Spark''s checkpoint. Waits for another run of the same stream.
+Errors: TQ000 if another query uses the name.';
 
--- Forgets a stream, so that a query with a new checkpoint may have its name. Returns whether there was one.
 CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq_internal.stream WHERE name = p_stream;
     RETURN FOUND;
 END $$;
+COMMENT ON FUNCTION taskq.forget_stream IS
+'Removes a stream, so that a query with a new checkpoint can use its name. Returns false if there is none.';
 
--- Forgets the streams that have committed nothing for that long. One that goes on after that may push its last batch twice.
 CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
@@ -94,6 +99,9 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.purge_streams IS
+'Removes streams that have committed nothing for p_older_than, and returns how many. A stream that continues later may
+push its last batch twice.';
 
 -- Refuses a stage in which a winning try has more or fewer tasks than it reported (TQ007): the server crashed and lost them, or
 -- they lay there for more than a day and were forgotten.

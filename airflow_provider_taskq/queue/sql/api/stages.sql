@@ -10,8 +10,6 @@
 --
 -- Drains: programs that work until a topic has nothing more for them. When one began, what it ended, and its report.
 
--- Cuts what the owner holds (of a topic, or NULL: of all) into at most p_parts ranges of sequences of nearly equal length, with the
--- number of tasks in each. What was laid aside (taskq.defer_held_tasks) is left out. Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -27,11 +25,12 @@ BEGIN
             AND NOT EXISTS (SELECT FROM taskq_internal.deferred_task d WHERE d.fence = p_fence AND d.sequence = l.sequence)) n
     GROUP BY n.part ORDER BY 1;
 END $$;
+COMMENT ON FUNCTION taskq.held_bounds IS
+'Splits the tasks that an owner holds (p_topic NULL: of all topics) into at most p_parts ranges of sequences of nearly
+equal size. Leaves out deferred tasks. Errors: TQ005 if the lease is gone; TQ001.';
 
--- The tasks that the owner holds (of a topic, or NULL: of all) in one range of sequences, topic by topic in their order. Pure: read it
--- as often as you like, it is the same until the tasks are completed. What was laid aside (taskq.defer_held_tasks) is left out. Refuses a
--- lease that is gone (TQ005). Both tables are walked in the order of their sequences and merged, which needs neither a sort of
--- payloads nor a hash of them: this was half of what a read cost.
+-- Both tables are walked in the order of their sequences and merged: this needs neither a sort of payloads nor a hash
+-- of them, which was half of the cost of a read.
 CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
                redelivered boolean, priority int, created timestamptz, available_at timestamptz)
@@ -67,10 +66,10 @@ BEGIN
         ORDER BY t.sequence;
     END LOOP;
 END $$;
+COMMENT ON FUNCTION taskq.held_slice IS
+'The tasks that an owner holds in a range of sequences, topic by topic, in order. Every read returns the same until the
+tasks are completed. Leaves out deferred tasks. Errors: TQ005 if the lease is gone; TQ001.';
 
--- Opens a stage for the decisions of an owner's job, and returns its number. p_condition: the condition under which the tasks were
--- claimed; none of the decisions then overtakes a task of its identifier (taskq_internal.drop_overtaking_decisions). p_rounds: the owner claims again
--- after the commit, so what would be READY again at once stays held (taskq_internal.skip_unrecorded_failures). Refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false)
 RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
@@ -81,10 +80,13 @@ BEGIN
     INSERT INTO taskq_internal.stage (stage, fence, condition, rounds) VALUES (v_stage, p_fence, p_condition, p_rounds);
     RETURN v_stage;
 END $$;
+COMMENT ON FUNCTION taskq.open_stage IS
+'Opens a stage for the decisions of an owner''s job, and returns its number. p_condition: the condition of the claim;
+no decision then overtakes a task of its identifier. p_rounds: the owner claims again after the commit, so a failure
+within the ttl stays held. Errors: TQ005 if the lease is gone; TQ000 for an unknown condition.';
 
--- Refuses to stage more where nobody will come for it: the stage was committed (TQ007) or its owner's lease is gone
--- (TQ005). For executors, last in the transaction that stages: who carries the stage out waits for its end (see
--- taskq_internal.await_executors), so that tries that outlived their job leave nothing behind and are not counted.
+-- The commit waits for the end of the transactions that have passed this check (taskq_internal.await_executors), so
+-- attempts that outlive their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN  -- of a stream: its driver opens no stages
@@ -98,12 +100,10 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ007', format('stage %s was committed: it takes no more decisions', p_stage));
     END IF;
 END $$;
+COMMENT ON FUNCTION taskq.check_stage IS
+'The last statement of an executor that stages decisions. Errors: TQ007 if the stage was committed; TQ005 if the lease
+is gone.';
 
--- Carries out a stage: of each part the decisions of its winning try, all of them in this transaction, and what follows them
--- (taskq_internal.apply_follow_ups). The arrays name those tries and how many decisions each staged. Decisions of one task are merged to the
--- result that stands first in FAILURE, SUSPENSION, FILTER, SUCCESS, with all that belongs to it. Refuses a lease that is gone
--- (TQ005), tasks not held (TQ004), a stage that is not whole (TQ007), and what a push refuses. Asked again after its commit, it
--- answers the same and changes nothing. What it carried out stays readable in taskq.stage_results until taskq.abandon_stage.
 CREATE FUNCTION taskq.complete_staged(
     p_owner text, p_fence bigint, p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -140,37 +140,45 @@ BEGIN
     UPDATE taskq_internal.stage SET completed = v_done, committed = clock_timestamp() WHERE stage = p_stage;
     RETURN v_done;
 END $$;
+COMMENT ON FUNCTION taskq.complete_staged IS
+'Completes the staged decisions of the winning attempt of each part, with their follow-ups, in this transaction, and
+returns how many tasks. p_counts: how many decisions each attempt has staged. Several decisions of a task merge to the
+first of FAILURE, SUSPENSION, FILTER, SUCCESS. A repeated call returns the same and changes nothing. Errors: TQ005 if
+the lease is gone; TQ004 for tasks not held; TQ007 if the counts differ; those of taskq.push.';
 
--- What a committed stage carried out: how many tasks a result, until the stage is abandoned.
 CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, count bigint) LANGUAGE sql STABLE AS $$
     SELECT s.result::int, count(*) FROM taskq.staged s
     WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage AND c.committed IS NOT NULL)
     GROUP BY s.result ORDER BY s.result
 $$;
+COMMENT ON FUNCTION taskq.stage_results IS
+'How many tasks a committed stage completed with each result, until the stage is abandoned.';
 
--- Which of these tasks a stage that was carried out has ended or put back: not those whose decisions it dropped.
 CREATE FUNCTION taskq.completed_in_stage(p_stage uuid, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = ANY (p_sequences));
 END $$;
+COMMENT ON FUNCTION taskq.completed_in_stage IS
+'Those of the tasks that a committed stage has ended or made READY again, without those whose decision it dropped.';
 
--- How many tasks a committed stage pushed, until the stage is abandoned.
 CREATE FUNCTION taskq.count_stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT count(*) FROM taskq.staged_task s
     WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage AND c.committed IS NOT NULL)
 $$;
+COMMENT ON FUNCTION taskq.count_stage_pushed IS
+'How many tasks a committed stage pushed, until the stage is abandoned.';
 
--- Tells who waits on the topics to which a committed stage pushed, or in which it released groups, until the stage is abandoned (see
--- taskq.notify).
 CREATE FUNCTION taskq.notify_stage_topics(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq.notify(f.topic)
     FROM (SELECT topic FROM taskq.staged_task WHERE stage = p_stage AND topic IS NOT NULL
           UNION SELECT topic FROM taskq.staged_junction WHERE stage = p_stage) f;
 END $$;
+COMMENT ON FUNCTION taskq.notify_stage_topics IS
+'Calls taskq.notify for the topics to which a committed stage pushed or in which it released groups, until the stage is
+abandoned.';
 
--- Forgets what was staged, and returns how many decisions that was. A committed stage stays committed.
 CREATE FUNCTION taskq.abandon_stage(p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
@@ -181,10 +189,10 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.abandon_stage IS
+'Removes what was staged, and returns how many decisions. A committed stage stays committed.';
 
--- Forgets the stages whose owners' leases are gone: what jobs that were killed left behind. Returns how many stages.
--- The index is walked from stage to stage, so that it costs their number and not that of their decisions. One does it at a time,
--- and nobody waits: it is called as leases end.
+-- Walks the index from stage to stage, so the cost is that of the stages and not of their decisions.
 CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -209,9 +217,9 @@ BEGIN
     PERFORM taskq_internal.prune_staged_tasks();
     RETURN cardinality(v_dead);
 END $$;
+COMMENT ON FUNCTION taskq.prune_stages IS
+'Removes the stages whose owner''s lease is gone, and returns how many. One session does it at a time, and none waits.';
 
--- Lays aside what the owner holds: it stays held until the lease ends, but is not read again. So a task without a decision
--- comes once in a lease, however many rounds there are. Returns how many tasks are new there; refuses a lease that is gone (TQ005).
 CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -224,10 +232,10 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.defer_held_tasks IS
+'Defers the tasks that an owner holds: they stay held until the lease ends, and are not read again. So a task without a
+decision comes once in a lease. Returns how many tasks are new. Errors: TQ005 if the lease is gone.';
 
--- Claims whole identifiers: of identifiers whose turn it is under the condition, their due tasks in the order of their turns, up to p_size
--- tasks in all. An identifier that is longer than what is left of the size is cut at its end, so that nothing overtakes; one that has a
--- second begun task gives the first alone. Returns how many were taken. Never waits; refuses a lease that has lapsed (TQ005).
 CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_size int, p_condition text) RETURNS int
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
@@ -256,15 +264,19 @@ BEGIN
     END LOOP;
     RETURN v_all;
 END $$;
+COMMENT ON FUNCTION taskq.claim_batch IS
+'Claims the due tasks of identifiers that have the turn under the condition, identifier by identifier, up to p_size
+tasks. An identifier with more tasks than that is cut at its end; one with a second attempted task gives the first
+alone. Returns how many. Never waits. Errors: TQ001; TQ005 if the lease has lapsed or is gone; TQ000 for an unknown
+condition or above READ COMMITTED.';
 
--- How many decisions have been staged so far: for whoever watches.
 CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE
 SET enable_seqscan = off AS $$
     SELECT count(*) FROM taskq.staged WHERE stage = p_stage
 $$;
+COMMENT ON FUNCTION taskq.count_staged IS
+'How many decisions a stage has so far.';
 
--- Stores that a drain of this name begins, and returns the moment from which its tasks count. For a drain that was killed before its
--- report, this is the moment at which that one began. p_fence is the fence of the drain's owner, NULL for several owners.
 CREATE FUNCTION taskq.begin_drain(p_name text, p_fence bigint, p_topic text) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     v_began timestamptz;
@@ -277,8 +289,10 @@ BEGIN
     RETURNING d.began INTO v_began;
     RETURN v_began;
 END $$;
+COMMENT ON FUNCTION taskq.begin_drain IS
+'Stores the start of a drain, and returns the moment from which its tasks count: the start of the earlier drain of this
+name, if that one left no report. p_fence: the fence of its owner; NULL for several owners. Errors: TQ001.';
 
--- Stores the report of a drain. False, and nothing is stored, if a later drain of this name has begun under another fence.
 CREATE FUNCTION taskq.end_drain(p_name text, p_fence bigint, p_report text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF octet_length(p_report) > 65536 OR taskq_internal.json_defect(p_report) IS NOT NULL THEN
@@ -288,16 +302,19 @@ BEGIN
     WHERE name = p_name AND fence IS NOT DISTINCT FROM p_fence AND finished IS NULL;
     RETURN FOUND;
 END $$;
+COMMENT ON FUNCTION taskq.end_drain IS
+'Stores the report of a drain. Returns false, and stores nothing, if a later drain of this name has begun under another
+fence.';
 
--- The latest drain of this name; no row if there was none. `finished` and `report` are NULL until its end.
 CREATE FUNCTION taskq.find_drain(p_name text)
 RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json) LANGUAGE sql STABLE AS $$
     SELECT d.topic, d.began, d.finished, d.report FROM taskq_internal.drain d WHERE d.name = p_name
 $$;
+COMMENT ON FUNCTION taskq.find_drain IS
+'The latest drain of this name; finished and report are NULL until its end. No row if there was none.';
 
--- How many tasks of a topic an owner has ended since a moment, by state; the owners named p_owner/... count as p_owner. A task that waits
--- for its retry has not ended. Reads what has ended since then, by the block range index of `completed`: the expressions with `+ 0` keep
--- the planner from other indexes, by which it would read the whole history of the topic.
+-- Reads what has ended since then by the block range index of `completed`. The expressions with `+ 0` keep the planner
+-- from other indexes, by which it would read the whole history of the topic.
 CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timestamptz)
 RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
@@ -310,8 +327,10 @@ BEGIN
       AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
     GROUP BY e.state ORDER BY 1;
 END $$;
+COMMENT ON FUNCTION taskq.count_ended_by IS
+'How many tasks of a topic an owner, or one named p_owner/..., has ended since a moment, by state. A task that waits
+for its retry has not ended. Errors: TQ001.';
 
--- The first p_size tasks of a topic, by sequence, that are FAILED and that an owner has ended since a moment: as taskq.count_ended_by counts them.
 CREATE FUNCTION taskq.find_failed_by(p_topic text, p_owner text, p_since timestamptz, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
@@ -324,6 +343,8 @@ BEGIN
       AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
     ORDER BY e.sequence LIMIT p_size;
 END $$;
+COMMENT ON FUNCTION taskq.find_failed_by IS
+'The first p_size FAILED tasks of a topic that an owner has ended since a moment, in order of sequence. Errors: TQ001.';
 
 -- Waits until the tries that have passed taskq.check_stage have come to their end; those that come to it later wait for the end of
 -- this transaction. Not for long: one whose executor stands still holds nothing up, and what it stages goes with the lease.

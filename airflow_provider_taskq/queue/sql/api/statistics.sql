@@ -2,9 +2,6 @@
 --
 -- Failures grouped by error: tasks that failed for the same reason, whatever their identifiers and numbers.
 
--- Of the tasks that ended within p_within, by topic: how many ended, succeeded and failed; of how many the first try was not
--- the last, and how many tries were further ones; and for how long they took, in seconds from when the last try was due
--- until the end: shortest, mean, longest, and the 50th, 90th, 95th and 99th percentile. Costs what has ended since.
 CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, ended bigint, succeeded bigint, failed bigint, retried bigint, retries bigint,
                shortest float8, mean float8, longest float8, p50 float8, p90 float8, p95 float8, p99 float8)
@@ -28,10 +25,11 @@ BEGIN
           GROUP BY e.topic_id) s
     JOIN taskq_internal.topic p ON p.topic_id = s.topic_id ORDER BY p.name;
 END $$;
+COMMENT ON FUNCTION taskq.statistics IS
+'Tasks that ended within p_within, by topic: how many ended, succeeded, failed and were retried; and the seconds from
+when the last attempt was due until its end: shortest, mean, longest and percentiles. Costs what has ended since.
+Errors: TQ001.';
 
--- Notes for how many seconds tasks of a topic were handled, a number for each, by those who handled them. They are kept by hour
--- in buckets of 5 %, for 8 days. Best in a transaction of its own: two that note for a topic wait for each other. Notes nothing
--- of a topic that is being dropped.
 CREATE FUNCTION taskq.record_handling_times(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -49,9 +47,10 @@ BEGIN
         shortest = least(h.shortest, excluded.shortest), longest = greatest(h.longest, excluded.longest);
     DELETE FROM taskq_internal.handling h WHERE h.topic_id = v_topic_id AND h.hour < v_hour - interval '8 days';
 END $$;
+COMMENT ON FUNCTION taskq.record_handling_times IS
+'Stores for how many seconds tasks of a topic were handled, one number for each task. Kept by hour in buckets of 5 %
+for 8 days. Best in a transaction of its own, as two calls for a topic wait for each other. Errors: TQ001.';
 
--- How long tasks were handled, of each topic or of one, in the hours that p_within reaches back to: how many, and seconds: shortest, mean
--- and longest to the point, the percentiles to 5 %, by the buckets that have them.
 CREATE FUNCTION taskq.handling_times(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, count bigint, shortest float8, mean float8, longest float8, p50 float8, p90 float8, p95 float8, p99 float8)
 LANGUAGE sql STABLE AS $$
@@ -69,9 +68,10 @@ LANGUAGE sql STABLE AS $$
            min(s.longest) FILTER (WHERE s.upto >= 0.95 * s.every), min(s.longest) FILTER (WHERE s.upto >= 0.99 * s.every)
     FROM summed s JOIN taskq_internal.topic p ON p.topic_id = s.topic_id GROUP BY p.name ORDER BY p.name
 $$;
+COMMENT ON FUNCTION taskq.handling_times IS
+'How long tasks were handled in the hours of p_within, by topic: their number, and seconds: shortest, mean and longest
+exactly, percentiles to 5 %. Errors: TQ001.';
 
--- The oldest task of each topic that has failed and not succeeded since: FAILED, or READY to be tried again; and how many such there
--- are, counted to a thousand of each kind.
 CREATE FUNCTION taskq.topic_errors(p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, sequence bigint, age interval, failed bigint, retrying bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
@@ -93,9 +93,10 @@ BEGIN
     CROSS JOIN LATERAL (SELECT least(f.first, r.first) AS sequence) n
     WHERE n.sequence IS NOT NULL AND (p_topic IS NULL OR p.name = p_topic) ORDER BY 3 DESC;
 END $$;
+COMMENT ON FUNCTION taskq.topic_errors IS
+'The oldest task of each topic that failed and has not succeeded since: FAILED, or READY for a retry; and how many
+there are, counted up to 1,000 of each kind.';
 
--- Owners that hold tasks, and whose lease has lapsed for longer than p_patience: workers that died, or hang as a whole. The
--- longest first, a thousand at most.
 CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
 RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, clock_timestamp() - taskq_internal.clamp_moment(o.lease_until), o.seen, h.count FROM taskq_internal.owner o
@@ -103,10 +104,9 @@ RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held 
     WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_patience) AND h.count > 0
     ORDER BY o.lease_until LIMIT 1000
 $$;
+COMMENT ON FUNCTION taskq.stuck_owners IS
+'Owners that hold tasks and whose lease lapsed more than p_patience ago, the longest first, at most 1,000.';
 
--- The errors of a topic's FAILED tasks in groups, the largest first: how many FAILED, how many more are READY to be tried again, how
--- many different summaries there are and the newest of them, the newest task, and when the last one failed. Looks at the newest
--- p_budget tasks of each kind; looked_at: how many FAILED ones these were.
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
 RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint, example text, newest bigint, last_failed timestamptz,
                looked_at bigint) LANGUAGE plpgsql STABLE AS $$
@@ -121,6 +121,10 @@ BEGIN
     FULL JOIN taskq_internal.retrying_groups(v_topic_id, p_budget) r ON r.error_group = f.error_group
     ORDER BY 2 DESC, 3 DESC, 1 LIMIT greatest(p_size, 0);
 END $$;
+COMMENT ON FUNCTION taskq.error_groups IS
+'The errors of a topic''s FAILED tasks in groups, the largest first, at most p_size: how many FAILED, how many wait for
+a retry, the number of different summaries, an example, the newest task and the time of the last failure. Reads the
+newest p_budget tasks of each kind; looked_at: how many FAILED ones. Errors: TQ001.';
 
 -- The bucket of a duration: 5 % wide each, those below a microsecond in one.
 CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$

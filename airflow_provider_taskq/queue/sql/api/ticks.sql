@@ -4,10 +4,6 @@
 -- slash in it; the moment is the tick's nominal time in UTC, as 20261121T103000.000000Z, whose bytes sort as time does.
 -- So a tick of prefix a is never taken for one of prefix a/b, and the letters of a prefix mean themselves.
 
--- Installs ticks, and returns how many were added. First, ticks of the same prefix with another hash are removed, those
--- that have begun aside; then those are added that are missing. A tick that is stored is left as it is, whatever its
--- state. The arrays are those of taskq.push, with the moments in the place of identifiers: a tick without a due time
--- or a delay is due at its moment. Any number of sessions may install the same ticks: they do it one after the other.
 CREATE FUNCTION taskq.install_ticks(
     p_topic text, p_prefix text, p_config_hash text, p_moments timestamptz[], p_payloads text[] DEFAULT NULL,
     p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL,
@@ -46,8 +42,12 @@ BEGIN
         p_offset, NULL, v_depending.places, v_depending.topics, v_depending.identifiers);
     RETURN cardinality(v_added);
 END $$;
+COMMENT ON FUNCTION taskq.install_ticks IS
+'Installs ticks of a prefix and a config hash, and returns how many were added. Removes ticks of the prefix with
+another hash that are not held, then adds the missing ones; a stored tick stays as it is. p_moments: nominal times;
+the other arrays are those of taskq.push. Concurrent calls for a prefix run one after the other. Errors: TQ001; TQ002
+for an invalid task, prefix, hash or moment; TQ000 above READ COMMITTED.';
 
--- Removes the ticks of a prefix and a hash, those that have begun aside, and returns how many.
 CREATE FUNCTION taskq.uninstall_ticks(p_topic text, p_prefix text, p_config_hash text) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -56,6 +56,9 @@ BEGIN
     PERFORM taskq_internal.lock_ticks(v_topic, p_prefix, p_config_hash);
     RETURN taskq_internal.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, true);
 END $$;
+COMMENT ON FUNCTION taskq.uninstall_ticks IS
+'Removes the ticks of a prefix and a config hash that are not held, and returns how many. Errors: those of
+taskq.install_ticks.';
 
 -- The identifier of a tick.
 CREATE FUNCTION taskq_internal.tick_identifier(p_prefix text, p_config_hash text, p_moment timestamptz) RETURNS text

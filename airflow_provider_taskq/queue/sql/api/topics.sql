@@ -1,12 +1,12 @@
 -- Topics: a name, a policy, and whether it hands anything out.
 
--- The same for clients: a topic with its policy.
 CREATE FUNCTION taskq.policy(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN taskq_internal.find_topic(p_topic);
 END $$;
+COMMENT ON FUNCTION taskq.policy IS
+'A topic with its policy. Errors: TQ001.';
 
--- Creates a topic; false, and nothing changed, where it exists.
 CREATE FUNCTION taskq.create_topic(
     p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,
     p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean,
@@ -21,9 +21,10 @@ BEGIN
     ON CONFLICT (name) DO NOTHING;
     RETURN FOUND;
 END $$;
+COMMENT ON FUNCTION taskq.create_topic IS
+'Creates a topic with a policy. Returns false, and changes nothing, if it exists. Errors: TQ008 for an invalid name or
+policy.';
 
--- Changes those fields of a topic's policy that the JSON object names, and keeps the others: {"max_attempts": 5, "ttl": "90 s"}.
--- Concurrent changes of one topic wait for each other, so that none is lost. What is already scheduled keeps its time.
 CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic   taskq_internal.topic := taskq_internal.find_topic(p_topic);
@@ -46,9 +47,11 @@ BEGIN
         UPDATE taskq_internal.live SET waits = 2 WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= 0;
     END IF;
 END $$;
+COMMENT ON FUNCTION taskq.alter_topic IS
+'Changes the fields of a topic''s policy that the JSON object names: {"max_attempts": 5, "ttl": "90 s"}. Scheduled
+retries keep their time. Concurrent changes wait for each other. Errors: TQ001; TQ008 for an unknown field or an
+invalid value.';
 
--- Pauses or resumes a topic; false where it already was so. A topic that moves to its own tables stays paused until the move has
--- ended: then it is paused or not as the last call of this function says. Stores with the pause its time and the person or role.
 CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -65,20 +68,19 @@ BEGIN
        AND EXISTS (SELECT FROM taskq_internal.topic t WHERE t.topic_id = v_topic_id AND t.paused <> p_paused)
        AND taskq_internal.record_pause(v_topic_id, p_paused, coalesce(taskq_internal.current_actor(), session_user));
 END $$;
+COMMENT ON FUNCTION taskq.set_paused IS
+'Pauses or resumes a topic: a paused topic accepts pushes and completions, and hands out nothing. Returns false if it
+was so already. Errors: TQ001.';
 
--- The topics' names in alphabetical order.
 CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT name FROM taskq_internal.topic ORDER BY name
 $$;
+COMMENT ON FUNCTION taskq.topics IS
+'The names of all topics in alphabetical order.';
 
--- Removes a topic with all its tasks, held ones too; false if there is none. Waits for open pushes to it, and for transactions that
--- hold its tasks or store progress of its readers, for p_patience or the session's lock_timeout; then refuses (TQ000), naming a
--- session. Wakes the tasks of other topics that wait for its tasks. p_alone: that this call is a transaction of its own, so that a
--- topic with tables of its own may have them emptied at once; drop_vacant() removes these.
---
--- A transaction of several verbs may hold what this function needs, and wait for what this function holds. PostgreSQL would end one
--- of the two. So this function waits for a lock only while it holds none. It takes what is free, sleeps, and looks again; and if a
--- transaction that has changed something waits for it, it lets everything go and begins again.
+-- A transaction of several verbs may hold what this function needs, and wait for what this function holds; PostgreSQL
+-- would end one of the two. So this function waits for a lock only while it holds none. It takes what is free, sleeps
+-- and looks again. If a transaction that has changed something waits for it, it releases everything and begins again.
 CREATE FUNCTION taskq.drop_topic(p_topic text, p_alone boolean DEFAULT false, p_patience interval DEFAULT '1 minute')
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -97,6 +99,10 @@ BEGIN
         PERFORM pg_sleep(0.05 + 0.1 * random());
     END LOOP;
 END $$;
+COMMENT ON FUNCTION taskq.drop_topic IS
+'Drops a topic with all its tasks. Returns false if it does not exist. Waits up to p_patience for transactions that
+push to it or hold its tasks. p_alone: the call is a transaction of its own, so own tables may be truncated. Errors:
+TQ000, naming a session that still uses the topic.';
 
 -- The topic of that name; refuses an unknown one (TQ001).
 CREATE FUNCTION taskq_internal.find_topic(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$

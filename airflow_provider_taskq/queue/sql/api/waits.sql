@@ -4,14 +4,6 @@
 --
 -- Topic status: what keeps a topic's tasks from being polled, in counts, for gates that wait and for the page.
 
--- Looks once for any number of waits of three kinds. The arrays of a kind go together; each row of the answer names its kind
--- and the place in its arrays, counted from 1.
---   ready     how many tasks of a topic could be polled under a condition, counted to a limit, in `number`, and for how many
---             seconds the oldest due one has waited, in `waited`, where `p_aged` asks for it
---   state     the state of the newest task of an identifier, in `number`; NULL where it has none yet
---   juncture  how many groups a wait still waits for, after it has released those that are complete (taskq_internal.group_release), in
---             `number`; p_places tells for each identifier the wait, p_groups the number of its group
--- A topic that nobody knows gives -1.
 CREATE FUNCTION taskq.watch(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[],
     p_state_topics text[], p_state_identifiers text[],
@@ -26,8 +18,12 @@ BEGIN
     SELECT 'juncture', j.place, j.number, NULL::double precision
     FROM taskq_internal.watch_groups(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
 END $$;
+COMMENT ON FUNCTION taskq.watch IS
+'Answers many waits in one call. Each row names its kind and the position in its arrays, from 1. ready: how many tasks
+of a topic could be polled, up to a limit, and with p_aged for how many seconds the oldest has been due; state: the
+state of an identifier''s newest task, NULL without one; juncture: how many groups still wait, after the call has
+released complete ones. -1 for an unknown topic.';
 
--- The part of a look that changes nothing: for who waits for no juncture, by a role that may only read, or on a standby.
 CREATE FUNCTION taskq.watch_tasks(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[], p_state_identifiers text[]
 ) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
@@ -51,28 +47,29 @@ BEGIN
     FROM unnest(p_state_topics, p_state_identifiers) WITH ORDINALITY AS u (topic, identifier, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic;
 END $$;
+COMMENT ON FUNCTION taskq.watch_tasks IS
+'The kinds ready and state of taskq.watch. It changes nothing, so it also works for readers and on a standby.';
 
--- Sends the topic's name on the channel `taskq`. Every worker and every wait that listens and that waits on the topic then looks at
--- once. Nothing depends on the notification. Call it after the commit, as a transaction of its own: PostgreSQL commits one
--- transaction with notifications at a time. For a topic whose policy has `notify`, a push calls it in the pushing transaction.
 CREATE FUNCTION taskq.notify(p_topic text) RETURNS void LANGUAGE sql AS $$
     SELECT pg_notify('taskq', p_topic)
 $$;
+COMMENT ON FUNCTION taskq.notify IS
+'Sends the topic''s name on the channel taskq, so that listening workers and waits look at once. Call it after the
+commit, in a transaction of its own: PostgreSQL commits one transaction with notifications at a time. With notify in
+the topic''s policy, a push calls it.';
 
--- Releases groups of a topic, and returns the identifiers whose tasks were released. The two arrays go together: an identifier,
--- and the number of a group that it is in. A group is released where each of its identifiers has a SUSPENDED task (SINGULAR),
--- or a task in any state but REDUNDANT (ETERNAL), as it was before the call: all SUSPENDED tasks of its identifiers then start
--- anew. Never waits: a group with a SUSPENDED task that another transaction holds is left for a later call, all of it.
 CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
     RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_open(p_topic)).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
 END $$;
+COMMENT ON FUNCTION taskq.junction IS
+'Releases groups of identifiers: their SUSPENDED tasks become READY. The arrays go together: an identifier and the
+number of its group. A group is released if each of its identifiers has a SUSPENDED task (SINGULAR), or a task in any
+state but REDUNDANT (ETERNAL), before the call. Returns the identifiers of the released tasks. Never waits: a group
+with a task that another transaction holds stays for a later call. Errors: TQ001; TQ000 for an unknown junction.';
 
--- The same for somebody who waits until all groups were released, and may ask often: remembers under the name what it has
--- released, so that each group is released once for that name, and returns the numbers of those that it still waits for.
--- A group is known again by its identifiers, whatever its number. What is remembered is gone with taskq.purge_group_releases.
 CREATE FUNCTION taskq.release_groups_once(p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS int[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -93,8 +90,11 @@ BEGIN
     ON CONFLICT DO NOTHING;
     RETURN ARRAY(SELECT unnest(v_open) EXCEPT SELECT unnest(v_released) ORDER BY 1);
 END $$;
+COMMENT ON FUNCTION taskq.release_groups_once IS
+'Releases groups like taskq.junction, each group once for p_name, and returns the numbers of the groups that still
+wait. A group is recognized by its identifiers. taskq.purge_group_releases removes the memory. Errors: those of
+taskq.junction.';
 
--- Forgets what was released that long ago for those who waited, and returns how many groups those were.
 CREATE FUNCTION taskq.purge_group_releases(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
@@ -103,15 +103,9 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
+COMMENT ON FUNCTION taskq.purge_group_releases IS
+'Removes the memory of group releases older than p_older_than, and returns how many groups.';
 
--- The status of any number of topics under a condition each, by the place in the arrays, counted from 1. Every count stops at p_cap;
--- an unknown topic has no row. The counts of READY tasks exclude each other:
---   ready      a poll under the condition could take them now
---   scheduled  due later, never tried
---   retrying   due later, tried before
---   blocked    due, but behind a dependency, the probe of the topic, another task of the identifier, or a transaction that polls
---   paused     due in a paused topic, or paused themselves
---   running    held by owners: of the first 10,000 held tasks of the database
 CREATE FUNCTION taskq.topic_status(p_topics text[], p_conditions text[], p_cap int)
 RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint, running bigint,
                topic_paused boolean, paused_by text, paused_since timestamptz)
@@ -131,6 +125,10 @@ BEGIN
     CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition) ELSE 0 END::bigint AS ready
                         OFFSET 0) r;
 END $$;
+COMMENT ON FUNCTION taskq.topic_status IS
+'READY tasks of topics, each under a condition, by what holds them back: ready, scheduled (due later, never tried),
+retrying (due later, tried before), blocked (by a dependency, a probe, a task of the identifier, or an open poll) and
+paused; and running. Each count stops at p_cap. position: in the arrays, from 1; an unknown topic has no row.';
 
 -- The junctures of a look: how many groups each wait still waits for, -1 where its topic is not known. Never waits for another
 -- transaction: where the topic's tables are being moved, `number` is NULL, and the next look will tell.

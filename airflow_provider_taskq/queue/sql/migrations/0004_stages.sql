@@ -11,6 +11,8 @@ CREATE UNLOGGED TABLE taskq.staged (
     error    text,
     delay    interval
 );
+COMMENT ON TABLE taskq.staged IS
+'Decisions that the executors of a distributed job stage by COPY; taskq.complete_staged commits them. Roles may only insert.';
 CREATE INDEX staged_stage ON taskq.staged (stage, part, attempt);
 
 -- Stages of decisions from the moment they are opened, and pushes from the moment they are committed or abandoned. The row of a
@@ -63,6 +65,9 @@ CREATE UNLOGGED TABLE taskq.staged_task (
     reference    text,
     depends_on   text              -- a JSON list of pairs of topic and identifier
 );
+COMMENT ON TABLE taskq.staged_task IS
+'Tasks that the executors of a distributed job stage by COPY; taskq.push_staged or taskq.complete_staged commits them. Roles may
+only insert.';
 CREATE INDEX staged_task_stage ON taskq.staged_task (stage, part, attempt, place);
 
 -- A junction that follows a decided task.
@@ -75,6 +80,8 @@ CREATE UNLOGGED TABLE taskq.staged_junction (
     groups   text NOT NULL,        -- a JSON list of lists of identifiers
     junction text NOT NULL
 );
+COMMENT ON TABLE taskq.staged_junction IS
+'Junctions that follow staged decisions; taskq.complete_staged carries them out. Roles may only insert.';
 CREATE INDEX staged_junction_stage ON taskq.staged_junction (stage, part, attempt);
 
 -- The last batch that each stream committed: a batch that is replayed commits nothing again.

@@ -1,7 +1,9 @@
 -- Tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
 --
 --   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
+
 --   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
+
 --   SELECT * FROM taskq.newest('orders', 50);
 --   SELECT * FROM taskq.topics_at_a_glance;
 --
@@ -56,8 +58,10 @@ FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq_internal.live_tasks l WHERE NOT l
       UNION ALL SELECT 'SUCCEEDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 6
       UNION ALL SELECT 'RECREATED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 7
       UNION ALL SELECT 'REDUNDANT', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 8) v;
+COMMENT ON VIEW taskq.tasks IS
+'All tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running. Without
+payloads; outputs and errors are cut to a line. Filter by topic and state. The columns may change with any release.';
 
--- The newest tasks of a topic, or of one of its identifiers, the newest first: found by an index, however many there are.
 CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL) RETURNS SETOF taskq.tasks
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -73,6 +77,9 @@ BEGIN
     END IF;
     RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic_id AND v.sequence = ANY (v_sequences) ORDER BY v.sequence DESC;
 END $$;
+COMMENT ON FUNCTION taskq.newest IS
+'The newest tasks of a topic, or of one of its identifiers, with the columns of taskq.tasks. Reads an index, so it is
+fast on any topic. For people; the columns may change. Errors: TQ001.';
 
 -- A line a topic, its counts as if it were not paused. ready, scheduled and retrying: of its first thousand READY tasks in the order of a
 -- poll; blocked: those that wait for dependencies, counted to a thousand; running: of the first ten thousand that anybody holds. oldest: how long the task
@@ -98,3 +105,7 @@ CROSS JOIN LATERAL (
 LEFT JOIN (SELECT l.topic_id, count(*) AS held FROM (SELECT n.topic_id FROM taskq_internal.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
            GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
 ORDER BY p.name;
+COMMENT ON VIEW taskq.topics_at_a_glance IS
+'One line for each topic. ready, scheduled, retrying: of its first 1,000 READY tasks in polled order; blocked: by dependencies, up to
+1,000; running: of the first 10,000 held tasks; oldest: for how long the oldest task has been due; last_end: how long ago the last
+of its newest 100 ended tasks ended. For people; the columns may change with any release.';
