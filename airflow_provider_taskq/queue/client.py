@@ -153,7 +153,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         With `claim`, the fence of a claim, only if the owner still holds that claim: under the same fence, or under a
         later one of `take_over`.
         """
-        rows = self._rows("SELECT * FROM taskq_internal.owner(%s::text, %s::bigint)", (name, claim))
+        rows = self._rows("SELECT * FROM taskq.owner(%s::text, %s::bigint)", (name, claim))
         return owner_of(rows[0]) if rows else None
 
     def owners(self, within: timedelta | None = None) -> list[Owner]:
