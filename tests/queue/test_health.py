@@ -357,6 +357,22 @@ def test_failures_of_the_last_hour_are_told_with_their_share_and_errors(queue: T
     assert "8 of 32 tasks that ended in the last hour FAILED (25.0 %)" in finding.detail
 
 
+def test_few_failures_are_found_behind_a_long_history(own_queue: TaskQueue) -> None:
+    """The history has more pages than a sample of it reads."""
+    queue = own_queue
+    queue.create_topic("history")
+    queue.conn.execute(
+        "INSERT INTO taskq_internal.ended (sequence, topic_id, identifier, available_at, completed, state, error)"
+        " SELECT n, (SELECT topic_id FROM taskq_internal.topic WHERE name = 'history'), n::text,"
+        " now() - interval '1 day', now() - interval '1 day', 6, repeat(md5(n::text), 60)"
+        " FROM generate_series(1000000, 1020000) n"
+    )
+    fail_tasks(queue, queue.register("owner"), ["A"] * 8)
+    finding = found(queue, "failures")
+    assert (finding.severity, finding.value) == (Severity.CRITICAL, 8)
+    assert "8 of 8 tasks that ended in the last hour FAILED (100.0 %): 8 x A" in finding.detail
+
+
 def test_few_failures_and_old_ones_are_no_warning(queue: TaskQueue, owner: Owner) -> None:
     fail_tasks(queue, owner, ["A"])
     assert found(queue, "failures").severity is Severity.NOTICE

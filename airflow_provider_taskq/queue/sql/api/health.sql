@@ -449,17 +449,17 @@ END $$;
 CREATE FUNCTION taskq_internal.health_of_failures()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE
-    v_since  timestamptz := clock_timestamp() - interval '1 hour';
-    v_topic  record;
-    v_failed bigint;
-    v_ended  bigint;
-    v_errors text;
-    v_topics int := 0;
+    v_since   timestamptz := clock_timestamp() - interval '1 hour';
+    v_topic   record;
+    v_failed  bigint;
+    v_ended   bigint;
+    v_errors  text;
+    v_sampled jsonb;
+    v_topics  int := 0;
 BEGIN
     FOR v_topic IN
-        SELECT p.topic_id, p.name, sum(n.count) FILTER (WHERE n.state = 3) AS failed, sum(n.count)::bigint AS ended
-        FROM taskq.throughput('1 hour', 1) n JOIN taskq_internal.topic p ON p.name = n.topic WHERE n.state BETWEEN 3 AND 6
-        GROUP BY p.topic_id, p.name HAVING count(*) FILTER (WHERE n.state = 3) > 0 ORDER BY 3 DESC, 2 LIMIT 10
+        SELECT p.topic_id, p.name, taskq_internal.recent_failures(p.topic_id, v_since, 100) AS failed FROM taskq_internal.topic p
+        WHERE taskq_internal.recent_failures(p.topic_id, v_since, 100) > 0 ORDER BY 3 DESC, 2 LIMIT 10
     LOOP
         SELECT sum(f.failed), string_agg(format('%s x %s', f.failed, f.error_group), ', ' ORDER BY f.failed DESC, f.error_group) FILTER (WHERE f.place <= 3)
             || CASE WHEN count(*) > 3 THEN format(' and %s other errors', count(*) - 3) ELSE '' END
@@ -468,8 +468,17 @@ BEGIN
               FROM taskq_internal.failed_groups(v_topic.topic_id, v_since, 1000) g) f;
         CONTINUE WHEN v_failed IS NULL;
         v_topics := v_topics + 1;
-        v_failed := CASE WHEN v_failed < 1000 THEN v_failed ELSE greatest(v_failed, v_topic.failed) END;
-        v_ended := greatest(v_topic.ended, v_failed);
+        v_ended := taskq_internal.recent_ends(v_topic.topic_id, v_since, 1000);
+        IF v_ended = 1000 OR v_failed = 1000 THEN  -- there may be more: only a sample bounds the cost
+            v_sampled := coalesce(v_sampled, (
+                SELECT jsonb_object_agg(n.topic, jsonb_build_object('failed', n.failed, 'ended', n.ended))
+                FROM (SELECT t.topic, sum(t.count) FILTER (WHERE t.state = 3) AS failed, sum(t.count) AS ended
+                      FROM taskq.throughput('1 hour', 1) t WHERE t.state BETWEEN 3 AND 6 GROUP BY t.topic) n), '{}');
+            v_ended := greatest(v_ended, (v_sampled -> v_topic.name ->> 'ended')::bigint);
+            v_failed := CASE WHEN v_failed < 1000 THEN v_failed
+                             ELSE greatest(v_failed, (v_sampled -> v_topic.name ->> 'failed')::bigint) END;
+        END IF;
+        v_ended := greatest(v_ended, v_failed);
         severity := CASE WHEN v_failed < 5 THEN 'notice' ELSE taskq_internal.severity(v_failed::numeric / v_ended, 0, 0.1, 0.5) END;
         subject := 'failures';
         detail := format('topic %L: %s of %s tasks that ended in the last hour FAILED (%s %%): %s', v_topic.name, v_failed, v_ended,
@@ -481,4 +490,25 @@ BEGIN
     IF v_topics = 0 THEN
         RETURN QUERY SELECT 'fine', 'failures', 'no task has FAILED in the last hour', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
     END IF;
+END $$;
+
+-- The number of tasks among the newest p_most FAILED ones of a topic that failed since a moment.
+CREATE FUNCTION taskq_internal.recent_failures(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+                SELECT e.completed FROM taskq_internal.ended e
+                WHERE e.topic_id::bigint = p_topic_id AND e.state::int = 3 AND e.state::int IN (2, 3, 4)
+                ORDER BY e.sequence DESC LIMIT p_most) n
+            WHERE n.completed >= p_since);
+END $$;
+
+-- The number of tasks among the newest p_most ended ones of a topic that ended, FAILED to SUCCEEDED, since a moment.
+CREATE FUNCTION taskq_internal.recent_ends(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+                SELECT e.completed, e.state FROM taskq_internal.ended e
+                WHERE e.topic_id = p_topic_id ORDER BY e.sequence DESC LIMIT p_most) n
+            WHERE n.completed >= p_since AND n.state BETWEEN 3 AND 6);
 END $$;
