@@ -1,14 +1,13 @@
--- Access: who may do what. The functions that the clients call run with the rights of the schema's owner, so that a
--- role needs no right on any table; and a role may call only what it was granted, by kind:
+-- Access: the schema taskq holds what roles may use, the schema taskq_internal all else. Every function of taskq
+-- runs with the rights of the schema's owner, so a role needs no right on a table. A role may call the functions of
+-- the kinds that it was granted:
 --
---   producer   push, recurring tasks too; the topics and their policies
---   consumer   work: leases, polls, completions, junctions, stages, locks, and the log with its progress
---   reader     look at tasks, counts, owners and health, without changing anything
---   operator   all of these, and what changes topics, takes leases, revives, reassigns, releases, purges
+-- The kind producer pushes tasks and installs ticks. A consumer claims, completes, and reads the log. A reader looks
+-- at tasks, owners and health, and changes nothing. An operator may call all of these, and the functions that change
+-- topics and the tasks of others.
 --
--- A consumer that pushes follow-ups is granted both kinds. docs/operations.md lists every function; a test compares. Only the
--- owner of the schema installs and upgrades it. Every function of the schema taskq runs with the owner's rights. No other role has
--- a right in taskq_internal.
+-- A consumer that pushes follow-ups needs both kinds. docs/operations.md lists every function; a test compares. Only
+-- the owner installs and upgrades the schema.
 
 -- Which kind of role may call which functions. A function of this schema that is in no list is for operators. Only the owner of
 -- the schema may call grant_access and revoke_access.

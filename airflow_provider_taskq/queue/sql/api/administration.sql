@@ -1,8 +1,5 @@
--- Tending: what an operator does to single tasks that wait, and how a worker gives some of its tasks back.
---
--- Purge: tasks and owners that nobody needs any more are removed for good.
---
--- What people do by a page or a command line, and the trail that it leaves.
+-- Administration: what an operator does to READY tasks, purges, and the audit of what people do on the page and the
+-- command line.
 
 CREATE FUNCTION taskq.pause_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -304,13 +301,13 @@ END $$;
 COMMENT ON FUNCTION taskq.count_lapsed IS
 'The number of leases that lapsed more than p_grace ago, and of the tasks held under them, each counted up to 1,000.';
 
--- When a paused task is due: never, told from a time that anybody would set.
+-- The due time of a paused task: a time that no producer sets.
 CREATE FUNCTION taskq_internal.paused_until() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
     SELECT timestamptz '4999-12-03 10:15:30Z'
 $$;
 
--- A READY task, held until this transaction ends. Never waits: refuses one that is not READY, is unknown, or is being taken
--- right now (TQ003).
+-- Locks a READY task until the transaction ends. Never waits. Raises TQ003 if the task is not READY, is unknown, or
+-- is being claimed.
 CREATE FUNCTION taskq_internal.lock_ready_task(p_topic text, p_sequence bigint) RETURNS taskq_internal.live LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -326,8 +323,8 @@ BEGIN
     RETURN v_task;
 END $$;
 
--- READY tasks in order of sequence, held until this transaction ends. Never waits: refuses (TQ003), naming the first, tasks that are
--- not READY, are unknown, or are being taken right now.
+-- Locks READY tasks in order of sequence until the transaction ends. Never waits. Raises TQ003, naming the first
+-- task that is not READY, is unknown, or is being claimed.
 CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq_internal.live LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -346,7 +343,7 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = ANY (v_held) ORDER BY l.sequence;
 END $$;
 
--- When a task that waits is due, whatever it waits for beside that.
+-- When a waiting task is due, whatever else it waits for.
 CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_task.waits = 1 THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
@@ -359,7 +356,7 @@ BEGIN
     RETURN (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id AND t.sequence = p_task.sequence);
 END $$;
 
--- Gives a task, whose row this transaction holds, another due time, and notes it.
+-- Gives a task, whose row this transaction holds, another due time, and records it.
 CREATE FUNCTION taskq_internal.set_due_time(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
@@ -370,7 +367,7 @@ BEGIN
     PERFORM taskq_internal.record_ready_change(p_task, p_kind, NULL);
 END $$;
 
--- Notes in the history what is done to a READY task. p_other: the new number of attempts, of kind 9.
+-- Records in the history what is done to a READY task. p_other: the new number of attempts, for kind 9.
 CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void LANGUAGE sql AS $$
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
     SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, 1, p_task.attempt, p_other, taskq_internal.current_actor(), session_user
@@ -414,7 +411,8 @@ BEGIN
                  ORDER BY l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Removes tasks, whose rows this transaction holds, with all that is stored of them; wakes those that depend on them.
+-- Deletes tasks, whose rows this transaction holds, with all that is stored of them, and wakes the tasks that depend
+-- on them.
 CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE

@@ -1,7 +1,6 @@
--- Browse: what a page shows of topics, owners, locks, readers and ticks. Everything is read with bounds, so that ten million tasks
--- cost the same as ten thousand: a count goes up to a cap, a walk over rows up to a budget, and what was not looked at is said.
---
--- Browse tasks: those that a filter finds, in the order of their sequences, and what is shown of them.
+-- Browse: what the page shows of topics, owners, locks, consumer groups, ticks and tasks. Every read is bounded, so
+-- that ten million tasks cost the same as ten thousand: a count stops at a cap, a walk over rows at a budget, and
+-- the result tells where it stopped.
 
 CREATE FUNCTION taskq.browse_topics(p_search text, p_exact boolean, p_after text, p_size int, p_cap int)
 RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused_tasks bigint, running bigint,
@@ -359,7 +358,7 @@ COMMENT ON FUNCTION taskq.task_texts IS
 'Payload and output of a task as text, cut to p_length characters, and their sizes in bytes. No row for an unknown
 task. Errors: TQ001.';
 
--- How many tasks of each topic are held, and by how many, among the first 10,000 that are.
+-- The number of held tasks of each topic, and of their holders, among the first 10,000 held tasks.
 CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -369,8 +368,9 @@ BEGIN
     GROUP BY n.topic_id;
 END $$;
 
--- How many READY tasks of a topic have each status of taskq.task_info, each up to a cap. In a paused topic all are paused. Else it looks
--- priority by priority, as only there their times stand in order, at p_cap * 10 rows that are due and as many that are not.
+-- The number of READY tasks of a topic in each status of taskq.task_info, each up to a cap. In a paused topic all
+-- are paused. Otherwise reads priority by priority, as times are in order only within a priority: p_cap * 10 rows
+-- that are due and as many that are not.
 CREATE FUNCTION taskq_internal.count_ready_by_status(
     p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
     OUT paused bigint
@@ -433,7 +433,7 @@ BEGIN
         ORDER BY e.sequence LIMIT greatest(p_cap, 0)) n);
 END $$;
 
--- When the last of a topic's newest hundred ended tasks did so.
+-- When the last of a topic's newest hundred ended tasks ended.
 CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -441,7 +441,7 @@ BEGIN
                                           ORDER BY e.sequence DESC LIMIT 100) n);
 END $$;
 
--- The state that tasks of a status are in; NULL for what is no status.
+-- The state of tasks with this status; NULL for an unknown status.
 CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN 1
                 WHEN p_status = 'exhausted' THEN 3 WHEN p_status = '' THEN NULL
@@ -449,7 +449,7 @@ CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUA
                                           'redundant'], p_status) - 1 END
 $$;
 
--- The tasks of a topic that are held, in no order; NULL where more than p_budget are held in the database.
+-- The held tasks of a topic, in no order; NULL if more than p_budget are held in the database.
 CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -458,7 +458,7 @@ BEGIN
                   ORDER BY l.holder, l.sequence LIMIT greatest(p_budget, 0)::bigint + 1) n);
 END $$;
 
--- Where to look for tasks of a filter.
+-- The narrowest source of tasks for a filter.
 CREATE FUNCTION taskq_internal.filter_source(p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[])
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_identifier IS NOT NULL THEN 'identifier'
@@ -472,7 +472,8 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
                 ELSE 'task' END
 $$;
 
--- The statement that looks there, in order, at $7 rows; $1 topic_id, $2 and $3 the bounds, $4 state, $5 identifier, $6 reference, $8 held.
+-- The query that reads the source in order, up to $7 rows. $1: topic_id; $2 and $3: the bounds; $4: state; $5:
+-- identifier; $6: reference; $8: held tasks.
 CREATE FUNCTION taskq_internal.filter_scan_query(p_source text, p_order text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_rest text := format('s.sequence BETWEEN $2 AND $3 ORDER BY s.sequence %s LIMIT $7', p_order);
@@ -492,8 +493,8 @@ BEGIN
         ELSE format('SELECT s.sequence FROM taskq_internal.%I s WHERE s.topic_id = $1 AND %s', p_source, v_rest) END;
 END $$;
 
--- What the rows that are looked at have to meet; $10 error, $11 max_attempts, $12 whether the topic is paused, $13 since,
--- $14 until, $15 group of errors.
+-- The condition on the rows that were read. $10: error; $11: max_attempts; $12: whether the topic is paused; $13:
+-- since; $14: until; $15: error group.
 CREATE FUNCTION taskq_internal.filter_condition(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text)
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' AND ', 'WHERE true',
@@ -514,7 +515,7 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
             'taskq_internal.error_group(coalesce(l.error_summary, e.error_summary), coalesce(l.identifier, e.identifier)) = $15' END)
 $$;
 
--- The tables that a filter asks.
+-- The tables that a condition needs.
 CREATE FUNCTION taskq_internal.filter_joins(p_filter text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' ', CASE WHEN strpos(p_filter, 't.') > 0 THEN 'LEFT JOIN taskq_internal.task t ON t.topic_id = $1 AND t.sequence = w.sequence' END,
                      CASE WHEN strpos(p_filter, 'l.') > 0 THEN 'LEFT JOIN taskq_internal.live l ON l.topic_id = $1 AND l.sequence = w.sequence' END,

@@ -1,6 +1,5 @@
--- Complete: a decision ends a task, or puts it back to be tried again. All of a call's decisions, or none.
---
--- Exchange: what was done against what is next, in one transaction.
+-- Complete: a decision ends a task, or makes it READY again for a retry. All decisions of a call, or none. Exchange:
+-- complete and poll in one call.
 
 CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
@@ -65,7 +64,7 @@ BEGIN
     RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) ORDER BY 1);
 END $$;
 
--- Refuses decisions that are no decisions (TQ002): results outside 0..3, one too few, a task decided twice.
+-- Raises TQ002 for invalid decisions: a result outside 0..3, a missing result, a task that is decided twice.
 CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
@@ -81,7 +80,7 @@ BEGIN
     END IF;
 END $$;
 
--- Refuses an output that not every client could read back (TQ002), naming its task.
+-- Raises TQ002 for an output that some client could not read, naming its task.
 CREATE FUNCTION taskq_internal.check_outputs(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
@@ -117,8 +116,8 @@ BEGIN
     RETURN v_ended;
 END $$;
 
--- Puts those tasks back to READY that have a next time, and returns their sequences: a snooze, a failure within
--- the task's time to live (neither counts), and a noted failure with attempts left.
+-- Makes those tasks READY again that have a next time, and returns their sequences: a snooze, a failure within the
+-- ttl (neither counts), and a recorded failure with attempts left.
 CREATE FUNCTION taskq_internal.return_to_ready(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[], p_delays interval[]
 ) RETURNS bigint[] LANGUAGE plpgsql
@@ -169,8 +168,8 @@ BEGIN
     RETURN v_back;
 END $$;
 
--- The delay after so many noted failures, before jitter: min(base * factor ^ (attempts - 1), max_delay).
--- NULL to give up: no attempts left, or the delays so far add up to max_elapsed.
+-- The delay after p_attempts recorded failures, without jitter: min(base * factor ^ (attempts - 1), max_delay). NULL
+-- to give up: no attempts are left, or the delays add up to max_elapsed.
 CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int) RETURNS interval LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_elapsed interval := interval '0';
@@ -191,7 +190,7 @@ BEGIN
     RETURN taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
 END $$;
 
--- min(base * factor ^ (attempts - 1), max_delay), whatever the power: it is compared by logarithms first.
+-- min(base * factor ^ (attempts - 1), max_delay). Compares logarithms first, as the power may overflow.
 CREATE FUNCTION taskq_internal.backoff_delay(p_base interval, p_factor double precision, p_max interval, p_attempts int)
 RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
@@ -202,7 +201,7 @@ RETURNS interval LANGUAGE sql IMMUTABLE AS $$
         ELSE least(make_interval(secs => extract(epoch FROM p_base)::float8 * power(p_factor, p_attempts - 1)), p_max) END
 $$;
 
--- Refuses tasks that the owner does not hold now (TQ004), naming the first few.
+-- Raises TQ004 for tasks that the owner does not hold now, naming the first few.
 CREATE FUNCTION taskq_internal.raise_not_held(p_owner text, p_fence bigint, p_sequences bigint[], p_done bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,16 +1,17 @@
--- Readers: groups that handle a topic's log, each partition led by one reader at a time.
+-- Consumer groups: each group handles a topic's log in partitions, and each partition has one leader at a time.
 --
--- A leader has a lease and a fence. It is handed tasks, and its progress stored, only under its fence, and the row that has
--- it is locked until the transaction ends: so whoever takes over has to wait for (in fact: passes by) a leader that is just
--- storing progress, and a leader that was replaced stores nothing any more, and its transaction is undone.
+-- A leader has a lease and a fence. Tasks are handed to a leader, and its progress is stored, only under its fence,
+-- and the transaction that does so holds the partition's row until it ends. A program that acquires the partition
+-- passes such a row by. A leader that was replaced stores nothing, and its transaction fails.
 --
--- Partitions are changed by generations. To end one, its rows are locked, and with them whoever is being handed tasks; it ends
--- at the furthest place that any leader was handed a task of. From then on nobody is handed tasks beyond that place, so
--- every partition comes to rest exactly there: that is when the next generation begins, after that place. Each task belongs
--- to one generation by its place, and there to one partition: there is no gap, no double, and no identifier is in two
--- hands, however many readers with the old and the new setting run meanwhile, and whichever of them die.
+-- The number of partitions changes by generations. To end a generation, its rows are locked, which waits for leaders
+-- that are being handed tasks; it ends at the furthest place that any leader was handed. No task beyond that place
+-- is handed out, so every partition comes to rest there, and the next generation begins after it. Each task belongs
+-- to one generation by its place, and there to one partition. So there is no gap and no repetition, and no two
+-- leaders have tasks of one identifier, however many programs with the old and the new setting run.
 --
--- Rows are locked in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number, taskq_internal.progress.
+-- Rows are locked in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number,
+-- taskq_internal.progress.
 
 CREATE FUNCTION taskq.join_group(p_group text, p_topic text, p_partitions int, p_level int)
 RETURNS TABLE (generation int, partitions int, level int, next_partitions int, next_level int) LANGUAGE plpgsql AS $$
@@ -200,14 +201,14 @@ COMMENT ON FUNCTION taskq.forget_group IS
 'Removes a consumer group of a topic with its progress; its consumers stop. Returns false if there is none. Errors:
 TQ001.';
 
--- Enters the partitions of a generation, led by nobody.
+-- Creates the partitions of a generation, without leaders.
 CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void LANGUAGE sql AS $$
     INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, reach)
     SELECT p_group, p_topic_id, n, 0 FROM generate_series(0, p_partitions - 1) n
 $$;
 
--- The furthest place that a leader of any partition was handed a task of, or has progressed to. Holds the partitions, so that
--- nobody is handed more before this transaction has ended.
+-- The furthest place that a leader of any partition was handed or has progressed to. Locks the partitions, so that
+-- no leader is handed more before this transaction ends.
 CREATE FUNCTION taskq_internal.furthest_place(p_reader taskq_internal.consumer_group) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id
@@ -217,8 +218,8 @@ BEGIN
             WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id);
 END $$;
 
--- Begins the next generation, where one is wanted and every partition has come to the end of this one. Never waits: where
--- somebody else is about to, or is storing progress, the next call will do it.
+-- Begins the next generation if one is requested and every partition has come to the end of this one. Never waits:
+-- if another transaction does this, or stores progress, the next call begins it.
 CREATE FUNCTION taskq_internal.begin_next_generation(p_group text, p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_reader taskq_internal.consumer_group;
@@ -253,7 +254,7 @@ CREATE FUNCTION taskq_internal.has_unfinished_partition(p_reader taskq_internal.
           AND coalesce(g.cursor, p_reader.begins) < p_reader.ends)
 $$;
 
--- The partition that is led under a fence, held until this transaction ends; refuses one that is not (TQ005).
+-- Locks the partition that is led under a fence until the transaction ends; raises TQ005 if the fence leads none.
 CREATE FUNCTION taskq_internal.lock_partition(p_group text, p_topic_id int, p_partition int, p_fence bigint) RETURNS taskq_internal.consumer_partition
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -269,7 +270,8 @@ BEGIN
     RETURN v_led;
 END $$;
 
--- Moves progress from one place to another; false where it is not there. None stored is the beginning of the generation.
+-- Moves progress from one place to another; false if it is not at the first place. Without stored progress that is
+-- the beginning of the generation.
 CREATE FUNCTION taskq_internal.store_progress(p_group text, p_topic_id int, p_partition int, p_after bigint, p_cursor bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -284,9 +286,9 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Removes a group of readers of a topic, or all of them, with their progress; false where there is none. Holds what it removes
--- in the order above first: a cascade comes to the partitions in any order, and late. The groups without their keys: a leader
--- that changes its partition twice in a transaction locks the key of its group, by the foreign key.
+-- Deletes a consumer group of a topic, or all of them, with their progress; false if there is none. Locks the rows
+-- in the order above first, as a cascade comes to the partitions in any order. Locks the groups without their keys:
+-- a leader that changes its partition twice in a transaction locks its group's key by the foreign key.
 CREATE FUNCTION taskq_internal.delete_groups(p_topic_id int, p_group text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_known boolean;

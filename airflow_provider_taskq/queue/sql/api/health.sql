@@ -1,7 +1,5 @@
--- Health: what slows or threatens the queue, in sentences. Everything here is read with bounds, so that it costs
--- milliseconds however many tasks there are, and needs no rights beyond those on the schema: what a role may not see is said.
---
--- Health of the work: leases that nobody takes back, topics that nobody serves, tasks that wait for ever, and failures.
+-- Health: what slows or threatens the queue, in sentences. Every read is bounded, so a call takes milliseconds on
+-- any queue. It needs no rights beyond those on the schema: a finding tells what the role may not see.
 
 CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE sql AS $$
@@ -86,14 +84,14 @@ END $$;
 COMMENT ON FUNCTION taskq.explain_turn IS
 'What keeps a READY task from being polled one at a time per identifier, as a sentence; NULL if nothing does.';
 
--- How bad a value is, by the three bounds from which on it is.
+-- The severity of a value by its three bounds.
 CREATE FUNCTION taskq_internal.severity(p_value numeric, p_notice numeric, p_warning numeric, p_critical numeric)
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_value >= p_critical THEN 'critical' WHEN p_value >= p_warning THEN 'warning'
                 WHEN p_value >= p_notice THEN 'notice' ELSE 'fine' END
 $$;
 
--- Rows that are dead and not yet vacuumed, by table: against the number at which autovacuum begins.
+-- Dead rows that are not yet vacuumed, by table, against the number at which autovacuum begins.
 CREATE FUNCTION taskq_internal.health_of_vacuum()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 DECLARE
@@ -117,7 +115,7 @@ BEGIN
     WHERE w.place = 1 OR w.place <= 5 AND w.severity <> 'fine';
 END $$;
 
--- The tables of the schema with their dead and living rows, and the number of dead ones at which autovacuum begins.
+-- The tables with their dead and live rows, and the number of dead rows at which autovacuum begins.
 CREATE FUNCTION taskq_internal.vacuum_state()
 RETURNS TABLE (name text, dead bigint, alive bigint, bound numeric, disabled boolean, vacuumed timestamptz) LANGUAGE sql STABLE AS $$
     SELECT c.oid::regclass::text, s.n_dead_tup, s.n_live_tup,
@@ -134,7 +132,7 @@ RETURNS TABLE (name text, dead bigint, alive bigint, bound numeric, disabled boo
     WHERE c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND c.relkind = 'r'
 $$;
 
--- Who keeps vacuum from removing what died since: open transactions, standbys, replication slots, prepared transactions.
+-- What keeps vacuum from removing dead rows: open transactions, standbys, replication slots, prepared transactions.
 CREATE FUNCTION taskq_internal.health_of_horizon()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 BEGIN
@@ -222,7 +220,7 @@ BEGIN
     ORDER BY s.last_value::numeric / s.max_value DESC LIMIT 1;
 END $$;
 
--- Indexes of the hot table that are much larger than their entries need: told by the pages that vacuum saw last.
+-- Indexes of the hot table that are much larger than their entries need, by the pages that the last vacuum counted.
 CREATE FUNCTION taskq_internal.health_of_indexes()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 BEGIN
@@ -268,11 +266,11 @@ BEGIN
            v_count, NULL::int, NULL::text, NULL::bigint, v_owner;
 END $$;
 
--- Topics whose due tasks have waited longer than p_patience, and why as far as it can be told: nobody takes them, others
--- of their identifiers stand in the way, or there is more than those who work on it can do. Paused topics are told too.
+-- Topics whose due tasks have waited longer than p_patience, and why: no worker takes them, other tasks of their
+-- identifiers hold them back, or there are more than the workers can handle. Paused topics are named too.
 --
--- A poll leaves no trace of its own, which would be a write. That a topic is served is told by what it leads to: somebody
--- with a running lease holds tasks of it now, or one of its newest ended tasks ended within p_patience.
+-- A poll leaves no trace of its own, which would be a write. A topic counts as served if a running lease holds some
+-- of its tasks, or if one of its newest tasks has ended within that time.
 CREATE FUNCTION taskq_internal.health_of_topics(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -313,7 +311,7 @@ BEGIN
            format('%s topics have tasks that have been due for longer than %s', v_count, taskq.format_duration(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
 END $$;
 
--- The topics of which owners with a running lease hold tasks now: of a thousand owners, and of the first and the last
+-- The topics of which owners with a running lease hold tasks: of a thousand owners, and of the first and the last
 -- hundred tasks of each.
 CREATE FUNCTION taskq_internal.served_topics() RETURNS int[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -336,8 +334,8 @@ BEGIN
         WHERE n.completed >= p_since);
 END $$;
 
--- Tasks that wait for a task which has ended otherwise than by success, and so wait until somebody does something about it.
--- Looks at the first two thousand dependencies that are waited for.
+-- Tasks that wait for a task which has ended without success, until an operator acts. Reads the first two thousand
+-- waiting dependencies.
 CREATE FUNCTION taskq_internal.health_of_dependencies()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -365,7 +363,7 @@ BEGIN
     FROM taskq_internal.topic a, taskq_internal.topic b WHERE a.topic_id = v_example.topic_id AND b.topic_id = v_example.on_topic_id;
 END $$;
 
--- Open pushes, whose end the readers of their topics' logs wait for (taskq.log_blockers has those of one topic).
+-- Open pushes, for which the readers of their topics' logs wait (taskq.log_blockers lists those of one topic).
 CREATE FUNCTION taskq_internal.health_of_logs()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -392,7 +390,7 @@ BEGIN
     END IF;
 END $$;
 
--- Moves of topics to their own tables that have not ended, and what dropped topics left of such tables.
+-- Moves of topics to own tables that have not ended, and tables that dropped topics have left.
 CREATE FUNCTION taskq_internal.health_of_moves()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -420,7 +418,7 @@ BEGIN
         v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text;
 END $$;
 
--- What is left behind and nobody has cleared away: stages of jobs that died, and the rows of owners of long ago.
+-- What is left of jobs and owners: stages of jobs that died, and rows of owners of long ago.
 CREATE FUNCTION taskq_internal.health_of_leftovers()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
@@ -443,9 +441,9 @@ BEGIN
         v_owners, NULL::int;
 END $$;
 
--- Tasks that FAILED in the last hour: a row for each of the ten topics with most of them, with their share in what ended and their errors
--- in groups. What ended is an estimate where there is much of it (taskq.throughput); the failures are those among the topic's
--- newest 1,000. From a tenth on it is a warning, from a half on critical; fewer than 5 are a notice.
+-- Tasks that FAILED in the last hour: a row for each of the ten topics with most of them, with their share in what
+-- ended and their error groups. What ended is an estimate for a long history (taskq.throughput); the failures are
+-- those among the topic's newest 1,000. A tenth is a warning, a half critical; fewer than 5 are a notice.
 CREATE FUNCTION taskq_internal.health_of_failures()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,6 +1,4 @@
--- History: how a task came to be what it is.
---
--- Why: one sentence for whoever asks why a task is not running, and what a topic did lately.
+-- History: how a task came to its state, and why it does not run.
 
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text, other bigint, error text,
@@ -139,13 +137,14 @@ $$;
 COMMENT ON FUNCTION taskq.explain_ended IS
 'Why an ended task is in its state; NULL if it ended without a failure. Used by the view taskq.tasks.';
 
--- Who acts in this transaction, as the page and the command line say by the setting taskq_internal.current_actor; NULL for programs. Any client may
--- set it, so history and audit keep session_user, the role that logged in, beside it.
+-- The person who acts in this transaction, as the page and the command line set it in taskq.actor; NULL for
+-- programs. Any client may set it, so history and audit also keep session_user, the role that logged in.
 CREATE FUNCTION taskq_internal.current_actor() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
 $$;
 
--- Notes what is about to happen to ended tasks: kind 3, 4 or 5. p_others goes with p_sequences where the kind has one.
+-- Records what is about to happen to ended tasks: kind 3, 4 or 5. p_others goes with p_sequences if the kind has
+-- one.
 CREATE FUNCTION taskq_internal.record_ended_change(p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -158,26 +157,26 @@ BEGIN
     JOIN (SELECT * FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e ON e.sequence = u.sequence;
 END $$;
 
--- Whether the failure of an attempt is noted in the history: of the first hundred each, then every hundredth, so that a
--- task that is tried for ever does not fill the disk.
+-- Whether the failure of an attempt is recorded: of the first hundred each, then every hundredth, so that a task
+-- with endless retries does not fill the disk.
 CREATE FUNCTION taskq_internal.is_attempt_recorded(p_attempt int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_attempt <= 100 OR p_attempt % 100 = 0
 $$;
 
--- How long an attempt waited in the queue: from when the task was due, or from its push if that was later, to the poll that
--- claimed it; NULL if it was not claimed.
+-- How long an attempt waited: from its due time, or from the push if that was later, to the poll that claimed it;
+-- NULL if no poll did.
 CREATE FUNCTION taskq_internal.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_polled IS NOT NULL
                 THEN greatest(taskq_internal.clamp_moment(p_polled) - taskq_internal.clamp_moment(greatest(p_created, p_due)), interval '0') END
 $$;
 
--- How long an attempt ran: from the poll that claimed it to its end; NULL if it was not claimed or has no end.
+-- How long an attempt ran, from the poll that claimed it to its end; NULL if it was not claimed or has no end.
 CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_polled IS NOT NULL AND p_end IS NOT NULL
                 THEN greatest(taskq_internal.clamp_moment(p_end) - taskq_internal.clamp_moment(p_polled), interval '0') END
 $$;
 
--- Of a task that an owner holds: who, and until when at least.
+-- The holder of a task, and the end of its lease, as a sentence.
 CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN o.lease_until < statement_timestamp()
         THEN format('it was taken by %s, whose lease lapsed %s ago: the next expire() takes it back', o.name,
@@ -187,7 +186,7 @@ CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUA
     FROM taskq_internal.owner o WHERE o.owner_id = p_holder
 $$;
 
--- Of a READY task: the first thing that keeps it, else its place in the line.
+-- The first thing that keeps a READY task, or else its position, as a sentence.
 CREATE FUNCTION taskq_internal.explain_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_way text;
@@ -210,7 +209,7 @@ BEGIN
                      CASE WHEN v_way IS NULL THEN taskq_internal.queue_position(p_topic.topic_id, p_task.sequence) END);
 END $$;
 
--- That nobody seems to poll a topic, where nobody holds its tasks and none has ended for a minute; NULL where somebody does.
+-- That no worker seems to poll a topic: no owner holds its tasks and none has ended for a minute; else NULL.
 CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -224,7 +223,7 @@ BEGIN
         'the last task of it ended ' || taskq.format_duration(statement_timestamp() - v_last) || ' ago', 'none of its tasks has ended yet');
 END $$;
 
--- The place of a READY task among those that may be polled, looked for among the first thousand.
+-- The position of a READY task among the first thousand that may be polled, as a sentence.
 CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE

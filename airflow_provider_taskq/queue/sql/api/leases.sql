@@ -1,13 +1,11 @@
--- Owners: a name, a lease on the server's clock, and a fence that locks out whoever used the name before.
+-- Leases: owners of tasks, named locks, and the switch of workers.
 --
--- The end of a lease: given back by its owner, or taken when it has lapsed.
+-- An owner is a name with a lease on the server's clock and a fence, which locks out earlier users of the name. The
+-- lease ends when the owner releases it, or when taskq.expire takes it after it has lapsed.
 --
--- Locks by name: a lease on the database's clock. Who can't get one goes on without it, and nobody ever waits.
---
--- A transaction that is about to change a name's row locks the name's row of taskq_internal.mutex until it ends, and never waits
--- for that. So an open transaction that takes, extends or gives back a lock keeps others out of it, rather than waiting.
---
--- Workers by name: whether they are to work, whatever processes there are of them.
+-- A named lock is a lease for one holder; a program that cannot get it goes on without it. A transaction that
+-- changes a lock holds the row of its name in taskq_internal.mutex until it ends, and never waits for that row. So
+-- an open transaction keeps others from the lock without making them wait.
 
 CREATE FUNCTION taskq.register(p_owner text, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -251,15 +249,15 @@ END $$;
 COMMENT ON FUNCTION taskq.forget_worker IS
 'Removes what was set for workers of this name. Returns false if there is nothing.';
 
--- Refuses an owner whose lease is gone (TQ005).
+-- Raises TQ005 for an owner whose lease is gone.
 CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
     SELECT taskq_internal.raise_error('TQ005', format(
         'the lease of owner %L under fence %s is gone: it expired, was released, or the name was registered anew',
         p_owner, p_fence))
 $$;
 
--- The number of an owner whose lease is not gone, and stays so until this transaction ends. Lapsed or not:
--- a lease lapses by time, but is gone only when somebody took it. Waits for whoever is taking it right now.
+-- The number of an owner whose lease is not gone, and stays so until the transaction ends; else TQ005. A lapsed
+-- lease is not gone before it is taken. Waits for a transaction that is taking it.
 CREATE FUNCTION taskq_internal.require_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint;
@@ -271,8 +269,8 @@ BEGIN
     RETURN v_owner_id;
 END $$;
 
--- The same for a poll, which never waits and needs a lease that has not lapsed (else TQ005): NULL while
--- another transaction is about to take the lease away.
+-- The same for a poll, which never waits and needs a lease that has not lapsed (else TQ005). NULL while another
+-- transaction takes the lease.
 CREATE FUNCTION taskq_internal.require_running_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint;
@@ -290,7 +288,7 @@ BEGIN
     RETURN v_owner_id;
 END $$;
 
--- What a task waits for when it is given back: a retry of a probing topic for its probe again, others for nothing.
+-- What a task waits for when it is given back: a retry of a probing topic for its probe, other tasks for nothing.
 CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id) THEN
@@ -299,7 +297,7 @@ BEGIN
     RETURN p_waits;
 END $$;
 
--- Refuses a lock of nobody, or for no time (TQ000).
+-- Raises TQ000 for a blank holder or name, or an invalid time.
 CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_by IS NULL OR p_by !~ '\S' THEN
@@ -313,27 +311,27 @@ BEGIN
     PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');
 END $$;
 
--- Whether p_by may have the lock of that name: nobody has it, p_by does, or it ran out.
+-- Whether p_by may have the named lock: it has no holder, p_by holds it, or it has run out.
 CREATE FUNCTION taskq_internal.is_lock_free(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by <> p_by AND until > clock_timestamp());
 END $$;
 
--- Whether p_by has the lock of that name.
+-- Whether p_by has the named lock.
 CREATE FUNCTION taskq_internal.is_lock_held(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by AND until > clock_timestamp());
 END $$;
 
--- Keeps all others from changing the lock of that name until this transaction ends; false where somebody else does so.
+-- Keeps all others from changing the named lock until this transaction ends; false if another transaction does.
 CREATE FUNCTION taskq_internal.try_lock_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(0, p_name) FOR UPDATE SKIP LOCKED;
     RETURN FOUND;
 END $$;
 
--- The bucket of taskq_internal.mutex for a name of a kind: 0 locks, 1 prefixes of ticks, 2 stages. Rows, as no outsider can lock
--- them; one in 4,096 pairs of names shares a bucket by chance, and then one waits for the other, or is told that it is taken.
+-- The row of taskq_internal.mutex for a name of a kind: 0 locks, 1 prefixes of ticks, 2 stages. Outsiders cannot
+-- lock these rows. One of 4,096 pairs of names shares a row: then one waits for the other, or counts as taken.
 CREATE FUNCTION taskq_internal.mutex_bucket(p_kind int, p_name text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT p_kind * 4096 + (hashtext(p_name) & 4095)
 $$;

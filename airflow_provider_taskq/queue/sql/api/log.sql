@@ -2,7 +2,7 @@
 --
 -- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a reader
 -- can pass a number whose task is committed later. So a transaction that pushes makes three announcements before it draws
--- a number, all of them locks that end with it:
+-- a number. All of them are locks that end with it:
 --
 --   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
 --   topic   an advisory lock on the topic (taskq_internal.lock_topic_shared), or ROW SHARE on taskq_internal.unplaced_push: all topics
@@ -139,14 +139,15 @@ BEGIN
     RETURN v_floor;
 END $$;
 
--- Draws the numbers of new tasks, ascending, for a transaction that has announced its push (taskq_internal.lock_topic_shared, taskq_internal.announce_push).
+-- Draws the sequences of new tasks, ascending. The transaction has announced its push (lock_topic_shared,
+-- announce_push).
 CREATE FUNCTION taskq_internal.draw_sequences(p_count int) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(SELECT nextval('taskq_internal.task_sequence') FROM generate_series(1, p_count));
 END $$;
 
--- The open transactions that push: the number from which on each holds logs back, and the topics that it announced; `everywhere`
--- if it could not announce one. One look at pg_locks. A transaction prepared for a two-phase commit has no pid.
+-- The open transactions that push: the floor from which each holds logs back, and the topics that it announced;
+-- everywhere if it could not announce one. One look at pg_locks. A prepared transaction has no pid.
 CREATE FUNCTION taskq_internal.push_transactions()
 RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean) LANGUAGE sql STABLE AS $$
     SELECT l.virtualtransaction, min(l.pid),
@@ -162,15 +163,15 @@ RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], 
     HAVING bool_or(l.relation = 'taskq_internal.push'::regclass)
 $$;
 
--- Those that push to a topic.
+-- The open transactions that push to a topic.
 CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int) RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
 LANGUAGE sql STABLE AS $$
     SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.push_transactions() o
     WHERE o.everywhere OR p_topic_id = ANY (o.topics)
 $$;
 
--- The number up to which a topic's log is settled: no task below it will ever appear that is not there now, for a
--- statement that begins after this one. See above for the order of its two looks.
+-- The end of a topic's log: no task below it will appear later, for a statement that begins after this one. The
+-- order of its two looks matters, see above.
 CREATE FUNCTION taskq_internal.log_horizon(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_next bigint := (SELECT s.last_value + s.is_called::int FROM taskq_internal.task_sequence s);
@@ -178,7 +179,7 @@ BEGIN
     RETURN least(v_next, (SELECT min(o.floor) FROM taskq_internal.open_pushes(p_topic_id) o));
 END $$;
 
--- Refuses a partition that there is none of, and a reader for whom nothing is promised (TQ000).
+-- Raises TQ000 for a partition that does not exist, and for a transaction in which the log cannot be read.
 CREATE FUNCTION taskq_internal.check_log_read(p_partition int, p_partitions int, p_level int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_partitions < 1 OR p_partition NOT BETWEEN 0 AND p_partitions - 1 THEN
@@ -194,9 +195,9 @@ BEGIN
     END IF;
 END $$;
 
--- What decides on a task's partition. p_level NULL: its identifier; n: the first n levels of it, from its first slash
--- on (whatever stands before is no level; without a slash it has none, and is taken whole); 0: its own sequence.
--- STABLE, like array_to_string: declared IMMUTABLE it could not be expanded in place, and would cost a call a task.
+-- What decides on a task's partition. p_level NULL: its identifier; n: its first n levels, from the first slash on
+-- (an identifier without a slash is taken whole); 0: its sequence. STABLE, like array_to_string: an IMMUTABLE
+-- function could not be inlined, and would cost a call for each task.
 CREATE FUNCTION taskq_internal.sequence_id(p_identifier text, p_level int, p_sequence bigint) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN p_level IS NULL THEN p_identifier
@@ -220,7 +221,7 @@ BEGIN
     RETURN taskq_internal.crc32_fallback(convert_to(p_text, 'UTF8'));
 END $$;
 
--- The same on servers before 18: a byte at a time, by the table of all 256.
+-- The same for servers before 18: byte by byte, with the table of all 256.
 CREATE FUNCTION taskq_internal.crc32_fallback(p_bytes bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
     v_crc bigint := 4294967295;

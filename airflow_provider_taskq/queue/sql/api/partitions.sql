@@ -1,20 +1,21 @@
--- A partition of its own for a busy topic: its tasks in tables of their own, task_N, live_N and ended_N, N being the topic's
--- number, which is never used again. So its vacuum is its own, and to empty or drop it is instant.
+-- Own tables for a busy topic: task_N, live_N and ended_N, where N is the topic's number, which is never used again.
+-- So its vacuum is its own, and emptying or dropping it is instant.
 --
--- A move there takes five transactions, as no verb may wait longer than a moment for it:
---   1. begin_partition_move    pauses the topic, and stores in taskq_internal.topic_move that it moves.
---   2. create_own_tables   makes the tables apart. No session waits.
---   3. close_shared_tables  tells the shared tables, by a constraint, to take no more rows of this topic. For a moment it has to have
---                    these tables alone. From now on the topic has to stand still: paused, nothing held, pushes kept out.
---   4. move_to_own_tables     moves what the topic has, checks that constraint against what is left, while everybody else works on,
---                    and attaches the tables: that constraint spares the scan of the shared tables that an ATTACH makes while
---                    all wait. Only for the attaching, a change of the catalogue, it has to have the tables alone. Ends the move.
--- or undo_partition_move, which takes all of it back. Pushes are kept out by a lock of the session (lock_pushes, unlock_pushes) during 3 and 4.
--- "Alone" is asked for with a lock_timeout of 10 ms a table, again and again: as others wait behind whoever waits for such a lock.
--- Each of these functions has to be a transaction of its own, as others wait for its end.
+-- A move takes five transactions, as no verb may wait longer than a moment for it. (1) begin_partition_move pauses
+-- the topic and stores the move in taskq_internal.topic_move. (2) create_own_tables creates the tables; no session
+-- waits. (3) close_shared_tables adds a constraint: the shared tables take no more rows of this topic. It needs
+-- these tables alone for a moment, and from then on the topic stands still: paused, nothing held, pushes locked out.
+-- (4) move_to_own_tables moves the rows, validates the constraint while all others work, and attaches the tables.
+-- The validated constraint spares the scan of the shared tables that ATTACH makes under an exclusive lock.
+-- undo_partition_move takes all of it back.
 --
--- A session that ends on the way leaves its row in taskq_internal.topic_move. Then begin_partition_move takes the move over, and the steps are
--- repeated; move_to_shared_tables undoes it. One session at a time changes tables: taskq_internal.lock_moves.
+-- lock_pushes and unlock_pushes keep pushes out during steps 3 and 4, by a lock of the session. A table is locked
+-- exclusively with a lock_timeout of 10 ms, again and again, because others wait behind a session that waits for
+-- such a lock. Each function has to be a transaction of its own, as others wait for its end.
+--
+-- A session that ends on the way leaves its row in taskq_internal.topic_move. begin_partition_move then takes the
+-- move over, and the steps are repeated; move_to_shared_tables undoes it. One session at a time changes tables:
+-- taskq_internal.lock_moves.
 
 CREATE FUNCTION taskq.begin_partition_move(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -219,13 +220,14 @@ COMMENT ON FUNCTION taskq.drop_vacant_tables IS
 'Drops the empty tables that dropped topics have left. Returns how many topics that were. Errors: TQ000 if they stay in
 use for longer than p_patience.';
 
--- Whether a topic has tables of its own.
+-- Whether a topic has own tables.
 CREATE FUNCTION taskq_internal.has_own_tables(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq_internal.live'::regclass AND inhrelid = to_regclass('taskq_internal.live_' || p_topic_id))
 $$;
 
--- Locks out the other sessions that change tables, until this transaction ends. Before anything else is locked: two of them would
--- wait for each other's tables in a circle. Roles have no rights on this table, so no other session can hold the lock.
+-- Locks out other sessions that change tables, until this transaction ends. It comes before any other lock: two of
+-- them would wait for each other's tables. Roles have no rights on this table, so no other session can hold the
+-- lock.
 CREATE FUNCTION taskq_internal.lock_moves(p_patience interval) RETURNS void LANGUAGE plpgsql
 SET lock_timeout = '1min' AS $$
 BEGIN
@@ -239,7 +241,7 @@ EXCEPTION WHEN lock_not_available THEN
         taskq.format_duration(p_patience)));
 END $$;
 
--- A duration as a lock_timeout, for which 0 would mean to wait for ever.
+-- A duration as a lock_timeout, for which 0 would mean no limit.
 CREATE FUNCTION taskq_internal.lock_timeout_setting(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
 $$;
@@ -253,7 +255,7 @@ CREATE FUNCTION taskq_internal.is_move_connected(p_move taskq_internal.topic_mov
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
 $$;
 
--- Refuses a topic that another session is moving (TQ000).
+-- Raises TQ000 for a topic that another session is moving.
 CREATE FUNCTION taskq_internal.raise_if_moving(p_topic taskq_internal.topic) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_move taskq_internal.topic_move;
@@ -266,7 +268,8 @@ BEGIN
     END IF;
 END $$;
 
--- The number of the topic that moves under a token. Refuses a move that has ended or that another session has taken over (TQ000).
+-- The number of the topic that moves under a token; TQ000 for a move that has ended or that another session has
+-- taken over.
 CREATE FUNCTION taskq_internal.require_move(p_topic text, p_token bigint, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int;
@@ -280,8 +283,8 @@ BEGIN
     RETURN v_topic_id;
 END $$;
 
--- Ends a move in this transaction, and resumes the topic if the move has paused it. Locks the topic's row first, as
--- taskq.set_paused does.
+-- Ends a move, and resumes the topic if the move has paused it. Locks the topic's row first, as taskq.set_paused
+-- does.
 CREATE FUNCTION taskq_internal.end_move(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_resumes boolean;
@@ -293,11 +296,11 @@ BEGIN
     END IF;
 END $$;
 
--- Waits for the tables of the queue until nobody else is using any, and locks them: for changes of the catalogue that end at once.
--- First against other upkeep, which ends an autovacuum after the server's deadlock_timeout and makes nobody else wait; then against
--- all, where each try makes others wait for at most a few times 10 ms. Gives up after p_patience (TQ000), naming a session. False,
--- and nothing is locked, if a session that uses these tables waits for this one: neither could go on, and PostgreSQL would end one
--- of the two. It looks for such a session before each try, and a try is shorter than the server's deadlock_timeout.
+-- Locks tables exclusively for a change of the catalog. First against other maintenance, which ends an autovacuum
+-- after deadlock_timeout and makes no verb wait; then against all, where each try makes others wait for at most a
+-- few times 10 ms. Raises TQ000 after p_patience, naming a session. Returns false, with nothing locked, if a session
+-- that uses these tables waits for this one: PostgreSQL would end one of the two. It checks that before each try,
+-- and a try is shorter than deadlock_timeout.
 CREATE FUNCTION taskq_internal.lock_tables_exclusively(p_tables text[], p_patience interval) RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
@@ -324,7 +327,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Whether a session that has any of these tables in use waits for this session.
+-- Whether a session that uses any of these tables waits for this session.
 CREATE FUNCTION taskq_internal.blocks_session_using(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid
@@ -332,7 +335,7 @@ CREATE FUNCTION taskq_internal.blocks_session_using(p_tables text[]) RETURNS boo
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
 $$;
 
--- The sessions that wait for this session, directly or for one that does, and since when.
+-- The sessions that wait for this session, directly or through another, and since when.
 CREATE FUNCTION taskq_internal.sessions_blocked_by_this() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
     WITH RECURSIVE blocked AS MATERIALIZED (
         SELECT l.pid, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers FROM pg_locks l WHERE NOT l.granted GROUP BY l.pid
@@ -343,7 +346,7 @@ CREATE FUNCTION taskq_internal.sessions_blocked_by_this() RETURNS TABLE (pid int
     SELECT * FROM waiting
 $$;
 
--- The pid of the session with the oldest transaction of those that have any of these tables in use.
+-- The pid of the session with the oldest transaction that uses any of these tables.
 CREATE FUNCTION taskq_internal.session_using(p_tables text[]) RETURNS int LANGUAGE sql AS $$
     SELECT l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t))
@@ -351,7 +354,7 @@ CREATE FUNCTION taskq_internal.session_using(p_tables text[]) RETURNS int LANGUA
     ORDER BY a.xact_start LIMIT 1
 $$;
 
--- Whether somebody holds tasks of a topic. What is held is few, and has an index.
+-- Whether any task of a topic is held. Few tasks are held, and they have an index.
 CREATE FUNCTION taskq_internal.topic_has_held_tasks(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -359,7 +362,7 @@ BEGIN
                    WHERE h.topic_id = p_topic_id);
 END $$;
 
--- Undoes what is left of the move of a topic, by its number, and ends the move. For a topic that was dropped as well.
+-- Undoes what is left of the move of a topic, by its number, and ends the move; also for a dropped topic.
 CREATE FUNCTION taskq_internal.reopen_shared_tables(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_table text;
@@ -379,10 +382,10 @@ BEGIN
     PERFORM taskq_internal.end_move(p_topic_id);
 END $$;
 
--- Empties a topic that has tables of its own, at once, and returns how many tasks it had; NULL, and nothing is changed, where it
--- has none, or where they are in use for longer than a second or a push to it is open: then it has to be done row by row. For a
--- transaction that ends at once, as all that meet these tables wait for its end: p_drops, that it removes the topic as well, and
--- with it rows that somebody may hold, which it is not to wait for either.
+-- Empties the own tables of a topic at once, and returns how many tasks they had. NULL, with nothing changed, if the
+-- topic has none, if they are in use for longer than a second, or if a push to it is open: then the caller deletes
+-- row by row. The transaction has to end at once, as all users of these tables wait for it. p_drops: it also removes
+-- the topic and related rows, for which it does not wait either.
 CREATE FUNCTION taskq_internal.truncate_topic(p_topic_id int, p_drops boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
@@ -411,7 +414,8 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Locks what is removed along with a topic and others write to while they use its tasks; an error (55P03) where they do just now.
+-- Locks the rows that are removed with a topic and that others write while they use its tasks; raises 55P03 if they
+-- do so now.
 CREATE FUNCTION taskq_internal.lock_related_rows(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM taskq_internal.consumer_group WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
@@ -422,7 +426,7 @@ BEGIN
     PERFORM FROM taskq_internal.group_release WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
 END $$;
 
--- Forgets what the tasks of a topic, which are gone, waited for and what happened to them, and wakes those that wait for them.
+-- Deletes the dependencies and the history of a topic's removed tasks, and wakes the tasks that depend on them.
 CREATE FUNCTION taskq_internal.delete_waits(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id;
@@ -431,7 +435,7 @@ BEGIN
         SELECT DISTINCT d.on_identifier FROM taskq_internal.dependency d WHERE d.on_topic_id = p_topic_id AND d.waiting));
 END $$;
 
--- The numbers of the dropped topics of which a table, or the constraint of an unfinished move, is left.
+-- The numbers of dropped topics of which a table, or the constraint of an unfinished move, is left.
 CREATE FUNCTION taskq_internal.dropped_topics_with_tables() RETURNS SETOF int LANGUAGE sql STABLE AS $$
     SELECT n.topic_id FROM (
         SELECT substring(c.relname FROM '[0-9]+$')::int AS topic_id FROM pg_class c

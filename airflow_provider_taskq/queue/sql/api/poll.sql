@@ -1,6 +1,5 @@
--- Poll: tasks go out. At most as many as asked for, in order, each to one owner, and nobody waits.
---
--- Batches: all due tasks of an identifier go out together, to one owner.
+-- Poll: tasks are handed out by priority, then by age, each to one owner, and never more than requested. A poll
+-- never waits. Batches hand out all due tasks of an identifier together.
 
 CREATE FUNCTION taskq.poll(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
@@ -97,7 +96,7 @@ all), and returns them in the order of the groups'' first tasks. Leaves out an i
 task, or with a retry that is not due. Never waits. Errors: TQ001; TQ005 if the lease has lapsed or is gone; TQ008 for
 an invalid size; TQ000 above READ COMMITTED.';
 
--- Takes up to p_size due tasks of a topic for a holder and returns their sequences in polled order.
+-- Claims up to p_size due tasks of a topic for a holder and returns their sequences in polled order.
 CREATE FUNCTION taskq_internal.claim_first_due(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_found bigint[];
@@ -114,10 +113,10 @@ BEGIN
     RETURN v_taken;
 END $$;
 
--- Locks the first p_size due tasks that nobody else holds, and returns their sequences in polled order: by priority
--- (higher first), then due time, then sequence; the last two reversed for p_lifo. One index range a priority, so that
--- tasks scheduled for later at a high priority are never walked. The rows are locked first and changed by key then, so
--- that the size is a hard bound on any plan.
+-- Locks the first p_size due tasks that no other transaction holds, and returns their sequences in polled order: by
+-- priority (higher first), then due time, then sequence; the last two reversed with p_lifo. Reads one index range
+-- for each priority, so scheduled tasks of a high priority are never walked. The rows are locked first and then
+-- changed by key, so the size is a hard bound on any plan.
 CREATE FUNCTION taskq_internal.lock_first_due(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -150,8 +149,8 @@ BEGIN
     RETURN v_locked;
 END $$;
 
--- Makes READY tasks, whose rows this transaction has locked, ACTIVE for a holder and returns their sequences. Those with
--- dependencies that were fulfilled but are so no longer wait on, and are left out.
+-- Makes READY tasks, whose rows this transaction has locked, ACTIVE for a holder and returns their sequences. Tasks
+-- with a dependency that is no longer fulfilled wait on and are left out.
 CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
@@ -174,7 +173,7 @@ BEGIN
     RETURN v_kept;
 END $$;
 
--- Takes tasks for an owner: the checks around the ways to take. Refuses a lease that has lapsed or is gone (TQ005).
+-- Claims tasks for an owner, with the checks of its lease (TQ005), the order and the condition.
 CREATE FUNCTION taskq_internal.claim_for_owner(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
 RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -202,14 +201,14 @@ BEGIN
     RETURN v_taken;
 END $$;
 
--- Whether a topic was paused since it was looked up: asked once the tables of the queue are in use by this transaction.
--- Who moves the topic to other tables pauses it first, and then waits for those who have these in use.
+-- Whether a topic was paused since it was looked up, checked after this transaction has the tables in use. A move
+-- pauses the topic first, and then waits for the users of the tables.
 CREATE FUNCTION taskq_internal.is_paused_now(p_topic_id int) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN (SELECT t.paused FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id);
 END $$;
 
--- Refuses an order or a condition that is none (TQ000).
+-- Raises TQ000 for an unknown order or condition.
 CREATE FUNCTION taskq_internal.check_order_and_condition(p_order text, p_condition text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_order IS NULL OR p_order NOT IN ('FIRST_IN_FIRST_OUT', 'LAST_IN_FIRST_OUT') THEN
@@ -222,7 +221,7 @@ BEGIN
     END IF;
 END $$;
 
--- What a client gets of tasks that it took, in the order of the sequences.
+-- The columns that a client gets of the tasks that it claimed, in the order of the sequences.
 CREATE FUNCTION taskq_internal.claimed_tasks(p_topic_id int, p_sequences bigint[])
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql
@@ -237,8 +236,8 @@ BEGIN
     ORDER BY u.place;
 END $$;
 
--- The count of taskq.ready: what can be taken at once, then what a poll would let out first. p_locked: identifiers that an open
--- transaction holds count, too.
+-- The count of taskq.ready: tasks that can be claimed at once, then tasks that a poll would promote first. p_locked:
+-- identifiers that an open transaction holds count too.
 CREATE FUNCTION taskq_internal.count_ready(p_topic taskq_internal.topic, p_limit int, p_condition text, p_locked boolean DEFAULT false) RETURNS int LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -258,8 +257,8 @@ BEGIN
     RETURN least(v_count, p_limit);
 END $$;
 
--- Counts the due READY tasks of a topic up to p_limit, priority by priority as taskq_internal.lock_first_due walks them, and leaves
--- out rows that another transaction holds: what SKIP LOCKED would skip, told without taking a lock.
+-- Counts the due READY tasks of a topic up to p_limit, priority by priority as lock_first_due walks them, without
+-- the rows that another transaction holds: those that SKIP LOCKED would skip, without taking a lock.
 CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETURNS int LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -286,10 +285,10 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Whether a transaction is still open. Of a row's xmax: somebody holds the row, as rows of `live` are only ever locked
--- FOR UPDATE, by the call that then changes them, so that this is one transaction and no multixact. Of a visible row's
--- xmin: it is our own, and so is whatever lock its xmax carries. p_next is the next transaction's number, which tells
--- the epoch of the row's 32 bits; a number beyond it began after our snapshot.
+-- Whether a transaction is still open. For the xmax of a row: rows of live are only locked FOR UPDATE, by the call
+-- that then changes them, so it is one transaction and no multixact. For the xmin of a visible row: it is this
+-- transaction's own. p_next is the next transaction number, which gives the epoch of the row's 32 bits; a number
+-- beyond it began after this snapshot.
 CREATE FUNCTION taskq_internal.is_transaction_open(p_xid xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_xid bigint := p_xid::text::bigint;
@@ -307,9 +306,9 @@ BEGIN
     RETURN v_xid > 0 AND pg_xact_status(v_xid::text::xid8) IS NOT DISTINCT FROM 'in progress';
 END $$;
 
--- The groups of these identifiers, whose locks this transaction holds: their due tasks, at most p_each of each identifier (NULL: all),
--- locked, in the order of the identifiers. Looks at each identifier again; leaves out one that may not go out, or of which another
--- transaction holds a task.
+-- Locks the due tasks of identifiers, which this transaction has locked, at most p_each of each (NULL: all), and
+-- returns them in the order of the identifiers. Checks each identifier again; leaves out a blocked one, and one with
+-- a task that another transaction holds.
 CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$

@@ -1,16 +1,17 @@
--- Push: tasks come in, all of them or none, in the order in which they were given.
+-- Push: stores tasks, all of them or none, in the order given. Offer: stores a task unless one of its identifier
+-- waits.
 --
--- Offer: at most one waiting task per identifier, among the transactions that offer.
---
--- A waiting task is READY and not held: scheduled tasks and tasks that wait to be retried are waiting tasks. A row that another
+-- A waiting task is READY and not held: scheduled tasks and retries are waiting tasks too. A row that another
 -- transaction has locked counts as held, so an offer never waits for a consumer, and creates a task then.
 --
--- An offer locks the bucket of its identifier in taskq_internal.offer_lock until the transaction ends. A second offer of the
--- identifier waits for that lock, and then looks for the waiting task in a new statement, whose snapshot has what the first one
--- committed. With the older snapshot of REPEATABLE READ it would miss that task, so offers are refused there.
+-- An offer locks the bucket of its identifier in taskq_internal.offer_lock until the transaction ends. A second
+-- offer of the identifier waits for that lock, and then looks for the waiting task in a new statement, whose
+-- snapshot has what the first one committed. With the older snapshot of REPEATABLE READ it would miss that task, so
+-- offers are refused there.
 --
--- The row of the waiting task stays locked as well, also if the offer changes nothing: a poll could otherwise hand the task out
--- before the offering transaction commits the data that the task is about, and no task would be left that sees that data.
+-- The row of the waiting task stays locked as well, also if the offer changes nothing. Otherwise a poll could hand
+-- the task out before the offering transaction commits the data that the task is about, and no later task would see
+-- that data.
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
@@ -248,7 +249,7 @@ COMMENT ON FUNCTION taskq.lock_offers IS
 'Locks identifiers for offers and drops of this transaction, in one order, so that two calls never deadlock. A caller
 that offers in several calls locks all identifiers first. Errors: TQ001; TQ000 above READ COMMITTED.';
 
--- Refuses the first task that breaks a rule (TQ002), naming its position.
+-- Raises TQ002 for the first task that breaks a rule, naming its position.
 CREATE FUNCTION taskq_internal.check_tasks(
     p_topic taskq_internal.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[], p_delays interval[],
     p_ttls interval[], p_priorities int[], p_offset int
@@ -284,8 +285,8 @@ BEGIN
     END IF;
 END $$;
 
--- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT where the same identifier comes
--- again later in the push, or 0 (not at all) under DELETE.
+-- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT if the same identifier comes again
+-- later in the push, or 0 (not at all) under DELETE.
 CREATE FUNCTION taskq_internal.push_states(p_insertion text, p_identifiers text[], p_suspended boolean[])
 RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(
@@ -299,8 +300,8 @@ RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another transaction
--- holds counts as ACTIVE. Mostly it is being polled or ended; where it is another push that displaces it too, both
--- pushes stand, as if one had come after a poll.
+-- holds counts as ACTIVE. Mostly that is a poll or a completion; if it is another push that displaces the row, the
+-- tasks of both pushes stand.
 CREATE FUNCTION taskq_internal.displace_older_tasks(p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint)
 RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -347,7 +348,7 @@ BEGIN
     WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN 2 AND 6;
 END $$;
 
--- The newest waiting task of each identifier, NULL where there is none, locked; in input order. The caller holds lock_offers.
+-- Locks and returns the newest waiting task of each identifier, NULL if there is none, in input order. The caller has called lock_offers.
 CREATE FUNCTION taskq_internal.lock_newest_waiting(p_topic_id int, p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN

@@ -1,6 +1,4 @@
--- Reading: one task, the latest of an identifier, pages, counts, moments. None of these change or lock anything.
---
--- For a distributed engine: the tasks of a topic, and its log, in ranges of sequences that many read at once, changing nothing.
+-- Read: single tasks, pages, counts, and slices of tasks for parallel readers.
 
 -- One row a task, whichever tables it is in, with the names of things.
 CREATE VIEW taskq.task_info AS
@@ -283,7 +281,7 @@ COMMENT ON FUNCTION taskq.log_slice IS
 'The tasks of a topic''s log in a range of sequences, in order. Up to a taskq.log_end every read returns the same, but
 for purged tasks. Errors: TQ001.';
 
--- The same by number of topic and state, topics without any left out.
+-- The same by topic number and state, without topics that have none.
 CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)
 RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off AS $$
@@ -294,7 +292,7 @@ BEGIN
     WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN 3 AND 6 GROUP BY e.topic_id, e.state;
 END $$;
 
--- When the first and the last task of all topics were created, told by their sequences.
+-- When the first and the last task of all topics were created, by their sequences.
 CREATE FUNCTION taskq_internal.created_range(OUT oldest timestamptz, OUT newest timestamptz) LANGUAGE plpgsql STABLE
 SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -303,8 +301,8 @@ BEGIN
     CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence DESC LIMIT 1) high;
 END $$;
 
--- A time from p_low on at which a task was created, at most ten seconds after the first such; NULL where there is none, as none
--- is after p_end. Looks at a second, then at four times as much each, then halves what it found: few block ranges are read.
+-- A time from p_low on at which a task was created, at most ten seconds after the first such; NULL if there is none
+-- up to p_end. Reads one second, then four times as much each, then halves the range: few block ranges are read.
 CREATE FUNCTION taskq_internal.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
@@ -327,7 +325,8 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- The same backwards: a time up to p_high, at most ten seconds before the last such; NULL where none is, as none is before p_end.
+-- The same backwards: a time up to p_high, at most ten seconds before the last such; NULL if there is none from
+-- p_end on.
 CREATE FUNCTION taskq_internal.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
@@ -350,8 +349,8 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- The query for the sequences of such tasks, or of some more, by the narrowest table that has them all: $1 is the number of the topic, $2
--- and $3 are the range, $4 the states, $5 the identifiers.
+-- The query for the sequences of such tasks, or of some more, from the narrowest table that has them all. $1: the
+-- topic's number; $2 and $3: the range; $4: states; $5: identifiers.
 CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN p_identifiers IS NOT NULL THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = ANY ($5) AND s.topic_id = $1'

@@ -1,4 +1,4 @@
--- Revive and reassign: what an operator does to tasks that have ended. Ended is EXPIRED to SUCCEEDED.
+-- Revive and reassign: what an operator does to ended tasks, EXPIRED to SUCCEEDED.
 
 CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
@@ -60,10 +60,10 @@ $$;
 COMMENT ON FUNCTION taskq.state_name IS
 'The name of a state from its number.';
 
--- Locks ended tasks, and returns their sequences in order: either those named by p_sequences, or the p_size lowest of p_state
--- from p_from to p_to, both included; a bound that is NULL is open. Of a state, tasks that another transaction holds are
--- left out. Those named are waited for, and found all or none: one that has not ended, or is not known, is refused (TQ003).
--- So are tasks named both ways, or neither, and a range or a size of named ones.
+-- Locks ended tasks, and returns their sequences in order: those in p_sequences, or the p_size lowest of p_state
+-- from p_from to p_to, both included; NULL leaves a bound open. Of a state, tasks that another transaction holds are
+-- left out. Named tasks are waited for: all or none; TQ003 for one that has not ended or is unknown. TQ000 for both
+-- ways, for neither, and for a range or a size of named tasks.
 CREATE FUNCTION taskq_internal.lock_ended_range(
     p_topic_id int, p_topic text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -82,7 +82,7 @@ BEGIN
     RETURN taskq_internal.lock_ended(p_topic_id, p_state, p_state, p_from, p_to, p_size);
 END $$;
 
--- Locks the named tasks in the order of their sequences, so that two calls never wait for each other in a circle.
+-- Locks the named tasks in the order of their sequences, so that two calls never deadlock.
 CREATE FUNCTION taskq_internal.lock_named_ended(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -104,9 +104,9 @@ BEGIN
     RETURN v_held;
 END $$;
 
--- Locks the p_size lowest tasks from p_low to p_high, two of the states EXPIRED to REDUNDANT, in a range of sequences, and returns
--- their sequences in order. Never waits: leaves out what another transaction holds.
--- One state of EXPIRED, FAILED and SUSPENDED is looked up among these few; others are found on a walk over what has ended.
+-- Locks the p_size lowest tasks of the states p_low to p_high in a range of sequences, and returns their sequences
+-- in order. Never waits: leaves out tasks that another transaction holds. One of the states EXPIRED, FAILED and
+-- SUSPENDED has an index; other states take a walk over the ended tasks.
 CREATE FUNCTION taskq_internal.lock_ended(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
 RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -126,8 +126,8 @@ BEGIN
                  ORDER BY e.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Makes ended tasks, whose rows this transaction holds, READY as if they had just been pushed, in their old place: nothing
--- is left of attempts, crashes, output, error, owner and completion.
+-- Makes ended tasks, whose rows this transaction holds, READY in their original place, as if they had just been
+-- pushed.
 CREATE FUNCTION taskq_internal.reset_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
@@ -136,8 +136,8 @@ BEGIN
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, p_sequences);
 END $$;
 
--- Enters tasks as READY, in the place that they were pushed to. Those that depend on others are looked at by the next poll.
--- Sends a notification if the topic's policy has `notify`, as for a push: of a revival, or of a junction's release.
+-- Inserts tasks as READY in their original place. The next poll checks those with dependencies. Sends a notification
+-- if the topic's policy has notify, as a push does.
 CREATE FUNCTION taskq_internal.insert_ready_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -150,9 +150,9 @@ BEGIN
     PERFORM taskq.notify(t.name) FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id AND t.notify AND cardinality(p_sequences) > 0;
 END $$;
 
--- Marks ended tasks, whose rows this transaction holds, RECREATED, and then pushes a copy of each in the order given. What a push
--- of its own for each would do is done for all at once: only the last of an identifier stands, unless they are appended.
--- A topic's limits are for what is new: they are not asked. Returns the sequences of the copies.
+-- Marks ended tasks, whose rows this transaction holds, RECREATED, and pushes a copy of each in the order given, all
+-- at once: only the last copy of an identifier stands, unless they are appended. The topic's limits hold for new
+-- tasks only. Returns the sequences of the copies.
 CREATE FUNCTION taskq_internal.recreate_tasks(p_topic_id int, p_insertion text, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -189,14 +189,14 @@ BEGIN
     RETURN v_new;
 END $$;
 
--- Whether any task may be waiting for one of this topic.
+-- Whether any task may wait for one of this topic.
 CREATE FUNCTION taskq_internal.has_dependents(p_topic_id int) RETURNS boolean LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting);
 END $$;
 
--- The name of a task's state, or that the topic has no such task.
+-- The name of a task's state, or that the topic does not have the task.
 CREATE FUNCTION taskq_internal.task_state_name(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN

@@ -1,4 +1,5 @@
--- Tasks that executors staged, pushed by their driver: all in one transaction, once, however often it asks.
+-- Staged pushes: tasks that executors stage and their driver pushes, all in one transaction, and once for any number
+-- of calls.
 
 CREATE FUNCTION taskq.open_push() RETURNS uuid LANGUAGE plpgsql AS $$
 BEGIN
@@ -103,8 +104,8 @@ COMMENT ON FUNCTION taskq.purge_streams IS
 'Removes streams that have committed nothing for p_older_than, and returns how many. A stream that continues later may
 push its last batch twice.';
 
--- Refuses a stage in which a winning try has more or fewer tasks than it reported (TQ007): the server crashed and lost them, or
--- they lay there for more than a day and were forgotten.
+-- Raises TQ007 if a winning attempt has staged more or fewer tasks than it reported: the server crashed and lost
+-- them, or they were removed after a day.
 CREATE FUNCTION taskq_internal.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -122,8 +123,8 @@ BEGIN
     END IF;
 END $$;
 
--- Pushes what these tries staged, in chunks that bound the server's memory, whatever the tasks' parents are, and returns how many
--- tasks that was. One that breaks a rule is named by its place among all of them, and by its identifier.
+-- Pushes what these attempts have staged, in chunks that bound the server's memory, and returns how many tasks. An
+-- invalid task is named by its place among all of them, and by its identifier.
 CREATE FUNCTION taskq_internal.push_from_stage(p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[])
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -154,7 +155,7 @@ EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception OR statement_too_complex THEN
     RETURN NULL;
 END $$;
 
--- The last place of the next chunk after p_place: 10,000 tasks, or 8 MB of payload; NULL where there are none.
+-- The last place of the next chunk after p_place: 10,000 tasks, or 8 MB of payload; NULL if there are none.
 CREATE FUNCTION taskq_internal.chunk_end(p_stage uuid, p_part int, p_attempt bigint, p_place bigint) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -166,8 +167,9 @@ BEGIN
         ORDER BY s.place LIMIT 10000) n WHERE n.before < 8000000);
 END $$;
 
--- A chunk as arrays for taskq.push, one row a topic; where tasks have dependencies, one row for each run of tasks of the same topic,
--- so that every task comes after those before it. With p_topic all of them go there, which takes half the time.
+-- A chunk as arrays for taskq.push, one row for each topic. If tasks have dependencies, one row for each run of
+-- tasks of the same topic, so that every task comes after those before it. With p_topic all go to that topic, which
+-- takes half the time.
 CREATE FUNCTION taskq_internal.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint, p_topic text)
 RETURNS TABLE (topic text, places bigint[], identifiers text[], payloads text[], refs text[], suspended boolean[],
                available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[]) LANGUAGE plpgsql
@@ -221,7 +223,7 @@ BEGIN
     RETURN (SELECT min(u.sequence) FROM unnest(v_sequences) AS u (sequence));
 END $$;
 
--- Says again what a chunk was refused for, naming the task among all that are pushed, never what its payload holds.
+-- Raises the error of a chunk again, naming the task among all that are pushed, and never its payload.
 CREATE FUNCTION taskq_internal.raise_staged_error(
     p_code text, p_message text, p_before bigint, p_places bigint[], p_identifiers text[], p_payloads text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -241,7 +243,7 @@ BEGIN
     PERFORM taskq_internal.raise_error('TQ002', v_reason);
 END $$;
 
--- Whether a text is JSON; a missing one counts as such.
+-- Whether a text is JSON; NULL counts as such.
 CREATE FUNCTION taskq_internal.is_json(p_text text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     PERFORM p_text::json;
@@ -250,9 +252,9 @@ EXCEPTION WHEN data_exception OR statement_too_complex THEN
     RETURN false;
 END $$;
 
--- Forgets what drivers that died have staged: under a fence that is gone, or under none, more than a day ago. A job that
--- stages for longer than a day is refused at its commit. One does it at a time, and nobody waits. Returns how many stages.
--- The index is walked from stage to stage, so that it costs their number and not that of their tasks.
+-- Removes what dead drivers have staged: under a fence that is gone, or without one more than a day ago. A job that
+-- stages for longer than a day fails at its commit. One session does it at a time, and none waits. Returns how many
+-- stages. Walks the index from stage to stage, so the cost is that of the stages and not of their tasks.
 CREATE FUNCTION taskq_internal.prune_staged_tasks() RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -280,7 +282,8 @@ BEGIN
     RETURN cardinality(v_dead);
 END $$;
 
--- Whether this transaction may prune stages; false while another does. By a lock on a table, as it needs no transaction number.
+-- Whether this transaction may prune stages; false while another does. Locks a table, which needs no transaction
+-- number.
 CREATE FUNCTION taskq_internal.may_prune() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.prune IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;

@@ -1,14 +1,11 @@
--- For a distributed engine: what an owner holds in equal slices, and decisions staged by many, committed by one.
+-- Stages: the executors of a distributed job stage decisions, and its driver commits them all at once.
 --
--- What follows the decisions of a stage: new tasks and junctions, in the transaction that carries the decisions out.
+-- Follow-ups are new tasks and junctions in taskq.staged_task and taskq.staged_junction, with the decided task as
+-- parent. They are applied if each decision of the parent is continued: SUCCESS, unless the decision says otherwise
+-- by a row of taskq.staged_task without topic and identifier, where suspended tells whether it is continued.
 --
--- They are in taskq.staged_task and taskq.staged_junction under the decided task as `parent`. A task is continued where each of its
--- decisions is: SUCCESS unless the decision says otherwise, which a row of taskq.staged_task without topic and identifier tells:
--- suspended = true for "continued all the same", false for "not continued".
---
--- Rounds: an owner that works a topic off in several turns of claim, work and commit under one lease.
---
--- Drains: programs that work until a topic has nothing more for them. When one began, what it ended, and its report.
+-- In rounds, an owner claims, works and commits several times under one lease. Drains: programs that work until a
+-- topic has no more tasks; a row tells when the drain began, and has its report.
 
 CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql
@@ -346,8 +343,8 @@ END $$;
 COMMENT ON FUNCTION taskq.find_failed_by IS
 'The first p_size FAILED tasks of a topic that an owner has ended since a moment, in order of sequence. Errors: TQ001.';
 
--- Waits until the tries that have passed taskq.check_stage have come to their end; those that come to it later wait for the end of
--- this transaction. Not for long: one whose executor stands still holds nothing up, and what it stages goes with the lease.
+-- Waits until the executors that have passed taskq.check_stage have committed; later ones wait for the end of this
+-- transaction. Not for long: an executor that hangs holds nothing up, and what it stages is removed with the lease.
 CREATE FUNCTION taskq_internal.await_executors(p_stage uuid) RETURNS void LANGUAGE plpgsql
 SET lock_timeout = '5s' AS $$
 BEGIN
@@ -356,8 +353,8 @@ EXCEPTION WHEN lock_not_available THEN
     NULL;
 END $$;
 
--- Refuses a stage in which a winning try has more or fewer decisions than it reported (TQ007): the server
--- crashed and lost them, or somebody abandoned it.
+-- Raises TQ007 if a winning attempt has staged more or fewer decisions than it reported: the server crashed and lost
+-- them, or the stage was abandoned.
 CREATE FUNCTION taskq_internal.check_stage_counts(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -374,7 +371,7 @@ BEGIN
     END IF;
 END $$;
 
--- Drops the tries that did not win.
+-- Deletes what attempts staged that did not win.
 CREATE FUNCTION taskq_internal.drop_failed_attempts(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
@@ -385,7 +382,7 @@ BEGIN
         SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
 END $$;
 
--- Leaves of a stage one decision a task: drops all but the first.
+-- Leaves one decision for each task of a stage: deletes all but the first.
 CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s USING (
@@ -394,9 +391,9 @@ BEGIN
     WHERE d.place > 1 AND s.ctid = d.ctid;
 END $$;
 
--- Completes what is staged, and returns how many tasks that was. Where there are more than fit one chunk, those that can only end
--- their task go by one statement, which reads all that the owner holds. The rest, and all where anybody waits for what others decide,
--- goes the way of every completion. Refuses as taskq.complete does.
+-- Completes what is staged, and returns how many tasks. If there is more than one chunk, one statement that reads
+-- all tasks of the owner ends those that can only end. The rest, and all if any task waits for others, goes through
+-- taskq.complete. Errors: those of taskq.complete.
 CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     IF taskq_internal.has_waiting_tasks() OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
@@ -405,8 +402,8 @@ BEGIN
     RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, false) + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
 END $$;
 
--- Completes decisions of a stage, all or those that may put their task back, in chunks that bound the server's memory, and returns
--- how many those were.
+-- Completes decisions of a stage, all or those that may return their task to READY, in chunks that bound the
+-- server's memory, and returns how many.
 CREATE FUNCTION taskq_internal.complete_in_chunks(p_owner text, p_fence bigint, p_stage uuid, p_all boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_done   bigint := 0;
@@ -431,13 +428,14 @@ BEGIN
     RETURN v_done;
 END $$;
 
--- Whether a decision may put its task back, rather than end it; what is no decision counts as one that may, and is refused there.
+-- Whether a decision may return its task to READY. True for an invalid decision, which is then refused.
 CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_result NOT BETWEEN 1 AND 3 OR p_delay IS NOT NULL
 $$;
 
--- Ends the tasks of a stage whose decisions cannot put them back, and returns how many. This is taskq_internal.end_tasks for millions: both
--- tables are walked in the order of their sequences and merged, and nothing is gathered into arrays. Refuses as taskq.complete does.
+-- Ends the tasks of a stage whose decisions cannot return them to READY, and returns how many. This is end_tasks for
+-- millions: both tables are walked in the order of their sequences and merged, without arrays. Errors: those of
+-- taskq.complete.
 CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
 DECLARE
@@ -474,13 +472,14 @@ BEGIN
     RETURN v_ended;
 END $$;
 
--- Whether anything follows a stage.
+-- Whether a stage has follow-ups.
 CREATE FUNCTION taskq_internal.has_follow_ups(p_stage uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage)
         OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage)
 $$;
 
--- Drops what would follow tasks that are not continued. Before the decisions of a task are merged, as all of them count.
+-- Deletes the follow-ups of tasks that are not continued. Runs before the decisions of a task are merged, as all of
+-- them count.
 CREATE FUNCTION taskq_internal.drop_not_continued(p_stage uuid) RETURNS void LANGUAGE plpgsql
 SET enable_nestloop = off AS $$
 BEGIN
@@ -500,7 +499,7 @@ BEGIN
       AND NOT EXISTS (SELECT FROM continued c WHERE c.sequence = j.parent);
 END $$;
 
--- Pushes and releases what follows the decisions that were carried out.
+-- Pushes and releases what follows the completed decisions.
 CREATE FUNCTION taskq_internal.apply_follow_ups(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_nestloop = off AS $$
 BEGIN
@@ -530,7 +529,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes what is due behind the first tasks of identifiers, whose locks this transaction holds; returns how many tasks.
+-- Claims the due tasks behind the first ones of identifiers, which this transaction has locked; returns how many.
 CREATE FUNCTION taskq_internal.claim_remaining_tasks(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -556,8 +555,8 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- Locks the first due tasks of identifiers, identifier by identifier, at most p_size in all, and returns their sequences. Of an identifier in which
--- another transaction holds one, only those before it.
+-- Locks the first due tasks of identifiers, identifier by identifier, at most p_size in all, and returns their
+-- sequences. If another transaction holds a task of an identifier, only the tasks before it.
 CREATE FUNCTION taskq_internal.lock_remaining_tasks(p_topic_id int, p_now timestamptz, p_identifiers text[], p_size int) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
@@ -601,8 +600,8 @@ BEGIN
         WHERE k.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = k.fence)));
 END $$;
 
--- Drops from a stage of rounds the failures within a time to live, which are not noted: their tasks would be ready again at once, and
--- the next round would take them again, before all that was pushed later. They stay held, and are given back with the lease.
+-- Deletes from a stage of rounds the failures within the ttl, which are not recorded: their tasks would be READY at
+-- once, and the next round would claim them before everything pushed later. They stay held until the lease ends.
 CREATE FUNCTION taskq_internal.skip_unrecorded_failures(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -624,8 +623,9 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Drops from a stage that was opened under a condition the decisions that overtake: of each identifier those behind its first task
--- that has not ended well, as it failed, is to be snoozed, has no decision, or was suspended where that blocks. They are given back.
+-- Deletes from a stage that was opened under a condition the decisions that overtake: of each identifier those
+-- behind the first task that failed, is snoozed, has no decision, or is suspended under a condition that blocks.
+-- Their tasks are given back.
 CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE

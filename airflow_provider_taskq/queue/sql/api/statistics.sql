@@ -1,6 +1,4 @@
--- Statistics: how many, how often again, how long.
---
--- Failures grouped by error: tasks that failed for the same reason, whatever their identifiers and numbers.
+-- Statistics: how many tasks ended, how often they were tried, how long they took, and their errors in groups.
 
 CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, ended bigint, succeeded bigint, failed bigint, retried bigint, retries bigint,
@@ -126,14 +124,14 @@ COMMENT ON FUNCTION taskq.error_groups IS
 a retry, the number of different summaries, an example, the newest task and the time of the last failure. Reads the
 newest p_budget tasks of each kind; looked_at: how many FAILED ones. Errors: TQ001.';
 
--- The bucket of a duration: 5 % wide each, those below a microsecond in one.
+-- The bucket of a duration, 5 % wide; below a microsecond all are in one.
 CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
 $$;
 
--- The group of an error: its summary, with # in the place of what differs from task to task. That is the task's own identifier, a
--- UUID, and a word with a digit in it, together with further such words behind - . : , or /. The type of the exception stays, and so
--- does a number from 100 to 599 that stands alone: it may be the status of an answer, and to retry a 404 helps less than a 503.
+-- The group of an error: its summary with # for what differs from task to task: the task's identifier, a UUID, and a
+-- word with a digit, with further such words after - . : , or /. The type of the exception stays, and so does a
+-- number from 100 to 599 that stands alone: it may be a status code, and to retry a 404 helps less than a 503.
 CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_kind    text := coalesce(substring(p_summary FROM '^[[:alpha:]_][[:alnum:]_.]*(?:: |$)'), '');
@@ -152,7 +150,7 @@ BEGIN
     RETURN v_kind || v_message;
 END $$;
 
--- The groups of the newest p_budget FAILED tasks of a topic, those of them that failed since a moment.
+-- The error groups of the newest p_budget FAILED tasks of a topic, of those that failed since a moment.
 CREATE FUNCTION taskq_internal.failed_groups(p_topic_id int, p_since timestamptz, p_budget int)
 RETURNS TABLE (error_group text, failed bigint, messages bigint, example text, newest bigint, last_failed timestamptz)
 LANGUAGE plpgsql STABLE
@@ -167,7 +165,7 @@ BEGIN
     WHERE n.completed >= p_since GROUP BY 1;
 END $$;
 
--- The groups of the newest p_budget READY tasks of a topic that are to be tried again.
+-- The error groups of the newest p_budget tasks of a topic that wait for a retry.
 CREATE FUNCTION taskq_internal.retrying_groups(p_topic_id int, p_budget int)
 RETURNS TABLE (error_group text, retrying bigint, messages bigint, example text, newest bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$

@@ -1,8 +1,8 @@
--- Ticks: recurring tasks, made ahead of their time, one for each moment whoever makes them.
+-- Ticks: recurring tasks, created ahead of their time, one for each moment however many schedulers install them.
 --
--- A tick is told by its identifier: prefix/hash/moment. The hash stands for the configuration that made it, and has no
--- slash in it; the moment is the tick's nominal time in UTC, as 20261121T103000.000000Z, whose bytes sort as time does.
--- So a tick of prefix a is never taken for one of prefix a/b, and the letters of a prefix mean themselves.
+-- The identifier of a tick is prefix/hash/moment. The hash stands for the configuration and has no slash. The moment
+-- is the tick's nominal time in UTC, as 20261121T103000.000000Z, whose bytes sort as time does. So a tick of prefix
+-- a is never taken for one of prefix a/b.
 
 CREATE FUNCTION taskq.install_ticks(
     p_topic text, p_prefix text, p_config_hash text, p_moments timestamptz[], p_payloads text[] DEFAULT NULL,
@@ -73,8 +73,8 @@ CREATE FUNCTION taskq_internal.tick_hash(p_identifier text, p_prefix text) RETUR
                                FROM '^([^/]+)/[0-9]{8}T[0-9]{6}\.[0-9]{6}Z$') END
 $$;
 
--- The ticks of a prefix are this transaction's to change: whoever changes them too waits until it ends, and then sees
--- what it did. That takes READ COMMITTED (TQ000). Refuses a prefix or a hash by which ticks could not be told (TQ002).
+-- Locks the ticks of a prefix for this transaction: another one that changes them waits until it ends, and then sees
+-- its result. Raises TQ000 above READ COMMITTED; TQ002 for an ambiguous prefix or hash.
 CREATE FUNCTION taskq_internal.lock_ticks(p_topic taskq_internal.topic, p_prefix text, p_config_hash text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -89,7 +89,7 @@ BEGIN
     PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(1, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
 END $$;
 
--- Refuses a moment that is none, or has no four digits of a year (TQ002), naming its position.
+-- Raises TQ002 for a missing moment, or one outside the years 1 to 9999, naming its position.
 CREATE FUNCTION taskq_internal.check_moments(p_topic taskq_internal.topic, p_moments timestamptz[], p_offset int) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -105,9 +105,9 @@ BEGIN
     END IF;
 END $$;
 
--- Removes the ticks of a prefix that have this hash, or that have another, and returns how many: those that are READY,
--- and those pushed SUSPENDED that nobody took since. What is held, or being polled, stays; so does what has ended: it
--- is history, and it is how a tick is known to have been.
+-- Removes the ticks of a prefix with this hash, or with another, and returns how many: those that are READY, and
+-- those pushed SUSPENDED that were never claimed. Held and ended ticks stay: an ended tick tells that it has been
+-- installed.
 CREATE FUNCTION taskq_internal.remove_ticks(p_topic_id int, p_prefix text, p_config_hash text, p_this boolean) RETURNS int
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -129,7 +129,7 @@ BEGIN
     RETURN cardinality(v_waiting || v_suspended);
 END $$;
 
--- The places, counted from 1, of those identifiers that have no task yet; of equal ones the first.
+-- The places, from 1, of those identifiers that have no task; of equal ones the first.
 CREATE FUNCTION taskq_internal.missing_ticks(p_topic_id int, p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -141,7 +141,7 @@ BEGIN
                  WHERE k.identifier IS NULL GROUP BY u.identifier ORDER BY 1);
 END $$;
 
--- The values at those places, counted from 1; NULL of NULL.
+-- The values at these places, from 1; NULL for NULL.
 CREATE FUNCTION taskq_internal.pick_elements(p_values anyarray, p_places bigint[]) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_values IS NOT NULL THEN ARRAY(
         SELECT u.value FROM unnest(p_values) WITH ORDINALITY AS u (value, place)

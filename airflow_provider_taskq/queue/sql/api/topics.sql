@@ -1,4 +1,4 @@
--- Topics: a name, a policy, and whether it hands anything out.
+-- Topics: a name, a policy, and whether the topic is paused.
 
 CREATE FUNCTION taskq.policy(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -104,7 +104,7 @@ COMMENT ON FUNCTION taskq.drop_topic IS
 push to it or hold its tasks. p_alone: the call is a transaction of its own, so own tables may be truncated. Errors:
 TQ000, naming a session that still uses the topic.';
 
--- The topic of that name; refuses an unknown one (TQ001).
+-- The topic of this name; TQ001 if it is unknown.
 CREATE FUNCTION taskq_internal.find_topic(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic taskq_internal.topic;
@@ -116,7 +116,7 @@ BEGIN
     RETURN v_topic;
 END $$;
 
--- Refuses changes of a policy that are not a JSON object of its fields (TQ008).
+-- Raises TQ008 for changes that are not a JSON object of policy fields.
 CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter', 'probe', 'on_expiry',
@@ -133,7 +133,7 @@ BEGIN
     END IF;
 END $$;
 
--- Stores that a topic is paused from now on, and by what, or that it is not paused.
+-- Stores whether a topic is paused, since when, and by whom or what.
 CREATE FUNCTION taskq_internal.record_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
@@ -142,7 +142,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- One try of taskq.drop_topic. Raises lock_not_available where it has to be repeated.
+-- One try of taskq.drop_topic. Raises lock_not_available if it has to be repeated.
 CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean
 LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
@@ -179,8 +179,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- Removes of a topic what no other transaction holds, and tells whether that was all of what others may hold. Never waits. The rows
--- of taskq_internal.task stay: a transaction that changes one holds the row of the task in taskq_internal.live or taskq_internal.ended as well.
+-- Deletes the rows of a topic that no other transaction holds, and returns whether that was all. Never waits. The
+-- rows of taskq_internal.task stay: a transaction that changes one also holds the task's row in live or ended.
 CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -198,8 +198,8 @@ BEGIN
     RETURN NOT v_left;
 END $$;
 
--- Whether a transaction that has written to the tables of the queue, or locked rows, has waited for this session for longer than
--- p_for.
+-- Whether a transaction that has written to the tables of the queue, or locked rows, has waited for this session for
+-- longer than p_for.
 CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
@@ -210,7 +210,7 @@ CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LAN
           AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))  -- a first verb that waits for the topic's row has that
 $$;
 
--- Refuses to drop a topic that others use (TQ000), naming the session among them that began first: those with a push to the topic
+-- Raises TQ000 for a topic that others use, naming the session that began first: those with a push to the topic
 -- before those that use any task.
 CREATE FUNCTION taskq_internal.raise_topic_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

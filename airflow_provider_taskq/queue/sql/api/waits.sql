@@ -1,8 +1,4 @@
--- Watch: one look for all who wait, whatever they wait for.
---
--- Junctions: groups of identifiers whose suspended tasks go on together.
---
--- Topic status: what keeps a topic's tasks from being polled, in counts, for gates that wait and for the page.
+-- Waits: one look for many waits, junctions of groups, and what keeps a topic's tasks from being polled.
 
 CREATE FUNCTION taskq.watch(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[],
@@ -130,8 +126,8 @@ COMMENT ON FUNCTION taskq.topic_status IS
 retrying (due later, tried before), blocked (by a dependency, a probe, a task of the identifier, or an open poll) and
 paused; and running. Each count stops at p_cap. position: in the arrays, from 1; an unknown topic has no row.';
 
--- The junctures of a look: how many groups each wait still waits for, -1 where its topic is not known. Never waits for another
--- transaction: where the topic's tables are being moved, `number` is NULL, and the next look will tell.
+-- The group waits of taskq.watch: how many groups each wait still waits for, -1 for an unknown topic. Never waits:
+-- while the topic's tables are moved, number is NULL, and the next look tells.
 CREATE FUNCTION taskq_internal.watch_groups(p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[])
 RETURNS TABLE (place int, number int) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -159,7 +155,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The state of the newest task of an identifier; NULL where there is none.
+-- The state of the newest task of an identifier; NULL without a task.
 CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -175,14 +171,14 @@ BEGIN
     RETURN (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = v_sequence);
 END $$;
 
--- By what each group is known again.
+-- The key by which each group is recognized.
 CREATE FUNCTION taskq_internal.group_keys(p_identifiers text[], p_groups int[], p_junction text) RETURNS TABLE (number int, key uuid)
 LANGUAGE sql IMMUTABLE AS $$
     SELECT m.number, md5(p_junction || jsonb_agg(DISTINCT m.identifier))::uuid
     FROM unnest(p_identifiers, p_groups) AS m (identifier, number) GROUP BY m.number
 $$;
 
--- Refuses what is no junction (TQ000).
+-- Raises TQ000 for an unknown junction.
 CREATE FUNCTION taskq_internal.check_junction(p_junction text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_junction IS NULL OR p_junction NOT IN ('SINGULAR', 'ETERNAL') THEN
@@ -190,7 +186,8 @@ BEGIN
     END IF;
 END $$;
 
--- What taskq.junction promises. numbers: the groups that were released; identifiers: those whose tasks were.
+-- Releases groups as taskq.junction describes. numbers: the released groups; identifiers: those of the released
+-- tasks.
 CREATE FUNCTION taskq_internal.release_groups(
     p_topic_id int, p_identifiers text[], p_groups int[], p_junction text, OUT identifiers text[], OUT numbers int[]
 ) LANGUAGE plpgsql
@@ -228,7 +225,7 @@ BEGIN
     PERFORM taskq_internal.reset_tasks(p_topic_id, v_held);
 END $$;
 
--- The identifiers of those groups whose every identifier is present.
+-- The identifiers of the groups whose every identifier is in p_present.
 CREATE FUNCTION taskq_internal.only_complete_groups(p_identifiers text[], p_groups int[], p_present text[]) RETURNS text[] LANGUAGE plpgsql
 SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -260,8 +257,8 @@ BEGIN
                  WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = 4 FOR UPDATE SKIP LOCKED);
 END $$;
 
--- The READY tasks of a topic by what they wait for, each count up to p_cap. `due` are in no dependency's or probe's way; `blocked`
--- are. Walks the tasks priority by priority, as only within a priority the times are in order.
+-- The READY tasks of a topic by what they wait for, each count up to p_cap. due: wait for no dependency and no
+-- probe; blocked: wait for one. Reads priority by priority, as times are in order only within a priority.
 CREATE FUNCTION taskq_internal.count_ready_by_reason(
     p_topic_id int, p_cap int, OUT due bigint, OUT scheduled bigint, OUT retrying bigint, OUT paused bigint, OUT blocked bigint
 ) LANGUAGE plpgsql STABLE

@@ -1,10 +1,14 @@
--- The locks by which transactions that rely on a topic and those that close it (drop_topic, own_partition) exclude each other.
+-- Locks of topics: transactions that rely on a topic, and those that close it (drop_topic, own_partition), exclude
+-- each other.
 --
--- A transaction that relies on a topic takes the shared advisory lock (topic_lock_class, topic_id): the fast path. Any role that can
--- connect can take that lock too. So a push never waits for it. If it is not available, the push locks the topic's row FOR KEY
--- SHARE instead, which no outsider can take or block, and announces to the log that it counts for all topics.
--- A transaction that closes a topic takes both, the advisory lock exclusively and the row FOR UPDATE. It waits for transactions
--- that prove by a lock in taskq_internal that they rely on a topic, and refuses when another session is in the way.
+-- A transaction that relies on a topic takes the shared advisory lock (topic_lock_class, topic_id), the fast path.
+-- Any role that can connect can take that lock too, so a push never waits for it. If the lock is not available, the
+-- push locks the topic's row FOR KEY SHARE, which no outsider can take or block, and announces to the log that it
+-- counts for all topics.
+--
+-- A transaction that closes a topic takes both: the advisory lock exclusively, and the row FOR UPDATE. It waits for
+-- transactions that prove by a lock in taskq_internal that they rely on a topic, and raises TQ000 if another session
+-- is in the way.
 
 -- The tables that exist only to be locked. A lock on one of them does not mean that a transaction uses tasks.
 CREATE FUNCTION taskq_internal.lock_only_tables() RETURNS oid[] LANGUAGE sql STABLE AS $$
@@ -17,9 +21,9 @@ CREATE FUNCTION taskq_internal.topic_lock_class() RETURNS int LANGUAGE sql IMMUT
     SELECT 8275717  -- 0x7E4705
 $$;
 
--- The topic of that name, which no transaction can drop until this one ends: for a push, which takes taskq_internal.announce_push next. If the
--- topic was dropped and created again while this waited, the new one. Above READ COMMITTED the snapshot cannot tell, so there
--- the row is locked as well: a topic dropped since then is a serialization failure.
+-- The topic of this name, which no transaction can drop until this one ends; for a push, which calls announce_push
+-- next. If the topic was dropped and created again during the wait, the new one. Above READ COMMITTED the snapshot
+-- cannot tell, so there the row is locked as well: a topic that was dropped since is a serialization failure.
 CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
 DECLARE
     v_kept  int;
@@ -49,7 +53,8 @@ BEGIN
     RETURN taskq_internal.lock_topic_shared(p_topic);
 END $$;
 
--- Keeps a topic whose advisory lock is not available. Waits for a transaction that drops or closes the topic, and while it moves.
+-- Locks the row of a topic whose advisory lock is not available. Waits for a transaction that drops, closes or moves
+-- the topic.
 CREATE FUNCTION taskq_internal.lock_topic_row(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit interval := current_setting('lock_timeout')::interval;
@@ -69,7 +74,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Keeps a topic without waiting; false while it is dropped or moves.
+-- Locks a topic without waiting; false while it is dropped or moved.
 CREATE FUNCTION taskq_internal.try_lock_topic_shared(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
@@ -80,9 +85,9 @@ BEGIN
     RETURN FOUND AND NOT taskq_internal.is_closing(p_topic_id);
 END $$;
 
--- Closes a topic to all that rely on it, until this transaction ends: waits for open pushes to it. A push that did not get the
--- advisory lock holds the topic's row, and may wait for that lock. So this function does not wait for the row while it holds the
--- lock: it releases the lock, sleeps, and tries again.
+-- Closes a topic to all that rely on it, until this transaction ends. Waits for open pushes to it. A push without
+-- the advisory lock holds the topic's row, and may wait for that lock. So this function does not wait for the row
+-- while it holds the lock: it releases the lock, sleeps, and tries again.
 CREATE FUNCTION taskq_internal.lock_topic_exclusive(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit interval := current_setting('lock_timeout')::interval;
@@ -100,8 +105,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes the advisory lock of a topic exclusively. Refuses (TQ000), naming the session, if a session that is none of the queue's
--- holds it. The topic's row is the caller's to lock: drop_topic must not wait for it while it holds this lock.
+-- Takes the advisory lock of a topic exclusively. Raises TQ000, naming the session, if a session outside of the
+-- queue holds it. The caller locks the topic's row: drop_topic must not wait for it while it holds this lock.
 CREATE FUNCTION taskq_internal.take_topic_lock_exclusive(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit    interval := current_setting('lock_timeout')::interval;
@@ -148,8 +153,8 @@ BEGIN
     END IF;
 END $$;
 
--- The sessions and prepared transactions that hold or await the advisory lock of a topic. Its callers clear the snapshot of
--- statistics first: a transaction sees the same sessions in pg_stat_activity from its first look to its end.
+-- The sessions and prepared transactions that hold or await the advisory lock of a topic. The caller clears the
+-- snapshot of statistics first: a transaction sees the same pg_stat_activity from its first look to its end.
 CREATE FUNCTION taskq_internal.topic_lockers(p_topic_id int)
 RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, granted boolean, exclusive boolean) LANGUAGE sql STABLE AS $$
     SELECT l.virtualtransaction, l.pid,
@@ -171,14 +176,14 @@ CREATE FUNCTION taskq_internal.is_closing(p_topic_id int) RETURNS boolean LANGUA
     SELECT EXISTS (SELECT FROM taskq_internal.topic_lockers(p_topic_id) k WHERE k.exclusive AND taskq_internal.may_close(k.usesysid))
 $$;
 
--- Whether a role, or one that it is a member of, may close topics: such a role could drop the topic as well.
+-- Whether a role, or one that it is a member of, may close topics. Such a role could also drop the topic.
 CREATE FUNCTION taskq_internal.may_close(p_role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce(bool_or(has_function_privilege(r.oid, 'taskq.lock_pushes(text, interval)', 'EXECUTE')), false)
     FROM pg_roles r WHERE pg_has_role(p_role, r.oid, 'MEMBER')
 $$;
 
--- A session or prepared transaction, other than this, that holds the advisory lock of a topic, neither relies on a topic nor may
--- close one; NULL if there is none.
+-- Another session or prepared transaction that holds the advisory lock of a topic, and neither relies on a topic nor
+-- may close one; NULL if there is none.
 CREATE FUNCTION taskq_internal.topic_lock_outsider(p_topic_id int) RETURNS text LANGUAGE sql VOLATILE AS $$
     SELECT pg_stat_clear_snapshot();
     SELECT k.holder FROM taskq_internal.topic_lockers(p_topic_id) k

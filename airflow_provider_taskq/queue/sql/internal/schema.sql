@@ -1,12 +1,12 @@
--- The planner: what older servers have to be told.
+-- Schema: settings that an installation makes after it has created all functions.
 
--- Tells servers before PostgreSQL 17 how to plan, once all functions are made. They plan `topic_id = x AND sequence = ANY
--- (array)` in two ways: by both conditions, or, where they take the topic for a small one, by the topic alone, reading all
--- of it for a few rows. They do take a busy topic for a small one while the table was not analysed, or where thousands of
--- others are small. With costs of rows only, they choose by what counts here, the number of rows. An index entry keeps a
--- small cost: at the usual one, ten lookups would cost more than a topic of four rows, which is what a server assumes of a
--- table that was never analysed; at none, reading an index from end to end would cost nothing. Bitmaps are off, as at such costs
--- a server would combine whole indexes for a few rows. Later servers know the first way only.
+-- Sets planner costs on servers before PostgreSQL 17. They plan topic_id = x AND sequence = ANY (array) in two ways:
+-- by both conditions or, if they estimate a small topic, by the topic alone, which reads all of it for a few rows.
+-- They underestimate a busy topic while the table is not analyzed, or if thousands of other topics are small. With
+-- costs for rows only, they choose by the number of rows. An index entry keeps a small cost: at the usual one, ten
+-- lookups would cost more than the four rows that a server assumes of a table that was never analyzed; at none, a
+-- full index scan would cost nothing. Bitmaps are off, as at such costs a server would combine whole indexes for a
+-- few rows.
 CREATE FUNCTION taskq_internal.set_planner_costs() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;

@@ -1,30 +1,25 @@
--- Refusals: what a function of the queue says no with. The codes are the clients' exceptions:
---   TQ000 not offered   TQ001 unknown topic   TQ002 invalid task   TQ003 invalid state   TQ004 not held
---   TQ005 lease lost    TQ006 schema mismatch TQ007 a stage that is not whole
---   TQ008 invalid argument
+-- Validation: errors, durations and times, JSON, and summaries of errors.
 --
--- Bounds: which durations and moments the queue stores. Every function that stores one checks it here.
+-- Error codes: TQ000 not offered; TQ001 unknown topic; TQ002 invalid task; TQ003 invalid state; TQ004 not held;
+-- TQ005 lease lost; TQ006 schema mismatch; TQ007 incomplete stage; TQ008 invalid argument.
 --
--- A stored duration (a lease, a lock, a delay, a time to live, the times of a policy) has at most 3650 days. A stored
--- moment lies between the years 1 and 9999, which is what the clients' types can hold. A duration that is only compared
--- with an age (`within`, `older_than`, `grace`, `patience`) is never refused: a longer one than 1,000 years means the
--- same as 1,000 years, and one below nothing the same as nothing.
+-- A stored duration (lease, lock, delay, ttl, the times of a policy) has at most 3650 days. A stored time lies in
+-- the years 1 to 9999, the range of the clients' types. A duration that is only compared with an age (within,
+-- older_than, grace, patience) is never refused: more than 1,000 years mean 1,000 years, and a negative one means
+-- none.
 --
--- JSON that every client can read back. PostgreSQL stores more than that: integers of any length, exponents of any size, nesting as
--- deep as its stack, \u0000 and lone surrogates. Payloads and outputs that use it are refused before they are cast to json, as the
--- cast itself fails on deep nesting without a word about the task.
---
--- The checks read the text rather than jsonb, which drops all but the last of duplicate keys, and fails on long fractions.
---
--- The summary of an error: the one line that lists, views and groups of failures show. It is stored beside the error.
+-- JSON has to be readable by every client. PostgreSQL stores more: integers of any length, exponents of any size,
+-- deep nesting, \u0000 and lone surrogates. Payloads and outputs with these are refused before the cast to json, as
+-- the cast fails on deep nesting without naming the task. The checks read the text, not jsonb, which drops duplicate
+-- keys and fails on long fractions.
 
--- Refuses what is asked, in the words and with the code that the clients turn into their own errors.
+-- Raises an error with a code that clients map to their exceptions.
 CREATE FUNCTION taskq_internal.raise_error(p_code text, p_message text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = p_code, MESSAGE = p_message;
 END $$;
 
--- Refuses what has to see the commits of others (TQ000) to a transaction with an old snapshot.
+-- Raises TQ000 in a transaction whose snapshot cannot see later commits.
 CREATE FUNCTION taskq_internal.require_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -41,7 +36,7 @@ CREATE FUNCTION taskq_internal.is_duration(p_duration interval, p_least interval
        AND abs(date_part('day', p_duration)) <= 3650
 $$;
 
--- Refuses a missing duration, and one that cannot be stored (TQ008). p_what names it: "owner 'me': its lease".
+-- Raises TQ008 for a missing duration, and for one that cannot be stored. p_what names it: "owner 'me': its lease".
 CREATE FUNCTION taskq_internal.check_duration(p_what text, p_duration interval, p_least interval DEFAULT '1 microsecond') RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -56,7 +51,8 @@ CREATE FUNCTION taskq_internal.is_moment(p_moment timestamptz) RETURNS boolean L
     SELECT p_moment >= timestamptz '0001-01-01 00:00Z' AND p_moment <= timestamptz '9999-12-31 00:00Z'
 $$;
 
--- A stored moment for arithmetic and for clients: one beyond the bounds, which only a superuser can store, as the bound.
+-- A stored time for arithmetic and for clients: one beyond the bounds, which only a superuser can store, as the
+-- bound.
 CREATE FUNCTION taskq_internal.clamp_moment(p_moment timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_moment > timestamptz '9999-12-31 00:00Z' THEN timestamptz '9999-12-31 00:00Z'
                 WHEN p_moment < timestamptz '0001-01-01 00:00Z' THEN timestamptz '0001-01-01 00:00Z'
@@ -77,7 +73,8 @@ CREATE FUNCTION taskq_internal.snoozed_until(p_now timestamptz, p_delay interval
                               ELSE p_delay END, timestamptz '9999-12-31 00:00Z')
 $$;
 
--- The most tasks that one call looks for: more than it could return, and small enough for four times as many to be an int.
+-- The most tasks that one call looks for: more than it could return, and small enough for four times as many to be
+-- an int.
 CREATE FUNCTION taskq_internal.max_tasks() RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 500000000
 $$;
@@ -97,23 +94,24 @@ BEGIN
     END LOOP;
 END $$;
 
--- How many lists and objects a JSON text opens at most: brackets in strings count as well.
+-- An upper bound for the lists and objects that a JSON text opens: brackets in strings count too.
 CREATE FUNCTION taskq_internal.count_brackets(p_json text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 * octet_length(p_json) - octet_length(replace(p_json, '[', '')) - octet_length(replace(p_json, '{', ''))
 $$;
 
--- Whether taskq_internal.json_defect has to look at a JSON text: inlined and cheap, as every payload passes here. A text of at most 200 bytes
--- can neither be nested deeper than 100 levels nor hold a number outside the range of a double, unless with an exponent of three digits.
--- The character after those digits tells a number from hexadecimal digits in a string. A longer text is searched for 20 digits, not
--- for the 210 that matter: a regular expression of fewer states takes half the time.
+-- Whether json_defect has to look at a JSON text: inlined and cheap, as every payload passes here. A text of at most
+-- 200 bytes can neither be nested deeper than 100 levels nor have a number outside the range of a double, unless
+-- with an exponent of three digits. The character after those digits distinguishes a number from hexadecimal digits
+-- in a string. A longer text is searched for 20 digits, not for the 210 that matter: a regular expression with fewer
+-- states takes half the time.
 CREATE FUNCTION taskq_internal.needs_json_check(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_json LIKE '%\\u%' AND p_json ~ '\\u(?:0000|[dD][89a-fA-F])'
         OR CASE WHEN octet_length(p_json) <= 200 THEN p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)'
                 ELSE p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)|[0-9]{20}' OR taskq_internal.count_brackets(p_json) > 100 END
 $$;
 
--- What keeps a JSON text from being read back by every client, in words that follow "its payload"; NULL if nothing does. Of a text
--- that is no JSON it may say anything, as the cast refuses that.
+-- What keeps a JSON text from being read by every client, in words that follow "its payload"; NULL if nothing does.
+-- For a text that is not JSON the result has no meaning, as the cast refuses it.
 CREATE FUNCTION taskq_internal.json_defect(p_json text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF p_json ~ '\\u(?:0000|[dD][89a-fA-F])' AND taskq_internal.has_unstorable_escape(p_json) THEN
@@ -128,7 +126,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whether strings of a JSON text hold \u0000, or an escaped surrogate without its other half: they pass as json, but not as text.
+-- Whether strings of a JSON text have \u0000, or an escaped surrogate without its other half: json accepts them,
+-- text does not.
 CREATE FUNCTION taskq_internal.has_unstorable_escape(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_escapes text := replace(p_json, '\\', '..');  -- what is left of backslashes begins an escape
@@ -144,8 +143,9 @@ CREATE FUNCTION taskq_internal.strip_json_strings(p_json text) RETURNS text LANG
     WHERE u.place % 2 = 1
 $$;
 
--- Whether a JSON text is nested deeper than p_levels. What closes one bracket and opens the next changes no depth and is taken
--- out first, so that a list of objects seldom goes on; then each round takes away what is innermost, everywhere.
+-- Whether a JSON text is nested deeper than p_levels. A bracket that closes next to one that opens changes no depth
+-- and is removed first, so a list of objects seldom needs more; then each round removes the innermost pairs
+-- everywhere.
 CREATE FUNCTION taskq_internal.is_nested_deeper(p_json text, p_levels int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_left text := replace(replace(replace(replace(p_json, '},{', ''), '}, {', ''), '],[', ''), '], [', '');
@@ -177,15 +177,15 @@ CREATE FUNCTION taskq_internal.exceeds_double(p_json text) RETURNS boolean LANGU
                    ELSE m.k > 309 OR m.k = 309 AND left(d.digits, 17) > '17976931348623157' COLLATE "C" END)
 $$;
 
--- The summaries of errors, in their order: the one that the client made from its exception, else the one found in the text.
+-- The summaries of errors in their order: the client's, or else the one found in the text.
 CREATE FUNCTION taskq_internal.error_summaries(p_errors text[], p_summaries text[]) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
     SELECT array_agg(coalesce(left(u.summary, 200), taskq_internal.error_summary(u.error)) ORDER BY u.place)
     FROM unnest(p_errors, p_summaries) WITH ORDINALITY AS u (error, summary, place)
 $$;
 
--- The line of an error text that says what went wrong, at most 200 characters. In a Python traceback that is the last exception of
--- a chain, `ValueError: no mailbox for bad-1`; its notes, the further lines of its message and the exceptions inside of a group do
--- not belong to it. In any other text it is the first line that is not blank.
+-- The line of an error text that tells what went wrong, at most 200 characters. In a Python traceback that is the
+-- last exception of the chain, without notes, further lines of its message and inner exceptions of a group. In any
+-- other text it is the first line that is not blank.
 CREATE FUNCTION taskq_internal.error_summary(p_error text) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
     v_lines text[] := string_to_array(replace(p_error, E'\r', ''), E'\n');
@@ -204,7 +204,7 @@ BEGIN
     RETURN CASE WHEN length(v_found) > 200 THEN left(v_found, 197) || '...' ELSE v_found END;
 END $$;
 
--- The line of a Python traceback after which its last exception stands; NULL for a text that is no traceback.
+-- The line of a Python traceback after which its last exception stands; NULL for other texts.
 CREATE FUNCTION taskq_internal.last_exception_line(p_lines text[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     FOR v_place IN REVERSE cardinality(p_lines) .. 1 LOOP

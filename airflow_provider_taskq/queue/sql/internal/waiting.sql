@@ -1,11 +1,12 @@
--- Waiting: what keeps a READY task out of the indexes that a poll walks, beside its time. Either its dependencies
--- (live.waits = 1), or the probe of its topic (live.waits = 2).
+-- Waiting: what keeps a READY task out of the indexes that a poll walks: its dependencies, or the probe of its
+-- topic.
 --
--- A task that waits for dependencies is looked at again when it is woken (available_at = -infinity): by the end of what
--- it waits for. Two transactions can miss each other there, the one that makes it wait and the one that ends what it
--- waits for; so it is looked at from time to time as well, after a tenth of its age, between a second and a minute.
+-- A task that waits for dependencies is checked again when it is woken (available_at = -infinity) by the end of one
+-- of them. The transaction that makes it wait and the one that ends the dependency can miss each other. So it is
+-- also checked from time to time: after a tenth of its age, between a second and a minute.
 
--- Those of the tasks whose dependencies are all fulfilled: of each, the latest task has SUCCEEDED, or there is none left.
+-- Those of the tasks whose dependencies are all fulfilled: of each, the latest task has SUCCEEDED, or there is none
+-- left.
 CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -23,14 +24,14 @@ BEGIN
             OFFSET 0));
 END $$;
 
--- The same of one task.
+-- The same for one task.
 CREATE FUNCTION taskq_internal.is_fulfilled(p_topic_id int, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN cardinality(taskq_internal.fulfilled_dependents(p_topic_id, ARRAY[p_sequence])) = 1;
 END $$;
 
--- Makes those of the tasks wait whose dependencies were fulfilled and are so no longer, as a newer task of what they name
--- was pushed; tells whether there were any. Costs next to nothing where the topic has no dependencies.
+-- Makes those of the tasks wait whose dependencies are no longer fulfilled, as a newer task of the identifier was
+-- pushed; returns whether there were any. Costs next to nothing if the topic has no dependencies.
 CREATE FUNCTION taskq_internal.park_unfulfilled(p_topic_id int, p_sequences bigint[]) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -46,13 +47,13 @@ BEGIN
     RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
 
--- When to look next at a task that waits for dependencies.
+-- When to check a task that waits for dependencies again.
 CREATE FUNCTION taskq_internal.next_dependency_check(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
     SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
 $$;
 
--- Judges READY tasks that have dependencies, whose rows this transaction holds: those that are fulfilled may go out, at
--- the place that they have; the others wait. Returns the former.
+-- Checks READY tasks with dependencies, whose rows this transaction holds: fulfilled ones may be polled at their
+-- place, others wait. Returns the fulfilled ones.
 CREATE FUNCTION taskq_internal.check_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -82,9 +83,9 @@ BEGIN
     RETURN v_free;
 END $$;
 
--- Enters what the tasks of a push depend on, and makes them wait. The three arrays go together: the place of a task
--- among p_sequences, counted from 0, and the topic and the identifier that it depends on. Refuses (TQ002) an identifier
--- that has no task yet, and one that is the task's own, which could never be fulfilled.
+-- Stores the dependencies of a push, and makes the tasks wait. The three arrays go together: the place of a task in
+-- p_sequences, from 0, with the topic and the identifier that it depends on. Raises TQ002 for an identifier without
+-- a task, and for the task's own, which could never be fulfilled.
 CREATE FUNCTION taskq_internal.add_dependencies(
     p_topic taskq_internal.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[], p_identifiers text[]
 ) RETURNS void LANGUAGE plpgsql
@@ -113,8 +114,8 @@ BEGIN
     PERFORM taskq_internal.check_dependents(p_topic.topic_id, ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
 END $$;
 
--- Wakes the tasks that wait for these identifiers of a topic, so that the next poll looks at them. Never waits: a task
--- that another transaction is looking at is left to its next look.
+-- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits: a task
+-- that another transaction checks is left to its next check.
 CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -141,8 +142,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Lets out what has waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the retries among
--- them: what the poll then does not take of those goes back by taskq_internal.requeue_waiting.
+-- Promotes tasks that have waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the
+-- retries among them: those that the poll does not claim go back by requeue_waiting.
 CREATE FUNCTION taskq_internal.promote_waiting(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -162,8 +163,8 @@ BEGIN
     RETURN '{}';
 END $$;
 
--- Lets retries wait on that were let out for a poll and not taken by it. While retries of the topic fail, those that were taken are
--- its probe. Never waits for the row of the probe: a poll that let out a probe holds the row.
+-- Makes retries wait again that were promoted for a poll and not claimed. While retries of the topic fail, those
+-- that were claimed are its probe. Never waits for the row of the probe: a poll that promoted a probe holds it.
 CREATE FUNCTION taskq_internal.requeue_waiting(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
@@ -183,8 +184,7 @@ BEGIN
     END IF;
 END $$;
 
--- Looks at the tasks that were woken until p_size of them may go out (NULL: at all), and at a hundred of those whose next
--- look is due.
+-- Checks woken tasks until p_size of them may be polled (NULL: all), and a hundred of those whose next check is due.
 CREATE FUNCTION taskq_internal.promote_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -212,8 +212,9 @@ BEGIN
     END IF;
 END $$;
 
--- Lets out retries that wait for the probe of their topic, and returns them: while retries succeed, those that are due, in polled
--- order; while they fail, the next one in turn (taskq_internal.may_probe says when). Skips a topic whose probe another poll is about to send.
+-- Promotes retries that wait for the probe of their topic, and returns them: while retries succeed, those that are
+-- due, in polled order; while they fail, the next one in turn (see may_probe). Skips a topic whose probe another
+-- poll is sending.
 CREATE FUNCTION taskq_internal.promote_retries(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -235,7 +236,7 @@ BEGIN
     RETURN CASE WHEN p_topic.probe THEN v_free ELSE '{}' END;
 END $$;
 
--- Which retries to let out, of up to p_size identifiers for a poll of batches, else up to p_size of them.
+-- The retries to promote: of up to p_size identifiers for a poll of batches, else up to p_size of them.
 CREATE FUNCTION taskq_internal.retries_to_promote(
     p_topic taskq_internal.topic, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -250,8 +251,8 @@ BEGIN
     RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic.topic_id, v_free) ELSE v_free END;
 END $$;
 
--- The due retry whose last failure is the longest ago, whatever its priority; under a condition among those that have the turn of
--- their identifier. At most one. Of retries that failed in one call the first by priority, then sequence.
+-- The due retry whose last failure is the longest ago, whatever its priority; under a condition only one that has
+-- the turn of its identifier. At most one. Of retries that failed in one call the first by priority, then sequence.
 CREATE FUNCTION taskq_internal.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -269,7 +270,7 @@ BEGIN
     RETURN '{}';
 END $$;
 
--- These retries and the others of their identifiers: a batch goes out whole.
+-- These retries and the others of their identifiers: a batch is handed out whole.
 CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -282,8 +283,8 @@ BEGIN
             OFFSET 0) a);
 END $$;
 
--- The first p_size due retries of those that wait for the probe, in polled order; under a condition those that have the
--- turn of their identifier, or a probe that may not go out would keep the others in.
+-- The first p_size due retries that wait for the probe, in polled order; under a condition only those that have the
+-- turn of their identifier, as a probe that cannot be claimed would hold the others back.
 CREATE FUNCTION taskq_internal.due_retries(p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -316,7 +317,7 @@ BEGIN
     RETURN v_due;
 END $$;
 
--- Whether an attempted task has the turn of its identifier, which nothing blocks.
+-- Whether an attempted task has the turn of its identifier, and nothing blocks the identifier.
 CREATE FUNCTION taskq_internal.has_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -332,9 +333,10 @@ BEGIN
                                        AND a.holder IS NULL AND (a.available_at > clock_timestamp() OR a.waits = 1)));
 END $$;
 
--- Whether a poll may let out retries of a probing topic: yes while none fails. While they fail, if the poll holds the probe's row, the
--- last probe is not held any more, and since that failed a retry has become due or the topic's first delay has passed. The delay of
--- the task that failed does not count: it grows, and the other retries would wait for it.
+-- Whether a poll may promote retries of a probing topic: yes while none fails. While they fail: if the poll holds
+-- the probe's row, the last probe is no longer held, and since its failure a retry has become due or the topic's
+-- first delay has passed. The delay of the failed task does not count: it grows, and the other retries would wait
+-- for it.
 CREATE FUNCTION taskq_internal.may_probe(p_topic taskq_internal.topic, p_probe taskq_internal.probe, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -352,14 +354,14 @@ BEGIN
             ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
--- Whether any task at all may have to be told how others end.
+-- Whether any task may wait for the end of others.
 CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE waiting) OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
 END $$;
 
--- What a call of complete means for those who wait: wakes the dependents of what SUCCEEDED, and tells the probe.
+-- Wakes the dependents of tasks that SUCCEEDED in a call of complete, and updates the probe.
 CREATE FUNCTION taskq_internal.update_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -373,9 +375,10 @@ BEGIN
     END IF;
 END $$;
 
--- Tells a topic's probe how tasks did that this transaction just ended or put back. A noted failure makes the topic a failing one; a
--- failure of the probe itself is noted with its time, which holds the next one back (taskq_internal.may_probe). Any other decision on a retry
--- ends the failing. Writes only where something changes, so that completions don't wait in line.
+-- Updates a topic's probe after tasks have ended or returned to READY in this transaction. A recorded failure makes
+-- the topic a failing one; a failure of the probe is stored with its time, which holds the next one back
+-- (may_probe). Any other decision on a retry ends the failing. Writes only changes, so that completions do not wait
+-- for each other.
 CREATE FUNCTION taskq_internal.update_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -402,8 +405,8 @@ BEGIN
     END IF;
 END $$;
 
--- The tasks that a poll would let out now: woken dependents that are fulfilled and due, a hundred of those whose next look
--- is due (another hundred at each call), and up to p_limit retries. Reads only.
+-- The tasks that a poll would promote now: woken dependents that are fulfilled and due, a hundred of those whose
+-- next check is due (another hundred at each call), and up to p_limit retries. Reads only.
 CREATE FUNCTION taskq_internal.waiting_to_promote(p_topic taskq_internal.topic, p_limit int, p_condition text) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE

@@ -1,11 +1,11 @@
--- Topics and owners: who may be worked on, and who may work.
+-- Topics, owners, named locks, grants of access, and the audit.
 
 -- A topic is a named, ordered queue with a policy. Its number stands for its name in every other table.
 CREATE TABLE taskq_internal.topic (
     topic_id          int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name              text NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 250),
     paused            boolean NOT NULL DEFAULT false,
-    paused_by         text,                    -- the person or the role that paused it, or what else did; NULL while it is not paused
+    paused_by         text,                    -- a person, a role, or a move; NULL while it is not paused
     paused_since      timestamptz,
     -- Retry policy.
     max_attempts      int NOT NULL CHECK (max_attempts >= 1),
@@ -44,9 +44,9 @@ CREATE SEQUENCE taskq_internal.fence;
 
 -- An owner is a name with a lease and a fence. Without a fence its lease is gone: it was released, expired or purged.
 --
--- Locks on this row carry the promises of the lease. Whoever polls or completes holds FOR KEY SHARE until its
--- transaction ends; whoever takes the lease away changes `fence`, which is unique and therefore a key, and so
--- has to wait for (or skip) them. A heartbeat changes no key and passes both.
+-- Locks on this row carry the promises of the lease. A poll or a completion holds FOR KEY SHARE until its transaction ends. A
+-- transaction that takes the lease changes `fence`, which is unique and therefore a key, so it has to wait for them or skip them. A
+-- heartbeat changes no key and passes both.
 CREATE TABLE taskq_internal.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
@@ -57,7 +57,7 @@ CREATE TABLE taskq_internal.owner (
     seen        timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- A lease by name: held until `until`, and kept until `at_least` even where it is unlocked before.
+-- Named locks: held until `until`, and blocked until `at_least` even if the holder unlocks earlier.
 CREATE TABLE taskq_internal.lock (
     name     text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
     held_by  text NOT NULL,
@@ -66,22 +66,22 @@ CREATE TABLE taskq_internal.lock (
     until    timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Which workers are to work: a state that outlives their processes.
+-- Whether workers of a name are to work: a state that outlives their processes.
 CREATE TABLE taskq_internal.worker (
     name    text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
     active  boolean NOT NULL,
     changed timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
--- Which roles were granted what, so that an upgrade, which makes the functions anew, can grant it again.
+-- The grants of roles. An upgrade replaces the functions, and then repeats the grants.
 CREATE TABLE taskq_internal.access (
     role name NOT NULL,
     kind text NOT NULL CHECK (kind IN ('producer', 'consumer', 'reader', 'operator')),
     PRIMARY KEY (role, kind)
 );
 
--- What people did by the page and the command line: who, what, to how many tasks, when. A row is written in the transaction of the
--- action, so one that was rolled back left none. Payloads are not kept here. Rows stay until the schema's owner deletes them.
+-- Actions of people on the page and the command line. A row is written in the transaction of the action, so a rollback leaves none.
+-- It has no payloads. Rows stay until the schema's owner deletes them.
 CREATE TABLE taskq_internal.audit (
     audit_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     happened timestamptz NOT NULL,

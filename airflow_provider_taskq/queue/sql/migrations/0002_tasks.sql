@@ -5,14 +5,14 @@
 --   ended  a row once the task is in any other state.
 --
 -- Every task has a row in `task`, and one in exactly one of the other two. A claim updates a narrow row; an end
--- moves it. So the hot table is as large as what is unfinished, however much history there is.
+-- moves it. So the size of the hot table is that of the unfinished tasks, whatever the length of the history.
 --
 -- All three are partitioned by topic, with one default partition: a busy topic can be given partitions of its own.
 -- Foreign keys to topic are left out: they would lock the topic's row at every push. push and drop_topic
 -- exclude each other by an advisory lock instead (internal/locks.sql).
 --
--- An index begins with the plain topic_id only where that is the one way to use it: so that on a table that was never
--- analysed, or was just emptied, the planner has one choice, and it is the right one.
+-- An index begins with the plain topic_id only if that is the one way to use it. So on a table that was never analyzed, or was just
+-- emptied, the planner has one choice, and it is the right one.
 --
 -- Identifiers compare by bytes (COLLATE "C"): the same everywhere, and several times as fast.
 
@@ -38,22 +38,22 @@ CREATE INDEX task_created ON taskq_internal.task USING brin (created) WITH (page
 
 CREATE TABLE taskq_internal.live (
     sequence     bigint NOT NULL,
-    available_at timestamptz NOT NULL,         -- when due; while it waits for dependencies: when to look at them next
+    available_at timestamptz NOT NULL,         -- when due; while it waits for dependencies: when to check them next
     holder       bigint,                       -- owner_id; NULL while READY
     polled       timestamptz,                  -- when the holder claimed it; NULL while READY
     topic_id     int NOT NULL,
     attempt      int NOT NULL DEFAULT 0,
     priority     smallint NOT NULL,
     crashes      smallint NOT NULL DEFAULT 0,
-    -- What a READY task waits for beside its time: 0 nothing; 1 its dependencies; 2 the probe of its topic. Such tasks are
-    -- in none of the indexes that a poll walks. -1: it has dependencies, all fulfilled when somebody looked last.
+    -- What a READY task waits for, other than its time: 0 nothing; 1 its dependencies; 2 the probe of its topic. Such tasks are
+    -- in none of the indexes that a poll walks. -1: it has dependencies, all fulfilled at the last check.
     waits        smallint NOT NULL DEFAULT 0,
     redelivered  boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
-    error        text,                         -- of the last noted failure, as a bounded traceback
+    error        text,                         -- of the last recorded failure, as a bounded traceback
     error_summary text,  -- the same in one line of at most 200 characters
-    due_again    timestamptz,                  -- while it waits for dependencies: when due, where not as pushed
-    failed_at    timestamptz,                  -- when the last noted failure was
+    due_again    timestamptz,                  -- while it waits for dependencies: when due, if not as pushed
+    failed_at    timestamptz,                  -- time of the last recorded failure
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
 CREATE INDEX live_ready ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits <= 0;
@@ -63,12 +63,12 @@ CREATE INDEX live_probing ON taskq_internal.live (topic_id, priority DESC, avail
 CREATE INDEX live_probing_in_turn ON taskq_internal.live (topic_id, failed_at NULLS FIRST, priority DESC, sequence, available_at)
     WHERE holder IS NULL AND waits = 2;
 CREATE INDEX live_held ON taskq_internal.live (holder, sequence) WHERE holder IS NOT NULL;
--- Retries that wait, for those who look through them. No claim enters or leaves it but that of a retry.
+-- Retries that wait, for counts and lists. Only the claim of a retry changes it.
 CREATE INDEX live_retrying ON taskq_internal.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;
 -- The turn of an identifier: its ACTIVE tasks first (holder is not null), then its attempted ones by sequence.
 CREATE INDEX live_turn ON taskq_internal.live (identifier, topic_id, holder, sequence) WHERE attempt > 0;
--- An identifier: its READY tasks as they are polled. On topic_id::bigint, so that whoever asks for topic_id
--- never gets this one. It includes topic_id, or a scan of it could not do without the table.
+-- The READY tasks of an identifier in polled order. On topic_id::bigint, so that a query for topic_id never uses it. It includes
+-- topic_id, or an index-only scan would not be possible.
 CREATE INDEX live_by_identifier ON taskq_internal.live ((topic_id::bigint), identifier, priority DESC, available_at, sequence) INCLUDE (topic_id)
     WHERE holder IS NULL;
 
@@ -76,7 +76,7 @@ CREATE TABLE taskq_internal.ended (
     sequence     bigint NOT NULL,
     completed    timestamptz,
     available_at timestamptz NOT NULL,
-    holder       bigint,                       -- owner_id of whoever held it last
+    holder       bigint,                       -- owner_id of the last holder
     polled       timestamptz,                  -- when its last attempt was claimed; NULL if the attempt was not completed
     topic_id     int NOT NULL,
     attempt      int NOT NULL DEFAULT 0,
@@ -90,41 +90,41 @@ CREATE TABLE taskq_internal.ended (
     error_summary text,
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
--- What blocks an identifier, and what an operator looks for: few rows in a healthy queue.
+-- Tasks that block an identifier, or that an operator searches: few rows in a healthy queue.
 CREATE INDEX ended_troubled ON taskq_internal.ended (identifier, topic_id, state, sequence) WHERE state IN (2, 3, 4);
--- The same in order of sequence, for those who revive, reassign and look through them state by state. By expressions, as
--- topic_id in live_by_identifier, so that no poll ever gets it.
+-- The same in order of sequence, to revive, reassign and list them state by state. On expressions, as
+-- topic_id in live_by_identifier, so that no poll uses it.
 CREATE INDEX ended_state ON taskq_internal.ended ((topic_id::bigint), (state::int), sequence) WHERE state::int IN (2, 3, 4);
 -- For results between two moments.
 CREATE INDEX ended_completed ON taskq_internal.ended USING brin (completed) WITH (pages_per_range = 32, autosummarize = on);
 
 CREATE TABLE taskq_internal.task_default PARTITION OF taskq_internal.task DEFAULT;
 CREATE TABLE taskq_internal.ended_default PARTITION OF taskq_internal.ended DEFAULT;
--- The hot table is small and all change: vacuum it early, at full speed, and by count rather than by share.
+-- The hot table is small and changes all the time: vacuum it early, at full speed, by a number of rows and not by a share.
 CREATE TABLE taskq_internal.live_default PARTITION OF taskq_internal.live DEFAULT WITH (
     autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.1
 );
 
--- The locks of identifiers. Whoever polls under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its
--- transaction ends, and then looks again: so that of two such polls only one decides on an identifier. Rows rather than
--- advisory locks, as those of a large batch would not fit the server's lock table. Locked only, never changed, so the
--- table stays as it is made here. Identifiers that share a bucket by chance exclude each other while a poll is open.
+-- The locks of identifiers. A poll under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its transaction
+-- ends, and then checks again. So of two such polls only one decides on an identifier. Rows and not advisory locks, as those of a
+-- large batch would not fit the server's lock table. Rows are locked only, never changed. Identifiers that share a bucket by chance
+-- exclude each other while a poll is open.
 CREATE TABLE taskq_internal.identifier_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
 INSERT INTO taskq_internal.identifier_lock SELECT generate_series(0, 65535);
 
--- What a task depends on: the latest task of an identifier, of any topic.
+-- Dependencies: a task waits for the latest task of an identifier, of any topic.
 CREATE TABLE taskq_internal.dependency (
     topic_id      int NOT NULL,
     sequence      bigint NOT NULL,
     on_topic_id   int NOT NULL,
     on_identifier text COLLATE "C" NOT NULL,
-    waiting       boolean NOT NULL DEFAULT true,   -- whether the task was seen to wait; else nobody has to be woken for it
+    waiting       boolean NOT NULL DEFAULT true,   -- whether a check found that the task waits; else it is not woken
     PRIMARY KEY (topic_id, sequence, on_topic_id, on_identifier)
 );
 CREATE INDEX dependency_waiting ON taskq_internal.dependency (on_topic_id, on_identifier) WHERE waiting;
 
--- The probe of a topic whose policy stops at the first failure: while its retries fail, one of them is out at a time.
+-- The probe of a topic whose policy stops at the first failure: while its retries fail, one of them is tried at a time.
 CREATE TABLE taskq_internal.probe (
     topic_id  int PRIMARY KEY,
     failing   boolean NOT NULL,
@@ -132,7 +132,7 @@ CREATE TABLE taskq_internal.probe (
     sequences bigint[] NOT NULL DEFAULT '{}'   -- the last probe: one retry, or those of one group of a batch
 ) WITH (fillfactor = 50);
 
--- A group of identifiers (`key`) that was released for somebody's wait.
+-- The groups of identifiers (`key`) that a named wait has released.
 CREATE TABLE taskq_internal.group_release (
     name     text COLLATE "C" NOT NULL CHECK (name ~ '\S' AND length(name) <= 1000),
     topic_id int NOT NULL,
@@ -141,10 +141,10 @@ CREATE TABLE taskq_internal.group_release (
     PRIMARY KEY (name, topic_id, key)
 );
 
--- What happened to tasks beside the way from push to poll to end, of which their own rows tell: failures that were noted,
--- leases that lapsed, and what people did. Nothing is written here for a task that goes well.
+-- The history of tasks other than push, poll and end, which their own rows have: recorded failures, lapsed leases, and actions of
+-- people. A task that succeeds at once has no row here.
 
--- kind: 1 a noted failure that is tried again, 2 a lease that lapsed, 3 started anew, 4 recreated, 5 given another result.
+-- kind: 1 a recorded failure with a retry, 2 a lease that lapsed, 3 reset, 4 recreated, 5 reassigned.
 CREATE TABLE taskq_internal.history (
     happened timestamptz NOT NULL,
     due      timestamptz,                      -- of kinds 1 and 2: when the attempt was due
@@ -154,9 +154,9 @@ CREATE TABLE taskq_internal.history (
     kind     smallint NOT NULL,
     state    smallint,                         -- that the task had before
     attempt  int NOT NULL,
-    holder   text,                             -- the name of whoever held it last: owners may be purged
+    holder   text,                             -- the name of the last holder, as owners may be purged
     other    bigint,                           -- 4: the sequence of the copy; 5: the new state
-    actor    text,                             -- who did it, where a person did, as the client says
+    actor    text,                             -- the person, as the client says; NULL for programs
     role     text,                             -- of 3 and above: the database role that was connected
     error    text,                             -- its last 2,000 characters
     error_summary text
@@ -169,7 +169,7 @@ CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happene
 -- can connect can take any of them.
 CREATE TABLE taskq_internal.push ();           -- this transaction draws sequences
 CREATE TABLE taskq_internal.unplaced_push ();  -- it could not announce its topic: it counts for all topics
-CREATE TABLE taskq_internal.topic_use ();           -- it relies on a topic and draws no sequences
+CREATE TABLE taskq_internal.topic_use ();      -- it relies on a topic and draws no sequences
 CREATE TABLE taskq_internal.prune ();          -- it prunes stages
 
 -- Locks by hash of a name, for names that have no row of their own: locked only, never changed (see taskq_internal.mutex_bucket).

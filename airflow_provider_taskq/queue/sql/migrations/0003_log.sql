@@ -1,6 +1,6 @@
--- Readers of logs: their progress, how a group shares a topic out among its partitions, and who leads which; and how long handling takes.
+-- The log: progress and partitions of consumer groups; and handling times.
 
--- The cursor after the last task that a group of readers has handled, a row for each partition of a topic.
+-- The cursor after the last task that a group has handled, a row for each partition of a topic.
 CREATE TABLE taskq_internal.progress (
     group_name text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
     topic_id     int NOT NULL,
@@ -10,8 +10,8 @@ CREATE TABLE taskq_internal.progress (
     PRIMARY KEY (group_name, topic_id, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- How a group reads a topic. A generation is a way of sharing out: all of its partitions begin after the place `begins`. Where
--- another way is wanted, they read up to and including `ends`, and then the next generation begins there.
+-- Consumer groups. A generation is one assignment: all of its partitions begin after the place `begins`. When another assignment is
+-- requested, they read up to and including `ends`, and the next generation begins there.
 CREATE TABLE taskq_internal.consumer_group (
     group_name    text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
     topic_id        int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
@@ -20,14 +20,14 @@ CREATE TABLE taskq_internal.consumer_group (
     level           int CHECK (level >= 0),
     begins          bigint NOT NULL,
     since           timestamptz NOT NULL,      -- when the generation began
-    ends            bigint,                    -- NULL while no other generation is wanted
+    ends            bigint,                    -- NULL until another generation is requested
     next_partitions int CHECK (next_partitions BETWEEN 1 AND 1000),
     next_level      int CHECK (next_level >= 0),
     PRIMARY KEY (group_name, topic_id)
 );
 
--- Who leads a partition of the group's generation. Without a fence nobody does; a lease that lapsed is anybody's to take, by a
--- new fence. Whoever reads, advances or leads holds the row until its transaction ends.
+-- The leaders of a generation's partitions. Without a fence a partition has no leader; after its lease has lapsed, another program
+-- may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds the row until it ends.
 CREATE TABLE taskq_internal.consumer_partition (
     group_name text COLLATE "C" NOT NULL,
     topic_id     int NOT NULL,
@@ -37,14 +37,14 @@ CREATE TABLE taskq_internal.consumer_partition (
     lease        interval CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until  timestamptz,
     leader_since    timestamptz,
-    reach        bigint NOT NULL,              -- no task after this place was handed to any leader
-    failed       timestamptz,                  -- when a leader gave up, until progress is made again, and why
+    reach        bigint NOT NULL,              -- the furthest place that any leader was handed
+    failed       timestamptz,                  -- when a leader gave up, and why, until progress is made
     error        text,
     PRIMARY KEY (group_name, topic_id, partition),
     FOREIGN KEY (group_name, topic_id) REFERENCES taskq_internal.consumer_group ON DELETE CASCADE
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- How long handling a task took, as those who handle tasks tell: by topic, hour, and bucket of 5 % (taskq.record_handling_times).
+-- Handling times by topic, hour, and bucket of 5 % (taskq.record_handling_times).
 CREATE TABLE taskq_internal.handling (
     topic_id int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
     hour     timestamptz NOT NULL,

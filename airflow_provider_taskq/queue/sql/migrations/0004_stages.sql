@@ -1,10 +1,10 @@
--- Stages: where the executors of a distributed job leave their decisions until its driver commits them all at once.
+-- Stages: the executors of a distributed job stage decisions and tasks, and its driver commits them all at once.
 
--- Unlogged: a stage lost in a crash of the server is found short by its counts, and its job runs again.
+-- Staged decisions. Unlogged: the counts of a stage tell that a crash of the server lost it, and the job runs again.
 CREATE UNLOGGED TABLE taskq.staged (
     stage    uuid NOT NULL,
     part     int NOT NULL,
-    attempt  bigint NOT NULL,      -- the number of the executor's try, unique within the job
+    attempt  bigint NOT NULL,      -- the number of the executor's attempt, unique within the job
     sequence bigint NOT NULL,
     result   smallint NOT NULL,
     output   text,
@@ -46,16 +46,16 @@ CREATE TABLE taskq_internal.drain (
     report   json
 );
 
--- Unlogged like taskq.staged: what a crash of the server loses is found short by its counts, and its job runs again.
+-- Staged tasks. Unlogged like taskq.staged.
 CREATE UNLOGGED TABLE taskq.staged_task (
     stage        uuid NOT NULL,
     part         int NOT NULL,
-    attempt      bigint NOT NULL,  -- the number of the executor's try, unique within the job
+    attempt      bigint NOT NULL,  -- the number of the executor's attempt, unique within the job
     place        bigint NOT NULL,  -- the order within the part
     parent       bigint,           -- the decided task that this one follows; NULL for a plain push
     priority     int,
     suspended    boolean,
-    staged       timestamptz NOT NULL DEFAULT now(),  -- tells what a dead driver left from what a living one stages
+    staged       timestamptz NOT NULL DEFAULT now(),  -- tells what a dead driver has left
     available_at timestamptz,
     delay        interval,
     ttl          interval,
@@ -84,7 +84,7 @@ COMMENT ON TABLE taskq.staged_junction IS
 'Junctions that follow staged decisions; taskq.complete_staged carries them out. Roles may only insert.';
 CREATE INDEX staged_junction_stage ON taskq.staged_junction (stage, part, attempt);
 
--- The last batch that each stream committed: a batch that is replayed commits nothing again.
+-- The last batch of each stream: a repeated batch commits nothing.
 CREATE TABLE taskq_internal.stream (
     name      text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 500),
     batch     bigint NOT NULL,

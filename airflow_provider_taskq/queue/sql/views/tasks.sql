@@ -1,13 +1,11 @@
 -- Tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
 --
 --   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
-
 --   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
-
 --   SELECT * FROM taskq.newest('orders', 50);
 --   SELECT * FROM taskq.topics_at_a_glance;
 --
--- Payloads are left out (taskq_internal.task has them), outputs and errors are cut to a line. For people only: programs call
+-- Payloads are left out (taskq.task has them), outputs and errors are cut to a line. For people only: programs call
 -- functions, and the columns here may change with any release.
 
 -- Tasks that wait or are held, with the columns of taskq.tasks.
@@ -81,9 +79,7 @@ COMMENT ON FUNCTION taskq.newest IS
 'The newest tasks of a topic, or of one of its identifiers, with the columns of taskq.tasks. Reads an index, so it is
 fast on any topic. For people; the columns may change. Errors: TQ001.';
 
--- A line a topic, its counts as if it were not paused. ready, scheduled and retrying: of its first thousand READY tasks in the order of a
--- poll; blocked: those that wait for dependencies, counted to a thousand; running: of the first ten thousand that anybody holds. oldest: how long the task
--- that has been due for longest has been so; last_end: how long ago the last of its newest hundred ended.
+-- The counts are those of a topic that is not paused.
 CREATE VIEW taskq.topics_at_a_glance AS
 SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, coalesce(h.held, 0) AS running,
        statement_timestamp() - (taskq.oldest_due(p.topic_id)).since AS oldest,
