@@ -12,7 +12,7 @@ from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
-from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, call_limit
+from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, lease_call_limit
 
 
 class Progress(StrEnum):
@@ -237,7 +237,7 @@ class ConsumerConfig:
 
     def call_limit(self) -> CallLimit:
         """A limit for the calls of one partition."""
-        return call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
+        return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def concerns(self, event: Task) -> bool:
         """Whether an event is of the subject at all."""

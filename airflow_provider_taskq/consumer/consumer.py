@@ -31,7 +31,7 @@ from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.consumer.signals import on_signals
 from airflow_provider_taskq.queue import InvalidArgument, PartitionLease
 from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.worker.connection import Connect, connects_to, heartbeat_limit, limited
+from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory, heartbeat_limit
 
 BUILT_IN = ConsumerConfig()
 
@@ -63,7 +63,7 @@ class Consumer:
             )
         self.group, self.topic, self.settings = group, topic, settings
         self.leader = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._connects = connects_to(dsn, settings.lease)
+        self._connects = connection_factory(dsn, settings.lease)
         self._on_failure = on_failure or _ignore
         self._memory = MemoryTracker()
         self._part: ConsumerRuntime | None = None
@@ -146,7 +146,7 @@ class Consumer:
 
     def _connected(self) -> psycopg.Connection:
         """A connection to keep leases by."""
-        return limited(self._connects, heartbeat_limit(stored(self.settings.lease).total_seconds()))
+        return connect_limited(self._connects, heartbeat_limit(stored(self.settings.lease).total_seconds()))
 
     def _leading(self, conn: psycopg.Connection) -> PartitionLeases:
         """How this reader gets partitions."""
@@ -162,7 +162,7 @@ class Consumer:
 
     def _progress(self, led: PartitionLease, limit: CallLimit) -> PartitionProgress:
         """Progress of a partition over a connection of its own."""
-        conn = limited(self._connects, limit)
+        conn = connect_limited(self._connects, limit)
         tracker = self._memory if self.settings.progress == Progress.MEMORY else self.settings.progress
         if isinstance(tracker, ProgressTracker):
             return TrackedProgress(conn, led, tracker)

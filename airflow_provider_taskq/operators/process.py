@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_taskq.queue import DrainCounts, TaskQueue
     from airflow_provider_taskq.worker import Worker
-    from airflow_provider_taskq.worker.handlers import Exceptions, WorkHandler
+    from airflow_provider_taskq.worker.batches import Exceptions
+    from airflow_provider_taskq.worker.handlers import WorkHandler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
 
 

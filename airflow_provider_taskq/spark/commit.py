@@ -57,10 +57,10 @@ class Company:
     def work(self) -> Batch:
         """The batch again, on the driver."""
         work = Batch(self.decisions)
-        work.participants.extend(self.participants)
+        work.commit_hooks.extend(self.participants)
         work.follow_ups.extend(self.follow_ups)
         work.releases.extend(self.releases)
-        work.afterwards.extend(self.afterwards)
+        work.after_commit_calls.extend(self.afterwards)
         return work
 
 
@@ -70,7 +70,7 @@ def company_of(composite: str, work: Batch, decisions: Mapping[Task, Decision], 
     TaskQueueError under a condition: which decisions land is known there only when they have.
     """
     displacing = any(each.insertion is not Insertion.APPEND for each in work.follow_ups)
-    if condition is not Condition.NONE and (work.participants or work.afterwards or displacing):
+    if condition is not Condition.NONE and (work.commit_hooks or work.after_commit_calls or displacing):
         raise TaskQueueError(
             f"composite {composite!r}: in a drain under {condition} there is no in_commit, no after_commit, and no push"
             " but APPEND; a worker has these"
@@ -78,7 +78,7 @@ def company_of(composite: str, work: Batch, decisions: Mapping[Task, Decision], 
     follow_ups, releases = (work.follow_ups, work.releases) if displacing else ([], [])
     as_text = {task: _with_trace(made) for task, made in decisions.items()}
     return Company(
-        composite, as_text, tuple(work.participants), tuple(follow_ups), tuple(releases), tuple(work.afterwards)
+        composite, as_text, tuple(work.commit_hooks), tuple(follow_ups), tuple(releases), tuple(work.after_commit_calls)
     )
 
 

@@ -16,8 +16,8 @@ from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.transforms import OF_A_TASK, stops, task_of, values_of
 from airflow_provider_taskq.worker.batches import Batch, FollowUp, Release
 from airflow_provider_taskq.worker.composite import Composite
+from airflow_provider_taskq.worker.filters import readable
 from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
-from airflow_provider_taskq.worker.partial import readable
 
 BATCH = 1_000  # tasks that go through the steps together, unless said otherwise
 

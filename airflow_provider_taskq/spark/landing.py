@@ -9,6 +9,7 @@ import psycopg
 import pyarrow as pa
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Task, TaskQueueError
+from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.batches import ARROW
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
@@ -18,8 +19,7 @@ from airflow_provider_taskq.spark.follow_ups import Staging
 from airflow_provider_taskq.spark.staging import Staged, until_answered
 from airflow_provider_taskq.spark.transforms import values_of
 from airflow_provider_taskq.spark.writers import CompleteWriter, carry_out, check_of
-from airflow_provider_taskq.worker.commit import LONGEST, CommitHookInterrupted, HookInterruptions
-from airflow_provider_taskq.worker.patience import BackOff
+from airflow_provider_taskq.worker.commit import MAX_HOOK_SECONDS, CommitHookInterrupted, HookInterruptions
 
 DRIVER = -1  # the part of a stage that is the driver's own
 
@@ -30,7 +30,7 @@ def land(writer: CompleteWriter, won: Sequence[Staged], company: Iterable[bytes]
     A server that went away is asked again: it knows by the stage whether the transaction came to its end. So is one
     that interrupted a participant, for up to a minute; then the participant's tasks fail.
     """
-    commit, interruptions, back_off = Commit.of(company), HookInterruptions(LONGEST), BackOff()
+    commit, interruptions, back_off = Commit.of(company), HookInterruptions(MAX_HOOK_SECONDS), Backoff()
     while True:
         try:
             until_answered(lambda: _carry_out(writer, won, commit, interruptions))
@@ -45,7 +45,7 @@ def _carry_out(writer: CompleteWriter, won: Sequence[Staged], commit: Commit, in
     """The transaction, unless it was committed by a try whose answer was lost."""
     with writer.route.connect() as conn:
         if not _is_committed(conn, writer):
-            own = _stage_changes(conn, writer, commit.run_commit_hook(conn, interruptions.given_up))
+            own = _stage_changes(conn, writer, commit.run_commit_hook(conn, interruptions.abandoned))
             carry_out(conn, writer.options, writer.stage, [*won, own])
             commit.push_follow_ups(conn, writer.stage)
 

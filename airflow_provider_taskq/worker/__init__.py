@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.commit import commit_batch
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
     from airflow_provider_taskq.worker.config import Pending
-    from airflow_provider_taskq.worker.finishing import WorkerStopped
     from airflow_provider_taskq.worker.grouped import GroupedWorker
     from airflow_provider_taskq.worker.handlers import (
         BatchHandler,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.limiter import BoundedLimiter, Limiter, NoLimit, PriorityLimiter
     from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
     from airflow_provider_taskq.worker.persistent import PersistentWorker
+    from airflow_provider_taskq.worker.runtime import WorkerStopped
     from airflow_provider_taskq.worker.scheduler import Scheduler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
     from airflow_provider_taskq.worker.supplement import SupplementError
@@ -98,7 +98,7 @@ _HOMES = {
     "Worker": "worker",
     "WorkerListener": "listener",
     "WorkerStatistics": "statistics",
-    "WorkerStopped": "finishing",
+    "WorkerStopped": "runtime",
     "batch": "handlers",
     "each": "handlers",
     "commit_batch": "commit",

@@ -1,12 +1,13 @@
-"""One batch of tasks at work: what its handler shares, pushes and commits along with its decisions."""
+"""A batch of tasks while it is handled: shared values, and what is committed together with its decisions."""
 
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_taskq.queue import Decision, Insertion, InvalidTask, Junction, NewTask, Task, TaskQueue
 from airflow_provider_taskq.queue.task_input import TaskInput, to_new_tasks
@@ -14,15 +15,16 @@ from airflow_provider_taskq.worker.supplement import Supplement
 
 T = TypeVar("T")
 
-# Takes part in the committing transaction, through the queue's connection; its decisions are merged with those given.
+Exceptions: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
+# Called in the committing transaction; the decisions that it returns are merged with those that it got.
 CommitFunction = Callable[[TaskQueue, Mapping[Task, Decision]], Mapping[Task, Decision] | None]
-# What becomes of a follow-up before it is pushed: gets the task that it follows.
+# Changes a follow-up before it is pushed; the first argument is the task that it follows.
 Rewrite = Callable[[Task, NewTask], NewTask]
 
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """New tasks that follow a task, pushed where it is continued."""
+    """New tasks that are pushed if the task that they follow is continued."""
 
     task: Task
     topic: str
@@ -32,7 +34,7 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Groups of identifiers that are released where a task is continued, after all pushes."""
+    """Groups of identifiers that are released, after all pushes, if the task is continued."""
 
     task: Task
     topic: str
@@ -42,172 +44,234 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class CommitHook:
-    """Somebody who takes part in the committing transaction, for one task or for all of the batch (None)."""
+    """A function that takes part in the committing transaction, for one task or for the whole batch (None)."""
 
     call: CommitFunction
     task: Task | None = None
-    success_on: type[BaseException] | tuple[type[BaseException], ...] = ()
+    success_on: Exceptions = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """Something that runs for a batch now: where it stands, and how to end it, where that can be done."""
+class Activity:
+    """Code that runs for a batch now: its name, its stack, and a function that cancels it if there is one."""
 
-    what: str
+    name: str
     stack: Callable[[], str]
     cancel: Callable[[], None] | None
 
 
 class Batch:
-    """A batch of tasks, in polled order. All of it may be used from any thread, until the handler has decided."""
+    """A batch of tasks, in polled order. Any thread may use it until the handler returns its decisions."""
 
     def __init__(self, tasks: Iterable[Task], rewrite: Rewrite | None = None) -> None:
         self.tasks: Sequence[Task] = tuple(tasks)
-        self.cancelled = threading.Event()  # set when nothing that this batch decides will count any more
+        self.cancelled = threading.Event()  # set when the decisions of this batch are ignored from now on
         self.follow_ups: list[FollowUp] = []
         self.releases: list[Release] = []
-        self.participants: list[CommitHook] = []
-        self.afterwards: list[Callable[[], None]] = []
+        self.commit_hooks: list[CommitHook] = []
+        self.after_commit_calls: list[Callable[[], None]] = []
         self._known = frozenset(self.tasks)
         self._rewrite = rewrite
         self._supplement = Supplement()
-        self._running: dict[int, Running] = {}
+        self._activities: dict[int, Activity] = {}
         self._lock = threading.Lock()
 
     def __contains__(self, task: object) -> bool:
-        """Whether a task belongs to this batch."""
         return task in self._known
+
+    @property
+    def has_side_effects(self) -> bool:
+        """Whether the batch commits more than its decisions."""
+        return bool(self.commit_hooks or self.follow_ups or self.releases or self.after_commit_calls)
 
     def push(
         self, task: Task, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
     ) -> None:
-        """Lets new tasks follow a task: pushed in the transaction that completes it, if it is continued then.
+        """Pushes new tasks in the transaction that completes `task`, if the task is continued.
 
-        `tasks` are identifiers, dicts or NewTasks, as of `TaskQueue.push`.
+        `tasks` are identifiers, dicts or NewTasks, as for `TaskQueue.push`.
         """
-        self._check(task)
-        new = tuple(to_new_tasks(topic, tasks))
-        self._follow(FollowUp(task, topic, new, Insertion(insertion)))
+        self._require_member(task)
+        self._add_follow_up(FollowUp(task, topic, tuple(to_new_tasks(topic, tasks)), Insertion(insertion)))
 
     def junction(
         self, task: Task, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> None:
-        """Lets groups be released with a task, as `TaskQueue.junction` does, if the task is continued."""
-        self._check(task)
+        """Releases groups, as `TaskQueue.junction` does, in the transaction that completes `task`, if it continues."""
+        self._require_member(task)
         given = list(groups)
         if any(isinstance(group, str) for group in given):
             raise InvalidTask("a group is a list of identifiers, not a text")
         self.releases.append(Release(task, topic, tuple(tuple(group) for group in given), Junction(junction)))
 
-    def in_commit(
-        self,
-        participant: CommitFunction,
-        task: Task | None = None,
-        success_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-    ) -> None:
-        """Lets a function take part in the transaction that completes the batch: `participant(queue, decisions)`.
+    def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
+        """Calls `function(queue, decisions)` in the transaction that completes the batch.
 
-        What it writes through `queue.conn` is committed with the decisions, or not at all. It sees what was decided
-        so far: on all tasks of the batch, or on the one task that it is for. A mapping that it returns has to name
-        each of these, and is merged by priority; None leaves all as it is. Where it raises, what it wrote is undone
-        and its tasks are FAILED. Effects that belong together belong into one function. An exception of `success_on`,
-        such as `psycopg.errors.UniqueViolation`, leaves the decisions as they are: what it wrote is undone, too.
+        What the function writes through `queue.conn` is committed with the decisions, or not at all. It gets the
+        decisions so far: of all tasks of the batch, or of `task`. It returns None, or a mapping with a decision for
+        each of these tasks, which is merged by priority. If it raises, what it wrote is undone and its tasks are
+        FAILED. An exception of `success_on`, such as `psycopg.errors.UniqueViolation`, undoes what it wrote, and leaves
+        the decisions as they are. Put effects that belong together into one function.
         """
         if task is not None:
-            self._check(task)
-        self.participants.append(CommitHook(participant, task, success_on))
+            self._require_member(task)
+        self.commit_hooks.append(CommitHook(function, task, success_on))
 
     def after_commit(self, call: Callable[[], None]) -> None:
-        """Calls a function once the batch is committed, and only then."""
-        self.afterwards.append(call)
+        """Calls a function after the batch is committed, and only then."""
+        self.after_commit_calls.append(call)
 
     def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:
-        """Keeps a value for later steps, of a task or of the batch; SupplementError where there is one already."""
+        """Stores a value of a task or of the batch. SupplementError if there is one already."""
         self._supplement.register(kind, value, task, qualifier)
 
     def require(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """A value that was kept; SupplementError where there is none."""
+        """Returns a stored value. SupplementError if there is none."""
         return self._supplement.require(kind, task, qualifier)
 
     def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
-        """A value that was kept, or None."""
+        """Returns a stored value, or None."""
         return self._supplement.probe(kind, task, qualifier)
 
     def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """A value that was kept, made now where there is none: once, whoever asks."""
+        """Returns a stored value. Makes it if there is none; concurrent calls share one value."""
         return self._supplement.suggest(kind, make, task, qualifier)
 
     @contextmanager
     def running(
-        self, what: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
+        self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Tells, for as long as the block runs, where the batch is: in this thread, unless `stack` says where.
+        """Reports code that runs for this batch, while the block runs.
 
-        A worker reports it where the batch takes too long, and calls `cancel` where it gives the batch up. A handler
-        that brings threads of its own says so by this; the thread that handles the batch is known.
+        The worker logs the stack if the batch takes too long: that of this thread, or what `stack()` returns. It calls
+        `cancel` if it gives the batch up. A handler with threads of its own reports them with this; the worker knows
+        the thread that it calls the handler in.
         """
-        place = Running(what, stack or stack_of(threading.get_ident()), cancel)
+        activity = Activity(name, stack or stack_of(threading.get_ident()), cancel)
         with self._lock:
-            self._running[id(place)] = place
+            self._activities[id(activity)] = activity
         try:
             yield
         finally:
             with self._lock:
-                del self._running[id(place)]
+                del self._activities[id(activity)]
 
-    def whereabouts(self) -> list[Running]:
-        """What runs for this batch now."""
+    def activities(self) -> list[Activity]:
+        """The code that runs for this batch now."""
         with self._lock:
-            return list(self._running.values())
+            return list(self._activities.values())
 
     def cancel(self) -> None:
-        """Gives the batch up: what it decides counts no more. Ends what can be ended, and tells the rest."""
+        """Gives the batch up: sets `cancelled`, and cancels what can be cancelled."""
         self.cancelled.set()
-        for each in self.whereabouts():
-            if each.cancel is not None:
-                each.cancel()
+        for activity in self.activities():
+            if activity.cancel is not None:
+                activity.cancel()
 
-    def adopt(self, done: "Batch", task: Task) -> None:
-        """Takes over what follows a task of this batch that was handled as a batch of its own, elsewhere."""
-        for follow_up in done.follow_ups:
-            self._follow(follow_up)
-        self.releases += done.releases
-        self.participants += [replace(each, task=task) for each in done.participants]
-        self.afterwards += done.afterwards
+    def result_of(self, outcome: Any, name: str) -> Any:
+        """Waits for a Future and returns its result. Returns any other outcome as it is.
 
-    def _follow(self, follow_up: FollowUp) -> None:
-        """Keeps new tasks, as they are to be pushed."""
+        Raises the exception of the Future, and CancelledError if it was cancelled. If the worker gives the batch up
+        meanwhile, the Future is cancelled, and the wait ends with RuntimeError.
+        """
+        if not isinstance(outcome, Future):
+            return outcome
+        ended = threading.Event()
+
+        def give_up() -> None:
+            outcome.cancel()
+            ended.set()
+
+        outcome.add_done_callback(lambda _: ended.set())
+        with self.running(f"a Future of {name}", cancel=give_up):
+            if self.cancelled.is_set():  # cancelled before `running` registered give_up
+                give_up()
+            ended.wait()
+        if not outcome.done():
+            raise RuntimeError(f"the batch was given up before the Future of {name} was completed")
+        return outcome.result()
+
+    def adopt(self, other: "Batch", task: Task) -> None:
+        """Takes over what another process recorded for one task of this batch."""
+        for follow_up in other.follow_ups:
+            self._add_follow_up(follow_up)
+        self.releases += other.releases
+        self.commit_hooks += [replace(hook, task=task) for hook in other.commit_hooks]
+        self.after_commit_calls += other.after_commit_calls
+
+    def _add_follow_up(self, follow_up: FollowUp) -> None:
         if self._rewrite is not None:
             new = tuple(self._rewrite(follow_up.task, each) for each in follow_up.tasks)
             follow_up = replace(follow_up, tasks=new)
         self.follow_ups.append(follow_up)
 
+    def _require_member(self, task: Task) -> None:
+        if task not in self._known:
+            raise InvalidTask(f"task {task.sequence} of topic {task.topic!r} is not in this batch")
+
     def __getstate__(self) -> dict[str, Any]:
-        """What crosses to another process: the tasks and what follows them, no supplement."""
-        kept = ("tasks", "follow_ups", "releases", "participants", "afterwards")
+        """Sends the tasks and what follows them to another process, without the supplement."""
+        kept = ("tasks", "follow_ups", "releases", "commit_hooks", "after_commit_calls")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Makes the batch anew in this process."""
-        self.__init__(state["tasks"])  # type: ignore[misc]  # all that does not cross begins empty
+        self.__init__(state["tasks"])  # type: ignore[misc]  # what is not sent starts empty
         self.__dict__.update(state)
 
-    def _check(self, task: Task) -> None:
-        """Refuses what should follow a task of another batch."""
-        if task not in self._known:
-            raise InvalidTask(f"task {task.sequence} of topic {task.topic!r} is none of this batch")
+
+class PartialBatch(Batch):
+    """Some tasks of a batch. What a handler records for them is recorded for the whole batch."""
+
+    def __init__(self, whole: Batch, tasks: Iterable[Task]) -> None:
+        super().__init__(tasks, whole._rewrite)  # noqa: SLF001 -- of the same class
+        self._whole = whole
+        self.cancelled = whole.cancelled
+        self.follow_ups = whole.follow_ups
+        self.releases = whole.releases
+        self.after_commit_calls = whole.after_commit_calls
+        self._supplement = whole._supplement  # noqa: SLF001 -- of the same class
+
+    def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
+        """The same as of a Batch. The function gets, and decides on, the tasks of this part only."""
+        if task is not None:
+            self._require_member(task)
+            self._whole.in_commit(function, task, success_on)
+            return
+
+        def of_part(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision] | None:
+            returned = function(queue, {task: decisions[task] for task in self.tasks})
+            if returned is None:
+                return None
+            return {**{task: decisions[task] for task in decisions if task not in self}, **returned}
+
+        of_part.__qualname__ = name_of(function)
+        self._whole.in_commit(of_part, None, success_on)
+
+    @contextmanager
+    def running(
+        self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Reports it of the whole batch."""
+        with self._whole.running(name, stack, cancel):
+            yield
 
 
 def stack_of(thread: int) -> Callable[[], str]:
-    """Tells where a thread stands, whenever it is asked."""
+    """Returns a function that formats the current stack of a thread."""
 
     def stack() -> str:
-        frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the one way to see where another thread stands
+        frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the one way to see the stack of another thread
         return "".join(traceback.format_stack(frame)) if frame else "(ended)\n"
 
     return stack
 
 
+def name_of(function: object) -> str:
+    """The name of a handler or a function for people: its own name if it has one."""
+    name = getattr(function, "__qualname__", None) or getattr(function, "name", None)
+    return str(name) if name else repr(function)
+
+
 def tagged(task: Task, new: NewTask) -> NewTask:
-    """A rewrite of follow-ups: each refers to the task that it follows, by its sequence."""
+    """A rewrite of follow-ups: the reference of each is the sequence of the task that it follows."""
     return replace(new, reference=str(task.sequence))

@@ -1,4 +1,4 @@
-"""What a worker is told about how to work."""
+"""The settings of a worker."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -8,20 +8,20 @@ from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.batches import Rewrite
-from airflow_provider_taskq.worker.connection import call_limit
+from airflow_provider_taskq.worker.connection import lease_call_limit
 
 
 class Pending(StrEnum):
-    """What becomes of tasks that are ready but not begun when their worker stops."""
+    """What a worker does at its stop with tasks that it has prefetched and not begun."""
 
-    FINISH = "FINISH"  # they are handled first
-    FAIL = "FAIL"  # they are FAILED, or retried by the policy of their topic
-    RELEASE = "RELEASE"  # they are given back, in their old place
+    FINISH = "FINISH"  # handles them first
+    FAIL = "FAIL"  # fails them; the policy of their topic may retry them
+    RELEASE = "RELEASE"  # gives them back, in their old place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a worker works; see `Worker`."""
+class WorkerConfig:
+    """The settings of a worker, as `Worker` documents them."""
 
     topic: str
     name: str
@@ -42,14 +42,14 @@ class Settings:
     handler_statement_timeout: timedelta
 
     def call_limit(self) -> CallLimit:
-        """A limit for the calls of one session."""
-        return call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
+        """A new limit for the calls of one session."""
+        return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def __post_init__(self) -> None:
         least = {"size": 1, "workers": 1, "prefetch": 0}
         for name, value in least.items():
             if getattr(self, name) < value:
-                raise ValueError(f"{name} is {value} at least, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least {value}, not {getattr(self, name)}")
         for name in (
             "pause",
             "lease",
@@ -61,6 +61,6 @@ class Settings:
         ):
             duration = getattr(self, name)
             if duration is not None and duration <= timedelta(0):
-                raise ValueError(f"{name} is a time greater than 0, not {duration}")
+                raise ValueError(f"{name} must be longer than 0, not {duration}")
         if self.lease > MAX_STORED_DURATION:
-            raise ValueError(f"lease is at most {MAX_STORED_DURATION.days} days, not {self.lease}")
+            raise ValueError(f"lease must be at most {MAX_STORED_DURATION.days} days, not {self.lease}")

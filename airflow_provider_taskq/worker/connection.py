@@ -1,4 +1,4 @@
-"""A session with the queue's database that outlives its connections."""
+"""Connections of workers and consumers: sessions that reconnect, and time limits of calls."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,14 +14,14 @@ from airflow_provider_taskq.queue.errors import is_connection_lost, is_read_only
 Connect: TypeAlias = Callable[[], psycopg.Connection[Any]]
 
 HANDLER_STATEMENT_TIMEOUT = timedelta(minutes=5)
-_CALL_SECONDS = 60.0  # for what holds no lease
-_LEAST_CALL_SECONDS = 5.0  # a healthy server may be busy for as long
+_CALL_SECONDS = 60.0  # of sessions without a lease
+_LEAST_CALL_SECONDS = 5.0  # a healthy server may be busy for this long
 _LEAST_HEARTBEAT_SECONDS = 1.0
 _LEAST_CONNECT_SECONDS = 2  # of libpq
 
 
 class Disconnected(TaskQueueError):
-    """The database cannot be reached now; what was last asked of it may have been done or not."""
+    """The database cannot be reached now. The last call may have taken effect or not."""
 
 
 def is_refused(error: BaseException) -> bool:
@@ -33,11 +33,11 @@ def is_refused(error: BaseException) -> bool:
     return not isinstance(error, Disconnected) and isinstance(reported, psycopg.Error) and reported.sqlstate is not None
 
 
-class Session:
-    """The queue through a connection in autocommit, made when it is needed and again when it was lost.
+class DatabaseSession:
+    """A TaskQueue on an autocommit connection, which is opened when it is needed, and again after it was lost.
 
-    `limit`: how long each call waits for an answer; a minute by default. A call that gets none counts as a lost
-    connection. So does a server that is read-only: a write on it, and it is left before the next call.
+    `limit`: how long each call waits for an answer; a minute by default. A call without an answer counts as a lost
+    connection. So does a write on a read-only server.
     """
 
     def __init__(self, connect: Connect, limit: CallLimit | None = None) -> None:
@@ -47,9 +47,9 @@ class Session:
 
     @contextmanager
     def queue(self) -> Iterator[TaskQueue]:
-        """The queue, for a few calls: Disconnected where it cannot be reached, or is lost within the block."""
+        """The queue, for a few calls. Disconnected if it cannot be reached, or is lost in the block."""
         if self._queue is not None and is_read_only(self._queue.conn):
-            self.close()  # the address may lead to a server that can write by now
+            self.close()  # the address may lead to a writable server by now
         queue = self._queue or self._connected()
         try:
             yield queue
@@ -60,27 +60,26 @@ class Session:
             raise Disconnected(str(error).strip() or type(error).__name__) from error
 
     def for_handler_statements(self) -> AbstractContextManager[None]:
-        """Allows calls inside the block the time of statements of user code."""
+        """Allows the calls in the block the time limit of handler statements."""
         return self._limit.for_handler_statements()
 
     def close(self) -> None:
-        """Closes the connection; the next call makes another."""
+        """Closes the connection. The next call opens another."""
         queue, self._queue = self._queue, None
         if queue is not None:
             queue.conn.close()
 
     def _connected(self) -> TaskQueue:
-        """The queue through a new connection."""
         try:
-            conn = limited(self._connect, self._limit)
+            conn = connect_limited(self._connect, self._limit)
         except Exception as error:
             raise Disconnected(str(error).strip() or type(error).__name__) from error
         self._queue = TaskQueue(conn)
         return self._queue
 
 
-def limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[Any]:
-    """A new connection in autocommit whose calls have a deadline."""
+def connect_limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[Any]:
+    """Opens an autocommit connection whose calls are limited in time."""
     conn = connect()
     limit_calls(conn, limit)
     try:
@@ -91,21 +90,21 @@ def limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[Any]:
     return conn
 
 
-def call_limit(
+def lease_call_limit(
     lease: timedelta, timeout: timedelta | None = None, handler_statements: timedelta = HANDLER_STATEMENT_TIMEOUT
 ) -> CallLimit:
-    """The limit of calls under a lease: `timeout`, else a third of the lease, but 5 seconds at least."""
+    """The time limit of calls under a lease: `timeout`, by default a third of the lease, at least 5 seconds."""
     seconds = max(_LEAST_CALL_SECONDS, lease.total_seconds() / 3) if timeout is None else timeout.total_seconds()
     return CallLimit(seconds, handler_statements.total_seconds())
 
 
 def heartbeat_limit(lease: float) -> CallLimit:
-    """The limit of calls that keep a lease of `lease` seconds: a quarter, so that there is time for another attempt."""
+    """The time limit of heartbeats: a quarter of the lease, in seconds, so that there is time for another attempt."""
     return CallLimit(max(_LEAST_HEARTBEAT_SECONDS, lease / 4), grows=False)
 
 
-def connects_to(dsn: str | Connect | None, lease: timedelta | None = None) -> Connect:
-    """How to connect: as a function says, by a DSN, or as the environment says (see `queue.connect`).
+def connection_factory(dsn: str | Connect | None, lease: timedelta | None = None) -> Connect:
+    """Returns a function that connects: the given one, or one for a DSN, or for the environment (see `queue.connect`).
 
     `lease`: connecting takes a third of it at most, unless the DSN sets `connect_timeout`.
     """
@@ -116,11 +115,11 @@ def connects_to(dsn: str | Connect | None, lease: timedelta | None = None) -> Co
 
 
 def _connect_timeout(dsn: str, lease: timedelta | None) -> dict[str, int]:
-    """A shorter limit for connecting than the default one, where a lease is shorter."""
+    """A shorter limit for connecting than the default, if the lease is short."""
     try:
         default = connection_defaults(dsn, {}).get("connect_timeout")
     except psycopg.ProgrammingError:
-        return {}  # `connect` says what is wrong with it
+        return {}  # `connect` raises a better error
     if default is None or lease is None:
         return {}
     return {"connect_timeout": min(default, max(_LEAST_CONNECT_SECONDS, int(lease.total_seconds() / 3)))}

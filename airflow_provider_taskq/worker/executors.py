@@ -1,19 +1,22 @@
-"""Functions of one task, called in the worker's own thread or by threads of the handler."""
+"""Handlers that call a function for each task: in the worker's thread, in threads, by an executor, on an event loop."""
 
+import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextvars import copy_context
+from typing import Any, cast
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.futures import result_of
-from airflow_provider_taskq.worker.handlers import Exceptions, Outcome, decision_of, decision_on, name_of
-from airflow_provider_taskq.worker.threads import Pool
+from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
+from airflow_provider_taskq.worker.handlers import Outcome, decision_of, decision_on
+from airflow_provider_taskq.worker.threads import EventLoopThread, ThreadPool
+
+_ABANDONED = Decision(Result.FAILURE, error="the batch was given up")
 
 
-class Each:
-    """A handler that calls a function for each task."""
+class ThreadHandler:
+    """Calls a function for each task, in the worker's thread or in threads of its own."""
 
     def __init__(
         self,
@@ -23,25 +26,28 @@ class Each:
         success_on: Exceptions = (),
     ) -> None:
         if threads < 1:
-            raise ValueError(f"a handler needs a thread at least, not {threads}")
+            raise ValueError(f"threads must be at least 1, not {threads}")
         self._function = function
         self._takes_batch = takes_batch
         self._threads = threads
         self._success_on = success_on
-        self._pool: Pool | None = None
+        self._pool: ThreadPool | None = None
         self._lock = threading.Lock()
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """The function's word on each task; a batch that was given up is left where it is."""
+        """Returns the decision on each task. Tasks of a batch that is given up are not begun."""
         if self._threads == 1 or len(batch.tasks) == 1:
             started = {task: self._start(task, batch) for task in batch.tasks if not batch.cancelled.is_set()}
             return {task: self._finish(outcome, batch) for task, outcome in started.items()}
-        pool = self._opened()
-        made = {task: pool.submit(self._beside, pool, task, batch) for task in batch.tasks}
-        return {task: future.result() for task, future in made.items()}
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPool(self._threads, "taskq handler")
+            pool = self._pool
+        futures = {task: pool.submit(self._in_thread, pool, task, batch) for task in batch.tasks}
+        return {task: future.result() for task, future in futures.items()}
 
     def close(self) -> None:
-        """Lets the threads end; one that is stuck is left behind."""
+        """Ends the threads. A stuck thread is left behind."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -51,43 +57,33 @@ class Each:
         return name_of(self._function)
 
     def _start(self, task: Task, batch: Batch) -> Decision | Future[Outcome]:
-        """Calls the function for one task; a Future that it returns may be completed later."""
         try:
             outcome = self._function(task, batch) if self._takes_batch else self._function(task)
             return outcome if isinstance(outcome, Future) else decision_of(outcome)
-        except BaseException as error:  # noqa: BLE001 -- also an exit: it is this task's failure and no other's
+        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
             return decision_on(error, self._success_on)
 
     def _finish(self, started: Decision | Future[Outcome], batch: Batch) -> Decision:
-        """The decision on one task, once its Future is completed."""
         if isinstance(started, Decision):
             return started
         try:
-            return decision_of(result_of(started, batch, name_of(self._function)))
+            return decision_of(batch.result_of(started, name_of(self._function)))
         except BaseException as error:  # noqa: BLE001 -- as above
             return decision_on(error, self._success_on)
 
-    def _beside(self, pool: Pool, task: Task, batch: Batch) -> Decision:
-        """The same in a thread of the pool, which the worker can find, and which another replaces if it is stuck."""
-        place = pool.place()
+    def _in_thread(self, pool: ThreadPool, task: Task, batch: Batch) -> Decision:
+        slot = pool.slot()
         try:
-            with batch.running(f"{name_of(self._function)} for task {task.sequence}", cancel=place.give_up):
+            with batch.running(f"{name_of(self._function)} for task {task.sequence}", cancel=slot.abandon):
                 if batch.cancelled.is_set():
-                    return Decision(Result.FAILURE, error="the batch was given up")
+                    return _ABANDONED
                 return self._finish(self._start(task, batch), batch)
         finally:
-            place.end()
-
-    def _opened(self) -> Pool:
-        """The threads, made where there are none."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = Pool(self._threads, "taskq handler")
-            return self._pool
+            slot.end()
 
 
-class EachByExecutor(Each):
-    """A handler whose function is called for each task by an executor of the caller, who shuts it down."""
+class ExecutorHandler(ThreadHandler):
+    """Calls a function for each task by an executor of the caller, who shuts it down."""
 
     def __init__(
         self,
@@ -102,20 +98,68 @@ class EachByExecutor(Each):
         self._executor = executor
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """The function's word on each task. Waits in the worker's thread, so that no thread of the executor waits."""
-        made = {task: self._executor.submit(copy_context().run, self._started_by, task, batch) for task in batch.tasks}
-        return {task: self._decided(future, batch) for task, future in made.items()}
+        """Returns the decision on each task. Waits in the worker's thread, so that no thread of the executor waits."""
+        submitted = {
+            task: self._executor.submit(copy_context().run, self._start_by_executor, task, batch)
+            for task in batch.tasks
+        }
+        return {task: self._decide(future, batch) for task, future in submitted.items()}
 
-    def _started_by(self, task: Task, batch: Batch) -> Decision | Future[Outcome]:
-        """Calls the function in a thread of the executor."""
+    def _start_by_executor(self, task: Task, batch: Batch) -> Decision | Future[Outcome]:
         with batch.running(f"{name_of(self._function)} for task {task.sequence}"):
-            if batch.cancelled.is_set():
-                return Decision(Result.FAILURE, error="the batch was given up")
-            return self._start(task, batch)
+            return _ABANDONED if batch.cancelled.is_set() else self._start(task, batch)
 
-    def _decided(self, submitted: Future[Decision | Future[Outcome]], batch: Batch) -> Decision:
-        """The decision on one task, once the executor has called the function and a Future of it is completed."""
+    def _decide(self, submitted: Future[Decision | Future[Outcome]], batch: Batch) -> Decision:
         try:
-            return self._finish(result_of(submitted, batch, name_of(self._function)), batch)
+            return self._finish(batch.result_of(submitted, name_of(self._function)), batch)
         except BaseException as error:  # noqa: BLE001 -- the batch was given up, or the executor cancelled the call
             return decision_on(error)
+
+
+class AsyncHandler:
+    """Awaits a coroutine function for each task, on one event loop for all batches.
+
+    The methods of the batch and of the queue are blocking calls for the coroutine.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], takes_batch: bool, concurrency: int, success_on: Exceptions = ()
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        self._function = cast("Callable[..., Awaitable[Outcome]]", function)
+        self._takes_batch = takes_batch
+        self._concurrency = concurrency
+        self._success_on = success_on
+        self._loop = EventLoopThread("taskq event loop")
+        self._semaphore: asyncio.Semaphore | None = None
+
+    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
+        """Returns the decision on each task."""
+        return self._loop.run(self._decide_all(batch), batch, f"{name_of(self._function)} on the event loop")
+
+    def close(self) -> None:
+        """Cancels what still runs, and ends the loop."""
+        self._loop.close()
+        self._semaphore = None
+
+    def __repr__(self) -> str:
+        return name_of(self._function)
+
+    async def _decide_all(self, batch: Batch) -> dict[Task, Decision]:
+        if self._semaphore is None:
+            self._semaphore = asyncio.Semaphore(self._concurrency)
+        decide = self._decide
+        decisions = await asyncio.gather(*(decide(task, batch, self._semaphore) for task in batch.tasks))
+        return dict(zip(batch.tasks, decisions, strict=True))
+
+    async def _decide(self, task: Task, batch: Batch, semaphore: asyncio.Semaphore) -> Decision:
+        async with semaphore:
+            try:
+                called = self._function(task, batch) if self._takes_batch else self._function(task)
+                return decision_of(await called)
+            except BaseException as error:
+                running = asyncio.current_task()
+                if running is not None and running.cancelling():
+                    raise  # the batch was given up
+                return decision_on(error, self._success_on)

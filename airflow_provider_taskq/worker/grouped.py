@@ -1,4 +1,4 @@
-"""Batches by identifier: the tasks of one identifier are handled together, each in a transaction of its own."""
+"""Grouped workers: the due tasks of one identifier are handled one after another, each in its own transaction."""
 
 import logging
 import os
@@ -19,38 +19,35 @@ from airflow_provider_taskq.queue import (
     Decision,
     InvalidArgument,
     InvalidTask,
+    LeaseLost,
     Owner,
     Result,
     Task,
     TaskQueue,
     UnreadablePayload,
 )
+from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import is_session_timeout, is_transient
-from airflow_provider_taskq.worker.batches import Batch
+from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
     Connect,
-    call_limit,
-    connects_to,
-    heartbeat_limit,
+    connection_factory,
+    lease_call_limit,
 )
-from airflow_provider_taskq.worker.futures import result_of
 from airflow_provider_taskq.worker.handlers import (
-    Exceptions,
     Outcome,
     decision_of,
     decision_on,
-    name_of,
     takes_batch,
 )
-from airflow_provider_taskq.worker.patience import BackOff
-from airflow_provider_taskq.worker.periodic import Routine
+from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper
+from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
 
-_CUT_OFFS = 3
-_AGAIN = 0.5  # seconds after a heartbeat that did not get through
+_MAX_CUT_OFFS = 3  # of one task in a row; then its handler is at fault, not the server
 
 Sorter = Callable[[Task], Any]
 T = TypeVar("T")
@@ -59,19 +56,19 @@ NO_RULES: Rules = {}
 
 
 class _HandlerFailed(Exception):
-    """The handler raised its cause."""
+    """The handler raised the cause of this error."""
 
 
 class GroupMode(StrEnum):
-    """What an error does to the rest of its group: nothing, or it waits for the next time."""
+    """What an error does to the later tasks of its group."""
 
-    ALL = "all"
-    FAIL_FIRST = "fail_first"
+    ALL = "all"  # nothing: they are handled
+    FAIL_FIRST = "fail_first"  # they are given back until the next run
 
 
 @dataclass(slots=True)
 class GroupedRun:
-    """What a run did: groups, and tasks that succeeded, failed, or were left for the next time."""
+    """The result of a run: groups, and tasks that succeeded, failed, or were left for the next run."""
 
     groups: int = 0
     succeeded: int = 0
@@ -80,29 +77,36 @@ class GroupedRun:
 
 
 def by_sequence(task: Task) -> int:
-    """The order of a group unless another is said: that of their pushes."""
+    """The default order of a group: by push."""
     return task.sequence
 
 
-class GroupedWorker(Routine):
-    """Handles a topic's tasks by groups of one identifier, every so often.
+class GroupedWorker(PeriodicService):
+    """Handles a topic's tasks periodically, in groups of one identifier, each task in a transaction of its own.
 
     The handler takes a task, or a task and the queue of the transaction that ends it, and decides as a worker's does.
-    It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop` waits for it.
-    An error is a FAILURE, retried by the topic's policy, or what `rules` say of its kind; `mode` says what becomes of
-    the rest of the group. An error that is one of `success_on`, or for which a rule says SUCCESS, is a success: it
-    counts as one, and the group goes on. A group with an error that is not due yet, or that has no attempts left, is
-    kept back whole.
-    `size`: how many of each group are handled in a run, -1 for all. `groups`: how many are taken at once.
-    `pause`: time between two runs. With `size=-1` a run that found as many groups as it takes is followed by the next
-    one at once; with another size never, so that a task waits for the effects of the task before it.
-    `initial_delay`: time from the start to the first run. `cleanup`: how often errors that have expired are removed
-    (see `TaskQueue.purge_past_ttl`), None for never; the first time is `cleanup_initial_delay` after the start.
-    `cluster_lock`: lets one program at a time handle the topic; the others skip their runs meanwhile. A run that ends
-    gives the lock back. After a crash the lock is free once this time is over: it has to be longer than any run. None:
-    several programs at once handle different groups. `call_timeout` and
-    `handler_statement_timeout` as of a Worker; the second is for statements of a handler that takes the queue.
+    It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop` waits for it. A
+    group is kept back whole while a task of it waits for a retry or has no attempts left.
+
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
+
+    :param mode: what an error does to the later tasks of its group.
+    :param size: tasks of each group that a run handles, -1 for all.
+    :param groups: groups that a run takes.
+    :param pause: time between two runs. With `size=-1` a run that took the full number of groups is followed by the
+        next one at once. With another size it never is, so that a task waits for the effects of the task before it.
+    :param initial_delay: time from the start to the first run.
+    :param sorter: the sort key of a group's tasks.
+    :param rules: decisions by type of error, the first match wins. Other errors are FAILURE, which the topic's policy
+        may retry. An error for which a rule says SUCCESS counts as a success, and the group goes on.
+    :param success_on: types of errors that mean SUCCESS, unless a rule matches.
+    :param cleanup: time between removals of expired errors (see `TaskQueue.purge_past_ttl`), None for never. The first
+        one comes `cleanup_initial_delay` after the start.
+    :param cluster_lock: lets one program at a time handle the topic; others skip their runs meanwhile. A run gives the
+        lock back at its end. After a crash the lock is free when this time is over, so it must be longer than any run.
+        With None several programs handle different groups at once.
+    :param call_timeout: see `Worker`. :param handler_statement_timeout: the same, for statements of a handler that
+        takes the queue.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class GroupedWorker(Routine):
         handler_statement_timeout: DurationLike = HANDLER_STATEMENT_TIMEOUT,
     ) -> None:
         if groups < 1 or size < -1:
-            raise InvalidArgument("groups is 1 or more, size -1 for whole groups, else 0 or more")
+            raise InvalidArgument("groups must be at least 1, and size at least 0, or -1 for whole groups")
         self.topic, self.mode, self.size = topic, GroupMode(mode), size
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
         self._handler, self._takes_queue = handler, takes_batch(handler)
@@ -137,47 +141,61 @@ class GroupedWorker(Routine):
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
         self._cleanup, self._cluster_lock = to_timedelta(cleanup), to_timedelta(cluster_lock)
         self._run_due = self._cleanup_due = 0.0  # by time.monotonic(); start() sets both
-        self._owner: Owner | None = None
-        self._connect = connects_to(dsn, self._lease)
-        self._seconds: list[float] = []
+        self._connect = connection_factory(dsn, self._lease)
+        self._seconds: list[float] = []  # that handlers took
         self._unsortable: dict[Task, Exception] = {}
         self._cut_offs: dict[Task, tuple[int, BaseException | None]] = {}
-        limit = call_limit(self._lease, to_timedelta(call_timeout), to_timedelta(handler_statement_timeout))
-        super().__init__(f"batches {topic}", self._connect, self._poll, self._pause, limit)
+        limit = lease_call_limit(self._lease, to_timedelta(call_timeout), to_timedelta(handler_statement_timeout))
+        super().__init__(f"grouped worker {topic}", self._connect, self._pause, limit)
 
     def start(self) -> None:
-        """Begins after the initial delays, in a thread of its own; TaskQueueError if it runs already."""
+        """Starts the thread. The first run comes after the initial delay. TaskQueueError if it runs already."""
         if not self.is_running:
             now = time.monotonic()
             self._run_due, self._cleanup_due = (now + delay.total_seconds() for delay in self._initial_delays)
         super().start()
 
     def run_once(self) -> GroupedRun:
-        """One run: takes groups that may go out, handles them, and says what came of it.
-
-        Does nothing if another program holds the cluster lock.
-        """
-        tally = GroupedRun()
+        """Takes the groups that are due now, and handles them. Does nothing if another program has the cluster lock."""
+        result = GroupedRun()
         with self._queue_for_once() as queue, self._locked(queue) as may_run:
             if not may_run:
-                return tally
-            self._owner = queue.register(self.name, self._lease)
-            keeper = Keeper(self._connect, self._owner)
+                return result
+            owner = queue.register(self.name, self._lease)
+            keeper = LeaseKeeper(self._connect, self._lease.total_seconds(), self._on_lease_lost)
+            keeper.add(Lease(owner))
             keeper.start()
             try:
-                for group in self._polled(queue, self._owner):
-                    tally.groups += 1
-                    self._handle(queue, self._owner, group, tally)
+                for group in self._poll_groups(queue, owner):
+                    result.groups += 1
+                    self._handle_group(queue, owner, group, result)
             finally:
-                keeper.stop(5)
+                keeper.stop()
                 if not queue.conn.closed:
-                    queue.release(self._owner)
-            self._note(queue)
-        return tally
+                    queue.release(owner)
+            seconds, self._seconds = self._seconds, []
+            if seconds:
+                queue.record_handling_times(self.topic, seconds)
+        return result
+
+    def _run_once(self) -> float:
+        if self._cleanup is not None and self._cleanup_due <= time.monotonic():
+            self._cleanup_due = time.monotonic() + self._cleanup.total_seconds()
+            with self._session.queue() as queue:
+                queue.purge_past_ttl(self.topic)
+        if self._run_due <= time.monotonic():
+            result = self.run_once()
+            has_more = self.size < 0 and result.groups == self._groups and result.succeeded
+            self._run_due = time.monotonic() + (0.0 if has_more else self._pause)
+        due = self._run_due if self._cleanup is None else min(self._run_due, self._cleanup_due)
+        return max(0.0, due - time.monotonic())
+
+    def _on_lease_lost(self, error: LeaseLost) -> None:
+        log.warning("lease lost: topic=%s owner=%s error=%s", self.topic, self.name, error)
 
     @contextmanager
     def _locked(self, queue: TaskQueue) -> Iterator[bool]:
-        """Holds the cluster lock for a run; False if another program holds it."""
+        """Holds the cluster lock for a run. Yields False if another program holds it."""
         if self._cluster_lock is None:
             yield True
             return
@@ -189,184 +207,134 @@ class GroupedWorker(Routine):
             if locked and not queue.conn.closed:
                 queue.unlock(name, self.name)
 
-    def _polled(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
-        """Groups to handle now, in order; what of a group is beyond the size is given back before anybody sees it."""
+    def _poll_groups(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
+        """Polls groups and sorts them. The tasks beyond the size are given back in the same transaction."""
         self._unsortable = {}
         with queue.conn.transaction():
-            groups = [self._sorted(group) for group in self._taken(queue, owner).values()]
+            polled = queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
+            groups = [self._sorted(group) for group in polled.values()]
             if self.size >= 0:
-                beyond = [task for group in groups for task in group[self.size :]]
-                queue.release_tasks(owner, beyond)
+                queue.release_tasks(owner, [task for group in groups for task in group[self.size :]])
                 groups = [group[: self.size] for group in groups]
         return groups
 
     def _sorted(self, group: list[Task]) -> list[Task]:
-        """A group in the order of the sorter. First come the tasks that it cannot place: each fails by itself."""
+        """Sorts a group. Tasks for which the sorter fails come first; each of them fails by itself."""
         keys: dict[Task, Any] = {}
         for task in group:
             try:
-                keys[task] = self._sorter(readable(task))
-            except Exception as error:  # noqa: BLE001 -- a sorter is the user's: its error is this task's failure
+                if isinstance(task.payload, UnreadablePayload):
+                    raise InvalidTask(task.payload.reason)  # noqa: TRY301 -- a failure of this task, as the sorter's
+                keys[task] = self._sorter(task)
+            except Exception as error:  # noqa: BLE001 -- any error of the sorter fails this task
                 self._unsortable[task] = error
         try:
             ordered = sorted(keys, key=keys.__getitem__)
-        except Exception as error:  # noqa: BLE001 -- keys that do not compare: no task of the group has a place
+        except Exception as error:  # noqa: BLE001 -- the keys do not compare: no task of the group has a place
             self._unsortable |= dict.fromkeys(keys, error)
             return group
         return [task for task in group if task not in keys] + ordered
 
-    def _taken(self, queue: TaskQueue, owner: Owner) -> dict[str, list[Task]]:
-        return queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
-
-    def _handle(self, queue: TaskQueue, owner: Owner, group: list[Task], tally: GroupedRun) -> None:
-        """Handles a group in order; what is not to be handled now is given back."""
-        for nth, task in enumerate(group):
-            if self._periodic.is_stopping:
-                self._leave(queue, owner, group[nth:], tally)
+    def _handle_group(self, queue: TaskQueue, owner: Owner, group: list[Task], result: GroupedRun) -> None:
+        for place, task in enumerate(group):
+            if self.is_stopping:
+                self._give_back(queue, owner, group[place:], result)
                 return
-            if self._succeeds(queue, owner, task):
-                tally.succeeded += 1
+            if self._handle_task(queue, owner, task):
+                result.succeeded += 1
                 continue
-            tally.failed += 1
+            result.failed += 1
             if self.mode is GroupMode.FAIL_FIRST:
-                self._leave(queue, owner, group[nth + 1 :], tally)
+                self._give_back(queue, owner, group[place + 1 :], result)
                 return
 
-    def _leave(self, queue: TaskQueue, owner: Owner, rest: list[Task], tally: GroupedRun) -> None:
-        """Gives the rest of a group back for the next time."""
+    def _give_back(self, queue: TaskQueue, owner: Owner, rest: list[Task], result: GroupedRun) -> None:
         queue.release_tasks(owner, rest)
-        tally.left += len(rest)
+        result.left += len(rest)
 
-    def _succeeds(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
-        """Handles one task in a transaction with its end; an error undoes it, and is noted in another."""
-        begun = time.monotonic()
+    def _handle_task(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
+        began = time.monotonic()
         try:
-            return self._decided(queue, owner, task)
+            return self._decide_and_commit(queue, owner, task)
         finally:
-            self._seconds.append(time.monotonic() - begun)
+            self._seconds.append(time.monotonic() - began)
 
-    def _decided(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
-        """Commits what the handler decided, or what its error decides; True if that counts as a success."""
+    def _decide_and_commit(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
+        """Commits the decision of the handler, or that on its error. Returns True if it counts as a success."""
         try:
             if self._takes_queue:
-                decision = self._until_committed(lambda: self._handled_within(queue, owner, task))
+                decision = self._retry_commit(lambda: self._handle_in_transaction(queue, owner, task))
             else:
-                decision = self._called(task)
-                self._until_committed(lambda: queue.complete(owner, {task: decision}))
-        except (_HandlerFailed, psycopg.IntegrityError) as failed:  # the second of a deferred constraint, at the commit
+                decision = self._call_handler(task)
+                self._retry_commit(lambda: queue.complete(owner, {task: decision}))
+        except (
+            _HandlerFailed,
+            psycopg.IntegrityError,
+        ) as failed:  # the second from a deferred constraint, at the commit
             if queue.conn.closed:
                 self._note_cut_off(task, failed.__cause__)
                 raise
             error = failed.__cause__ or failed
-            ruled = self._ruled(error)
-            succeeded = ruled.result is Result.SUCCESS
+            on_error = self._decision_on(error)
+            succeeded = on_error.result is Result.SUCCESS
             level = logging.DEBUG if succeeded else logging.WARNING
-            log.log(level, "topic %s, sequence %s: %s", task.topic, task.sequence, type(error).__name__)
-            self._until_committed(lambda: queue.complete(owner, {task: ruled}))
+            log.log(
+                level, "task failed: topic=%s sequence=%s error=%s", task.topic, task.sequence, type(error).__name__
+            )
+            self._retry_commit(lambda: queue.complete(owner, {task: on_error}))
             return succeeded
         return decision.result is not Result.FAILURE
 
-    def _note_cut_off(self, task: Task, error: BaseException | None) -> None:
-        """Notes that a handler's statement or transaction took longer than it may, which ended the connection."""
-        if error is not None and is_session_timeout(error):
-            self._cut_offs[task] = (self._cut_offs.get(task, (0, error))[0] + 1, error)
-
-    def _handled_within(self, queue: TaskQueue, owner: Owner, task: Task) -> Decision:
-        """Handles a task in the transaction that completes it."""
+    def _handle_in_transaction(self, queue: TaskQueue, owner: Owner, task: Task) -> Decision:
         with queue.conn.transaction():
             with self._session.for_handler_statements():
-                decision = self._called(task, queue)
+                decision = self._call_handler(task, queue)
             queue.complete(owner, {task: decision})
         return decision
 
-    def _called(self, task: Task, *given: TaskQueue) -> Decision:
-        """What the handler decides; _HandlerFailed tells its errors from those of the queue.
+    def _call_handler(self, task: Task, *queue: TaskQueue) -> Decision:
+        """Calls the handler. Raises _HandlerFailed for its errors, to tell them from those of the queue.
 
         A task whose handler was cut off several times in a row is not handled again.
         """
         count, reason = self._cut_offs.get(task, (0, None))
-        if count >= _CUT_OFFS:
+        if count >= _MAX_CUT_OFFS:
             del self._cut_offs[task]
             raise _HandlerFailed from reason
         try:
-            self._need_place(task)
-            outcome = result_of(self._handler(task, *given), Batch([task]), name_of(self._handler))
-            decision = decision_of(outcome)
+            if (error := self._unsortable.get(task)) is not None:
+                raise error  # noqa: TRY301 -- the task fails with the error of the sorter
+            decision = decision_of(Batch([task]).result_of(self._handler(task, *queue), name_of(self._handler)))
         except Exception as error:
             raise _HandlerFailed from error
         self._cut_offs.pop(task, None)
         return decision
 
-    def _need_place(self, task: Task) -> None:
-        """Raises what the sorter raised for a task."""
-        if (error := self._unsortable.get(task)) is not None:
-            raise error
+    def _note_cut_off(self, task: Task, error: BaseException | None) -> None:
+        """Counts that a statement or transaction of the handler exceeded its limit, which ended the connection."""
+        if error is not None and is_session_timeout(error):
+            self._cut_offs[task] = (self._cut_offs.get(task, (0, error))[0] + 1, error)
 
-    def _until_committed(self, commit: Callable[[], T]) -> T:
-        """Commits, again and again while that fails for a reason that may pass; LeaseLost ends it.
+    def _retry_commit(self, commit: Callable[[], T]) -> T:
+        """Commits, and retries while that fails for a reason that may pass. LeaseLost ends the retries.
 
-        A handler that takes the queue is called again, as what it wrote was undone.
+        A handler that takes the queue is called again, because what it wrote was undone.
         """
-        back_off = BackOff()
+        backoff = Backoff()
         while True:
             try:
                 return commit()
             except psycopg.Error as error:
-                if not is_transient(error) or self._periodic.sleep(back_off.next()):
+                if not is_transient(error) or self._sleep(backoff.next()):
                     raise
                 log.warning(
-                    "not committed: topic=%s error=%s; tried again: %s", self.topic, type(error).__name__, error
+                    "task not committed, will retry: topic=%s error=%s: %s", self.topic, type(error).__name__, error
                 )
 
-    def _ruled(self, error: BaseException) -> Decision:
-        """What an error decides: by the first rule of its kind, else by `success_on`, as a worker has it."""
-        for kind, decided in self._rules.items():
+    def _decision_on(self, error: BaseException) -> Decision:
+        for kind, outcome in self._rules.items():
             if isinstance(error, kind):
-                made = decision_of(decided)
-                keeps_error = made.error is None and made.result is not Result.SUCCESS
-                return replace(made, error=error) if keeps_error else made
+                decision = decision_of(outcome)
+                keeps_error = decision.error is None and decision.result is not Result.SUCCESS
+                return replace(decision, error=error) if keeps_error else decision
         return decision_on(error, self._success_on)
-
-    def _note(self, queue: TaskQueue) -> None:
-        """Notes how long tasks took, for statistics."""
-        seconds, self._seconds = self._seconds, []
-        if seconds:
-            queue.record_handling_times(self.topic, seconds)
-
-    def _poll(self) -> float:
-        """The clean-up and the run that are due, and the seconds until the next of both."""
-        if self._cleanup is not None and self._cleanup_due <= time.monotonic():
-            self._cleanup_due = time.monotonic() + self._cleanup.total_seconds()
-            with self._session.queue() as queue:
-                queue.purge_past_ttl(self.topic)
-        if self._run_due <= time.monotonic():
-            tally = self.run_once()
-            has_more = self.size < 0 and tally.groups == self._groups and tally.succeeded
-            self._run_due = time.monotonic() + (0.0 if has_more else self._pause)
-        due = self._run_due if self._cleanup is None else min(self._run_due, self._cleanup_due)
-        return max(0.0, due - time.monotonic())
-
-
-def readable(task: Task) -> Task:
-    """The task; InvalidTask if its payload cannot be decoded."""
-    if isinstance(task.payload, UnreadablePayload):
-        raise InvalidTask(task.payload.reason)
-    return task
-
-
-class Keeper(Routine):
-    """Extends a lease every third of its length while a run takes; the first time after a while, as it is fresh."""
-
-    def __init__(self, connect: Connect, owner: Owner) -> None:
-        self._owner = owner
-        self._third = owner.lease.total_seconds() / 3
-        self._first = True
-        limit = heartbeat_limit(owner.lease.total_seconds())
-        super().__init__(f"lease of {owner.name}", connect, self._keep, min(self._third, _AGAIN), limit)
-
-    def _keep(self) -> float:
-        if not self._first:
-            with self._session.queue() as queue:
-                queue.heartbeat(self._owner)
-        self._first = False
-        return self._third

@@ -1,4 +1,4 @@
-"""Handlers: what decides on a batch of tasks, made of functions of one task or of functions of many."""
+"""Handlers: they return a decision for each task of a batch. `each` and `batch` make them from functions."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
-from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.futures import result_of
+from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 
 Outcome: TypeAlias = Decision | Result | None
 TaskFunction: TypeAlias = (
@@ -19,26 +18,25 @@ TaskFunction: TypeAlias = (
     | Callable[[Task, Batch], Awaitable[Outcome]]
 )
 BatchFunction: TypeAlias = Callable[[Batch], Mapping[Task, Outcome] | Outcome | Future[Any]]
-Exceptions: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 
 @runtime_checkable
 class WorkHandler(Protocol):
-    """Decides on batches of tasks, several at a time where the worker has several threads."""
+    """Decides on batches of tasks. A worker with several threads calls it from all of them."""
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
-        """Returns a decision for each task of the batch, or a Future of them. An exception is a FAILURE of all tasks.
+        """Returns a decision for each task of the batch, or a Future of these. An exception is a FAILURE of all tasks.
 
-        Any thread may complete the Future. If the worker gives the batch up, it cancels the Future.
+        Any thread may complete the Future. The worker cancels the Future if it gives the batch up.
         """
 
     def close(self) -> None:
-        """Ends what the handler holds, such as threads and processes; a later call of `handle` makes them again."""
+        """Ends threads and processes of the handler. A later call of `handle` starts them again."""
 
 
 @runtime_checkable
 class BatchHandler(WorkHandler, Protocol):
-    """A handler that returns its decisions, and no Future of them, as those of `each` and `batch` do."""
+    """A handler that returns decisions and no Future, as those of `each` and `batch` do."""
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """Returns a decision for each task of the batch. An exception is a FAILURE of all tasks."""
@@ -59,13 +57,13 @@ class TaskResultException(Exception):
         self.decision = Decision(made, message, None, continued, delay)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How it comes back from another process."""
+        """Pickles its arguments, so that another process can raise it."""
         made = self.decision
         return type(self), (made.result, made.continued, made.message, made.delay)
 
 
 class ForeignDecision(Exception):
-    """A handler decided on a task that is none of its batch."""
+    """A handler returned a decision on a task outside its batch."""
 
 
 def each(
@@ -77,57 +75,61 @@ def each(
     executor: Executor | None = None,
     success_on: Exceptions = (),
 ) -> BatchHandler:
-    """A handler that calls a function for each task: `task -> decision`, or `(task, work) -> decision`.
+    """A handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
 
-    A Decision or a Result is returned or raised (TaskResultException); None is SUCCESS, any other exception FAILURE,
-    of that task alone. The tasks of a batch are taken one after another, or by so many `threads` or `processes`
-    at a time, for all batches of the handler together. A function for processes is found there by its name, and
-    what it does to `work` has to pickle. A coroutine function runs on one event loop, `concurrency` tasks at a time.
+    The function returns a Decision or a Result, or raises TaskResultException. None is SUCCESS. Any other exception is
+    FAILURE of that task only, or SUCCESS if it is one of `success_on`, such as `psycopg.errors.UniqueViolation` of a
+    write that an earlier attempt has done.
 
-    A function may return a `concurrent.futures.Future` of its decision, which any thread may complete: the function is
-    called for all tasks of the batch, and then the handler waits for their Futures. `executor`: an executor of threads,
-    such as a ThreadPoolExecutor, that calls the function; the caller shuts it down. `success_on`: exceptions that mean
-    SUCCESS, such as `psycopg.errors.UniqueViolation` of a write that another try has done before.
+    The function may return a `concurrent.futures.Future` of its decision, which any thread may complete. The handler
+    then calls the function for all tasks of the batch before it waits for the Futures.
+
+    :param threads: tasks that run at once in threads, for all batches together; 1 for one after another.
+    :param processes: the same in processes. They import the function by its name; what it does to `batch` has to
+        pickle.
+    :param concurrency: tasks that a coroutine function handles at once, on one event loop.
+    :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the function. The caller shuts it
+        down.
     """
     if executor is not None and (threads != 1 or processes or inspect.iscoroutinefunction(function)):
-        raise ValueError("an executor calls functions, not coroutines, and takes the place of threads and processes")
+        raise ValueError("executor cannot be combined with threads, processes or a coroutine function")
     if inspect.iscoroutinefunction(function):
-        from airflow_provider_taskq.worker.asynchronous import EachAsync
+        from airflow_provider_taskq.worker.executors import AsyncHandler
 
-        return EachAsync(function, takes_batch(function), concurrency, success_on)
+        return AsyncHandler(function, takes_batch(function), concurrency, success_on)
     if processes:
-        from airflow_provider_taskq.worker.processes import EachInProcess
+        from airflow_provider_taskq.worker.processes import ProcessHandler
 
-        return EachInProcess(function, takes_batch(function), processes, success_on)
-    from airflow_provider_taskq.worker.executors import Each, EachByExecutor
+        return ProcessHandler(function, takes_batch(function), processes, success_on)
+    from airflow_provider_taskq.worker.executors import ExecutorHandler, ThreadHandler
 
     called = cast("Callable[..., Outcome | Future[Outcome]]", function)
     if executor is not None:
-        return EachByExecutor(called, takes_batch(function), executor, success_on)
-    return Each(called, takes_batch(function), threads, success_on)
+        return ExecutorHandler(called, takes_batch(function), executor, success_on)
+    return ThreadHandler(called, takes_batch(function), threads, success_on)
 
 
 def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
-    """A handler that calls a function once for each batch: `work -> {task: decision}`.
+    """A handler that calls a function once for each batch: `batch -> {task: decision}`.
 
-    One Decision or Result instead of a mapping is that of all tasks, None is SUCCESS, an exception FAILURE of all, or
-    SUCCESS of all if it is one of `success_on`. The function may return a `concurrent.futures.Future` of these, which
-    any thread may complete.
+    The function may return one Decision or Result for all tasks; None is SUCCESS. An exception is FAILURE of all tasks,
+    or SUCCESS if it is one of `success_on`. The function may return a `concurrent.futures.Future` of these, which any
+    thread may complete.
     """
-    return _Batch(function, success_on)
+    return BatchFunctionHandler(function, success_on)
 
 
-class _Batch:
-    """A handler made of a function of a whole batch."""
+class BatchFunctionHandler:
+    """Calls a function with the whole batch."""
 
     def __init__(self, function: BatchFunction, success_on: Exceptions) -> None:
         self._function = function
         self._success_on = success_on
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Calls the function, and takes its word."""
+        """Calls the function and returns its decisions."""
         try:
-            decided = result_of(self._function(batch), batch, name_of(self._function))
+            decided = batch.result_of(self._function(batch), name_of(self._function))
         except self._success_on as error:
             decided = decision_on(error, self._success_on)
         if not isinstance(decided, Mapping):
@@ -135,14 +137,14 @@ class _Batch:
         return {task: decision_of(outcome) for task, outcome in decided.items()}
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: the handler has no threads."""
 
     def __repr__(self) -> str:
         return name_of(self._function)
 
 
 def decision_of(outcome: object) -> Decision:
-    """What a function returned, as a decision; TypeError for what is none."""
+    """Converts what a function returned. TypeError if it is no decision, ValueError if it cannot be stored."""
     if outcome is None:
         return _SUCCESS
     if isinstance(outcome, Decision):
@@ -150,11 +152,11 @@ def decision_of(outcome: object) -> Decision:
         return outcome
     if isinstance(outcome, Result):
         return Decision(outcome)
-    raise TypeError(f"a handler returns a Decision, a Result or None, not a {type(outcome).__name__}")
+    raise TypeError(f"a handler must return a Decision, a Result or None, not {type(outcome).__name__}")
 
 
 def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
-    """What an exception decides: its own result, SUCCESS if it is one of `success_on`, else FAILURE with its trace."""
+    """Converts an exception: its own result, SUCCESS if it is one of `success_on`, else FAILURE with its trace."""
     if not isinstance(error, TaskResultException):
         return _SUCCESS if isinstance(error, success_on) else Decision(Result.FAILURE, error=error)
     made = error.decision
@@ -164,52 +166,37 @@ def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
 
 
 def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
-    """Calls a handler, waits for the Future that it may return, and returns a decision for each task of the batch.
+    """Calls a handler, waits for its Future if it returns one, and returns a decision for each task, in batch order.
 
-    Raises what the handler raised or completed its Future with, and ForeignDecision.
+    A task without a decision is a FAILURE that names the handler. Raises what the handler raises, and ForeignDecision
+    for a decision on a task of another batch.
     """
-    return completed(handler, batch, result_of(handler.handle(batch), batch, name_of(handler)))
-
-
-def completed(handler: WorkHandler, batch: Batch, decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
-    """The decisions on a batch, in its order: FAILURE naming the handler where one is missing.
-
-    ForeignDecision where one is on a task of another batch.
-    """
-    foreign = [task for task in decided if task not in batch]
-    if foreign:
-        named = ", ".join(str(getattr(task, "sequence", task)) for task in foreign[:10])
-        raise ForeignDecision(f"{name_of(handler)} decided on what is not of its batch: sequence {named}")
-    missing: Decision | None = None
-    made: dict[Task, Decision] = {}
+    decided: Mapping[Task, Decision] = batch.result_of(handler.handle(batch), name_of(handler))
+    if foreign := [task for task in decided if task not in batch]:
+        sequences = ", ".join(str(getattr(task, "sequence", task)) for task in foreign[:10])
+        raise ForeignDecision(f"{name_of(handler)} returned decisions for tasks outside its batch: {sequences}")
+    decisions: dict[Task, Decision] = {}
     for task in batch.tasks:
         found = decided.get(task)
         if found is None:
-            missing = missing or Decision(Result.FAILURE, error=f"{name_of(handler)} made no decision on this task")
-            found = missing
-        made[task] = found
-    return made
+            found = Decision(Result.FAILURE, error=f"{name_of(handler)} made no decision on this task")
+        decisions[task] = found
+    return decisions
 
 
 def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
-    """A handler as it is, and a function as one of each task."""
+    """Returns a handler as it is, and makes a handler of a function of one task."""
     return given if isinstance(given, WorkHandler) else each(given)
 
 
 def takes_batch(function: Callable[..., Any]) -> bool:
-    """Whether a function of a task wants the batch, too."""
+    """Whether a function of a task has a second parameter, for the batch."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         given = [each for each in inspect.signature(function).parameters.values() if each.kind in kinds]
     except ValueError:
         return False
     return len([each for each in given if each.default is inspect.Parameter.empty]) >= 2
-
-
-def name_of(what: object) -> str:
-    """How people call a handler or a function: by its own name where it has one."""
-    name = getattr(what, "__qualname__", None) or getattr(what, "name", None)
-    return str(name) if name else repr(what)
 
 
 _SUCCESS = Decision(Result.SUCCESS)

@@ -1,4 +1,4 @@
-"""Health of a program's queue: how old its errors are, who is stuck, and a signal when errors go on."""
+"""Health of a queue: old errors, owners and consumers that are stuck, and a signal for errors that last."""
 
 import logging
 import time
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import PartitionState, StuckOwner, TaskQueue, TopicErrors
-from airflow_provider_taskq.worker.connection import Connect, connects_to
-from airflow_provider_taskq.worker.periodic import Routine
+from airflow_provider_taskq.worker.connection import Connect, connection_factory
+from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ GRACE = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """What a look found: errors by topic, owners and readers that are stuck, and what is wrong in sentences."""
+    """The findings of one check: errors by topic, stuck owners and consumers, and sentences about what is wrong."""
 
     errors: list[TopicErrors]
     stuck: list[StuckOwner]
@@ -28,15 +28,15 @@ class HealthReport:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the check found nothing wrong."""
         return not self.wrong
 
 
 def look(queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta = timedelta(0)) -> HealthReport:
-    """Looks at errors, owners and readers, and says what is wrong.
+    """Checks errors, owners and consumers.
 
-    That is a task with an error that was pushed `error_age` ago or earlier, an owner that holds tasks under a lease
-    that lapsed longer ago than `patience`, and a partition whose reader gave up.
+    It reports a task with an error that was pushed `error_age` ago or earlier, an owner that holds tasks under a lease
+    that lapsed longer ago than `patience`, and a partition that its consumer has given up.
     """
     errors, stuck = queue.topic_errors(), queue.stuck_owners(patience)
     readers = [reader for reader in queue.partition_states() if reader.failed is not None]
@@ -53,15 +53,14 @@ def look(queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta
 
 
 def _whole(age: timedelta) -> timedelta:
-    """In whole seconds, for people."""
     return age - timedelta(microseconds=age.microseconds)
 
 
 class HealthSignal:
-    """Tells of errors that go on, and of their end.
+    """Reports errors that last, and their end.
 
-    After `polls` polls in a row that found errors `on_error` is called with how many, and again where they go on for
-    `repeat_after`; after as many in a row that found none `on_recovery` is. What is mixed changes nothing.
+    After `polls` checks in a row with errors it calls `on_error` with their number, and again every `repeat_after`
+    while they last. After `polls` checks in a row without errors it calls `on_recovery`. Mixed checks change nothing.
     """
 
     def __init__(
@@ -79,27 +78,28 @@ class HealthSignal:
         self._last: deque[bool] = deque(maxlen=polls)
         self._repeat_after = repeat_after.total_seconds()
         self._clock = clock
-        self._told = 0.0
+        self._reported_at = 0.0
 
     def observe(self, errors: int) -> None:
-        """Takes in what a poll found."""
+        """Notes the number of errors that a check found."""
         self._last.append(errors > 0)
         if len(self._last) < (self._last.maxlen or 0):
             return
         if all(self._last):
             now = self._clock()
-            if not self.failing or now - self._told > self._repeat_after:
-                self.failing, self._told = True, now
+            if not self.failing or now - self._reported_at > self._repeat_after:
+                self.failing, self._reported_at = True, now
                 self._on_error(errors)
         elif not any(self._last) and self.failing:
             self.failing = False
             self._on_recovery()
 
 
-class HealthMonitor(Routine):
-    """Looks every so often, and keeps the last report; tells a signal, if there is one.
+class HealthMonitor(PeriodicService):
+    """Checks periodically, keeps the last report, and passes the number of errors to a signal if there is one.
 
-    In the first ten minutes, `grace`, a program is healthy whatever it finds: it may be what it was started to mend.
+    For the first ten minutes, `grace`, it reports a healthy program whatever it finds: the program may have been
+    started to repair the queue.
     """
 
     def __init__(
@@ -117,23 +117,23 @@ class HealthMonitor(Routine):
         self._every = every.total_seconds()
         self._bounds = (error_age, patience)
         self._grace = grace.total_seconds()
-        self._begun = time.monotonic()
-        super().__init__("health", connects_to(dsn), self._poll, self._every)
+        self._started_at = time.monotonic()
+        super().__init__("health", connection_factory(dsn), self._every)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the last look found nothing wrong, or the program is young."""
-        young = time.monotonic() - self._begun < self._grace
+        """Whether the last check found nothing wrong, or the program is young."""
+        young = time.monotonic() - self._started_at < self._grace
         return young or self.report is None or self.report.is_healthy
 
     def look(self) -> HealthReport:
-        """Looks now."""
+        """Checks now."""
         with self._queue_for_once() as queue:
             self.report = look(queue, *self._bounds)
         if self._signal is not None:
             self._signal.observe(sum(each.failed + each.retrying for each in self.report.errors))
         return self.report
 
-    def _poll(self) -> float:
+    def _run_once(self) -> float:
         self.look()
         return self._every

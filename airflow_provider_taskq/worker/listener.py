@@ -1,4 +1,4 @@
-"""Hooks: what a worker tells those who want to know, as it happens and in the thread where it happens."""
+"""Listeners: hooks that a worker calls while it works, in the thread where the event happens."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,100 +10,73 @@ log = logging.getLogger(__name__)
 
 
 class WorkerListener:
-    """Hears what a worker does; this one does nothing with it. What a hook raises is logged, and the work goes on.
+    """Base class of listeners: its hooks do nothing. An exception of a hook is logged, and the worker goes on.
 
-    `trace` is what `on_start` returned for the batch, such as a span or a number: it comes along to the end.
+    `trace` is what `on_start` returned for the batch, such as a span or a number.
     """
 
     def on_fatal(self, error: BaseException) -> None:
-        """A poll failed, a lease was lost, or a batch could neither be completed nor failed. The worker goes on.
+        """A poll failed, a lease was lost, or a batch could neither be completed nor failed.
 
-        All but after an error of its limiter: that ends it.
+        The worker goes on, except after an error of its limiter, which stops it.
         """
 
     def on_empty(self) -> None:
         """A poll found nothing."""
 
     def on_start(self, tasks: Sequence[Task]) -> Any:  # noqa: ARG002
-        """A batch was polled; returns its trace."""
+        """A batch was polled. Returns its trace."""
         return None
 
     def on_dispatched(self, trace: Any) -> None:
-        """The batch goes to its handler, in this thread."""
+        """The handler of the batch is about to be called, in this thread."""
 
     def on_callback(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
-        """The handler has decided; nothing is committed yet."""
+        """The handler has returned its decisions; nothing is committed yet."""
 
     def on_complete(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
         """The decisions are committed."""
 
     def on_error(self, trace: Any, error: BaseException) -> None:
-        """The batch as a whole failed, and is FAILED for this reason, or was given up: it will come again."""
+        """The whole batch is FAILED for this reason, or it was abandoned and will be polled again."""
 
     def on_stuck(self, trace: Any, seconds: float, stack: str) -> None:
-        """The handler has taken so long by now, and stands there."""
+        """The handler has run for this many seconds; `stack` shows where it is."""
 
 
 class FatalListener(WorkerListener):
-    """Hears of what is fatal, and of nothing else."""
+    """Passes fatal errors to a function."""
 
     def __init__(self, call: Callable[[BaseException], None]) -> None:
         self._call = call
 
     def on_fatal(self, error: BaseException) -> None:
-        """Passes it on."""
+        """Calls the function."""
         self._call(error)
 
 
-class Telling(WorkerListener):
-    """Tells a listener, and lets nothing that it raises reach the worker."""
+class ListenerDispatcher(WorkerListener):
+    """Calls the hooks of a listener, if there is one, and logs what they raise."""
 
     def __init__(self, listener: WorkerListener | None) -> None:
         self._listener = listener
+        if listener is None:
+            return
+        for hook in ("on_empty", "on_start", "on_dispatched", "on_callback", "on_complete", "on_error", "on_stuck"):
+            setattr(self, hook, self._guarded(hook, getattr(listener, hook)))
 
     def on_fatal(self, error: BaseException) -> None:
-        """Tells of it, and logs it."""
-        log.error("A worker met an error: %s: %s", type(error).__name__, error)
-        self._tell("on_fatal", error)
-
-    def on_empty(self) -> None:
-        """Tells of it."""
+        """Logs the error and calls the hook."""
+        log.error("worker error: %s: %s", type(error).__name__, error)
         if self._listener is not None:
-            self._tell("on_empty")
+            self._guarded("on_fatal", self._listener.on_fatal)(error)
 
-    def on_start(self, tasks: Sequence[Task]) -> Any:
-        """Tells of it, and returns the trace."""
-        return self._tell("on_start", tasks) if self._listener is not None else None
+    def _guarded(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any) -> Any:
+            try:
+                return call(*arguments)
+            except Exception:
+                log.exception("listener failed: hook=%s", hook)
+                return None
 
-    def on_dispatched(self, trace: Any) -> None:
-        """Tells of it."""
-        if self._listener is not None:
-            self._tell("on_dispatched", trace)
-
-    def on_callback(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
-        """Tells of it."""
-        if self._listener is not None:
-            self._tell("on_callback", trace, decisions)
-
-    def on_complete(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
-        """Tells of it."""
-        if self._listener is not None:
-            self._tell("on_complete", trace, decisions)
-
-    def on_error(self, trace: Any, error: BaseException) -> None:
-        """Tells of it."""
-        self._tell("on_error", trace, error)
-
-    def on_stuck(self, trace: Any, seconds: float, stack: str) -> None:
-        """Tells of it."""
-        self._tell("on_stuck", trace, seconds, stack)
-
-    def _tell(self, hook: str, *what: Any) -> Any:
-        """Calls a hook."""
-        if self._listener is None:
-            return None
-        try:
-            return getattr(self._listener, hook)(*what)
-        except Exception:
-            log.exception("A worker's listener failed in %s", hook)
-            return None
+        return guarded

@@ -1,4 +1,4 @@
-"""Hears notifications of the database, in a thread with a connection of its own. Nothing depends on it."""
+"""LISTEN in a thread with a connection of its own. Notifications only save time: nothing depends on them."""
 
 import logging
 import select
@@ -11,39 +11,45 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.errors import is_read_only
-from airflow_provider_taskq.worker.connection import Connect, limited
-from airflow_provider_taskq.worker.patience import BackOff
+from airflow_provider_taskq.worker.connection import Connect, connect_limited
 
 log = logging.getLogger(__name__)
 
-_ANSWER = 10.0  # seconds that the server has to answer in
-_SILENCE = 30.0  # seconds without a notification after which the connection is tested
+_ANSWER_SECONDS = 10.0  # that the server may take for an answer
+_SILENCE_SECONDS = 30.0  # without a notification, after which the connection is tested
 
 
 class NotificationListener:
-    """Listens on a channel, again and again if need be, and calls `hear` with what comes.
+    """Listens on a channel and calls `on_notification` with each payload. Reconnects after errors.
 
-    Calls `missed` where it may have missed something: at its begin, and after each loss of its connection.
+    Calls `on_connect` when it has connected: notifications may have been missed before.
     """
 
-    def __init__(self, connect: Connect, channel: str, hear: Callable[[str], None], missed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        channel: str,
+        on_notification: Callable[[str], None],
+        on_connect: Callable[[], None],
+    ) -> None:
         self._connect = connect
         self._channel = channel
-        self._hear = hear
-        self._missed = missed
+        self._on_notification = on_notification
+        self._on_connect = on_connect
         self._stopped = threading.Event()
-        self._sockets: tuple[socket.socket, socket.socket] | None = None  # wake the thread out of its wait
-        self._thread = threading.Thread(target=self._listen_on, name=f"taskq listens to {channel}", daemon=True)
+        self._sockets: tuple[socket.socket, socket.socket] | None = None  # wake the thread from select()
+        self._thread = threading.Thread(target=self._run, name=f"taskq listens to {channel}", daemon=True)
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the thread."""
         self._sockets = socket.socketpair()
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends; a connection that is being made is left behind."""
+        """Stops the thread. A connection that is being opened is left behind."""
         if self._sockets is None or self._stopped.is_set():
             return
         self._stopped.set()
@@ -51,30 +57,29 @@ class NotificationListener:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
 
-    def _listen_on(self) -> None:
-        """Listens until it is stopped; what goes wrong is tried again."""
+    def _run(self) -> None:
         _, hung_up = self._sockets or socket.socketpair()
-        back_off = BackOff(0.5, 30)
+        backoff = Backoff(0.5, 30)
         while not self._stopped.is_set():
             try:
-                with limited(self._connect, CallLimit(_ANSWER, grows=False)) as conn:
+                with connect_limited(self._connect, CallLimit(_ANSWER_SECONDS, grows=False)) as conn:
                     conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-                    back_off.reset()
-                    self._missed()
+                    backoff.reset()
+                    self._on_connect()
                     self._listen(conn, hung_up)
             except (psycopg.Error, TaskQueueError, OSError) as error:
                 if not self._stopped.is_set():
-                    log.info("Notifications are not heard now, the queue is polled: %s", error)
-            self._stopped.wait(back_off.next())
+                    log.info("LISTEN failed, the queue is polled: channel=%s error=%s", self._channel, error)
+            self._stopped.wait(backoff.next())
         hung_up.close()
 
     def _listen(self, conn: psycopg.Connection[Any], hung_up: socket.socket) -> None:
-        """Listens on a connection until it is lost, or all is over."""
         while not self._stopped.is_set():
-            heard, _, _ = select.select([conn.fileno(), hung_up.fileno()], [], [], _SILENCE)
-            if not heard:  # a connection that is never answered, or a standby, tells of nothing
+            readable, _, _ = select.select([conn.fileno(), hung_up.fileno()], [], [], _SILENCE_SECONDS)
+            if not readable:
+                # A connection that is dead without a sign, or a standby, never notifies.
                 conn.execute("SELECT")
                 if is_read_only(conn):
                     raise psycopg.OperationalError("the server has become read-only")
-            for notice in conn.notifies(timeout=0):
-                self._hear(notice.payload)
+            for notification in conn.notifies(timeout=0):
+                self._on_notification(notification.payload)

@@ -1,4 +1,4 @@
-"""Workers that stay on or off: a state by name in the database, which outlives processes and is told to all of them."""
+"""Workers whose start and stop are stored in the database, and followed by all processes with such a worker."""
 
 import logging
 import threading
@@ -7,10 +7,10 @@ from datetime import timedelta
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.worker.connection import Session
+from airflow_provider_taskq.queue.backoff import Backoff
+from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.notifications import NotificationListener
-from airflow_provider_taskq.worker.patience import BackOff
-from airflow_provider_taskq.worker.signals import LOOK, Signals
+from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 from airflow_provider_taskq.worker.worker import GRACE, Worker
 
 log = logging.getLogger(__name__)
@@ -19,20 +19,20 @@ CHANNEL = "taskq_worker"
 
 
 class PersistentWorker:
-    """A worker whose start and stop are remembered under its name, and followed by all processes with such a worker.
+    """A worker whose state, on or off, is stored under its name and followed by all processes with such a worker.
 
-    `initialize` begins to follow what is remembered, `shutdown` ends that and leaves it as it is. `start` and `stop`
-    change it: for this process at once, and for the others as soon as they hear of it, or look: every `look`.
+    `initialize` follows the stored state. `shutdown` stops this process only. `start` and `stop` change the stored
+    state: this process follows at once, other processes after a notification, or within `look` without one.
     """
 
     def __init__(self, worker: Worker, look: timedelta = timedelta(seconds=30)) -> None:
         self._worker = worker
         self._look = look.total_seconds()
-        self._session = Session(worker.connect, worker.call_limit())
-        self._notices: NotificationListener | None = None
-        self._told = threading.Event()
+        self._session = DatabaseSession(worker.connect, worker.call_limit())
+        self._notifications: NotificationListener | None = None
+        self._changed = threading.Event()
         self._ended = threading.Event()
-        self._following: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
 
     @property
@@ -42,108 +42,99 @@ class PersistentWorker:
 
     @property
     def is_active(self) -> bool:
-        """Whether it works, or waits for work."""
+        """Whether it runs in this process."""
         return self._worker.is_active
 
     def initialize(self) -> bool:
-        """Begins to follow what is remembered, and works where that is to be; False where nothing is."""
+        """Follows the stored state, and starts if it is on. False if no state is stored."""
         with self._lock:
-            said = self._said()
-            self._follow()
-            if said:
+            stored = self._stored_state()
+            self._start_following()
+            if stored:
                 self._worker.start()
-            return said is not None
+            return stored is not None
 
     def start(self) -> bool:
-        """Works, here and wherever such a worker follows, and remembers that; False where it worked already."""
+        """Starts, here and in the other processes, and stores the state. False if it runs already."""
         with self._lock:
             if not self._worker.start():
                 return False
-            self._say(active=True)
+            with self._session.queue() as queue:
+                queue.activate_worker(self._worker.name)
             return True
 
     def stop(self, timeout: timedelta | None = GRACE) -> bool:
-        """Stops here and wherever such a worker follows, and remembers that; False where it did not work."""
+        """Stops, here and in the other processes, and stores the state. False if it does not run."""
         with self._lock:
             if not self._worker.is_active:
                 return False
-            self._say(active=False)
+            with self._session.queue() as queue:
+                queue.deactivate_worker(self._worker.name)
             return self._worker.stop(timeout)
 
     def resume(self) -> bool:
-        """Lets a worker that pauses look at once; False where it does not work. Nothing is remembered."""
+        """Ends the pause between polls. False if it does not run. Stores nothing."""
         return self._worker.resume()
 
     def shutdown(self, timeout: timedelta | None = GRACE) -> bool:
-        """Stops in this process only; what is remembered stays. False where it did not work."""
+        """Stops in this process only. The stored state stays. False if it does not run."""
         self._ended.set()
-        self._told.set()
-        if self._notices is not None:
-            self._notices.stop()
-        if self._following is not None:
-            self._following.join(None if timeout is None else timeout.total_seconds())
+        self._changed.set()
+        if self._notifications is not None:
+            self._notifications.stop()
+        if self._thread is not None:
+            self._thread.join(None if timeout is None else timeout.total_seconds())
         with self._lock:
-            self._notices = self._following = None
+            self._notifications = self._thread = None
             self._session.close()
             return self._worker.stop(timeout)
 
     def run(self, grace: timedelta | None = GRACE) -> None:
-        """Follows what is remembered until SIGTERM or SIGINT; where nothing is, it starts. For the main thread."""
-        with Signals(self._worker.hurry) as signals:
+        """Follows the stored state until SIGTERM or SIGINT. Starts if no state is stored. For the main thread."""
+        with StopSignals(self._worker.hurry) as signals:
             if not self.initialize():
                 self.start()
-            while not signals.told and not self._ended.wait(LOOK):
+            while not signals.received and not self._ended.wait(CHECK_SECONDS):
                 pass
             self.shutdown(grace)
 
-    def _follow(self) -> None:
-        """Listens, and looks now and then, in threads of their own."""
-        if self._following is None:
+    def _start_following(self) -> None:
+        if self._thread is None:
             self._ended.clear()
-            self._notices = NotificationListener(self._worker.connect, CHANNEL, self._hear, self._told.set)
-            self._notices.start()
-            self._following = threading.Thread(target=self._keep_up, name="taskq activation", daemon=True)
-            self._following.start()
+            self._notifications = NotificationListener(
+                self._worker.connect, CHANNEL, self._on_notification, self._changed.set
+            )
+            self._notifications.start()
+            self._thread = threading.Thread(target=self._follow, name="taskq persistent worker", daemon=True)
+            self._thread.start()
 
-    def _hear(self, name: str) -> None:
-        """Something was said of a worker."""
+    def _on_notification(self, name: str) -> None:
         if name == self._worker.name:
-            self._told.set()
+            self._changed.set()
 
-    def _keep_up(self) -> None:
-        """Does what was said, whenever there may be something new."""
-        back_off = BackOff()
+    def _follow(self) -> None:
+        backoff = Backoff()
         while not self._ended.is_set():
-            self._told.wait(self._look)
-            self._told.clear()
+            self._changed.wait(self._look)
+            self._changed.clear()
             try:
-                self._obey()
-                back_off.reset()
+                self._apply_stored_state()
+                backoff.reset()
             except (TaskQueueError, psycopg.Error, TimeoutError) as error:
-                log.info("Worker %r does not follow its state now, which is tried again: %s", self._worker.name, error)
-                self._ended.wait(back_off.next())
-                self._told.set()
+                log.info("stored state not followed, will retry: worker=%s error=%s", self._worker.name, error)
+                self._ended.wait(backoff.next())
+                self._changed.set()
 
-    def _obey(self) -> None:
-        """Starts or stops as is remembered now."""
+    def _apply_stored_state(self) -> None:
         with self._lock:
             if self._ended.is_set():
                 return
-            said = self._said()
-            if said is True:
+            stored = self._stored_state()
+            if stored is True:
                 self._worker.start()
-            elif said is False:
+            elif stored is False:
                 self._worker.stop()
 
-    def _said(self) -> bool | None:
-        """What is remembered."""
+    def _stored_state(self) -> bool | None:
         with self._session.queue() as queue:
             return queue.is_worker_active(self._worker.name)
-
-    def _say(self, *, active: bool) -> None:
-        """Remembers, and tells the others."""
-        with self._session.queue() as queue:
-            if active:
-                queue.activate_worker(self._worker.name)
-            else:
-                queue.deactivate_worker(self._worker.name)

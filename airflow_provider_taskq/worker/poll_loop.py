@@ -1,89 +1,305 @@
-"""A lane: a thread that polls, handles and completes, one batch after another, as an owner of its own."""
+"""The loops that poll: each thread polls under a lease of its own, and handles and commits what it gets."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
 
-from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
-from airflow_provider_taskq.worker.commit import has_company
-from airflow_provider_taskq.worker.connection import is_refused
-from airflow_provider_taskq.worker.finishing import decide
-from airflow_provider_taskq.worker.lease import Run
-from airflow_provider_taskq.worker.rounds import Rounds
+from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, Result, Task, TaskQueue
+from airflow_provider_taskq.queue.backoff import Backoff
+from airflow_provider_taskq.worker.commit import BatchCommitter
+from airflow_provider_taskq.worker.connection import DatabaseSession, is_refused
+from airflow_provider_taskq.worker.lease import InFlightBatch, Lease
+from airflow_provider_taskq.worker.limiter import Token
+from airflow_provider_taskq.worker.runtime import WorkerRuntime
 
-if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.runtime import WorkerRuntime
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_RECHECKS = 20  # of tasks that a condition leaves out; they take about ten seconds
 
 
-class Lane(Rounds):
-    """Goes round until its shift stops. What was done is exchanged for what is next in one call, where that can be."""
+class TaskPoller:
+    """Polls for one thread, as an owner of its own. Finds its tasks again after a call without an answer."""
 
-    def __init__(self, shift: "WorkerRuntime", inherited: Run | None = None) -> None:
-        super().__init__(shift)
-        self._inherited = inherited  # a batch that its predecessor is stuck in, to be FAILED
-        self._decided: tuple[Run, Mapping[Task, Decision]] | None = None
+    def __init__(self, runtime: WorkerRuntime, session: DatabaseSession, owner: str) -> None:
+        self._runtime = runtime
+        self._session = session
+        self._owner = owner
+        self._lease: Lease | None = None
+        self.may_hold_unknown = False  # tasks that a call without an answer has claimed
 
-    def hand_over(self, run: Run, to_fail: bool) -> None:
-        """Lets another lane take this one's place."""
-        self._replaced = True
-        # first, so that a stop waits for one of both
-        self._shift.employ(Lane(self._shift, run if to_fail else None))
-        self._shift.left(self)
+    def lease(self) -> Lease:
+        """The lease to poll under. Registers the owner if there is none, or if the last one is lost."""
+        if self._lease is None or self._lease.lost is not None:
+            with self._session.queue() as queue:
+                since = time.monotonic()
+                owner = queue.register(self._owner, self._runtime.config.lease)
+            self._lease = Lease(owner, since, on_abandon=self._runtime.on_abandoned)
+            self.may_hold_unknown = owner.resumed
+            self._runtime.keeper.add(self._lease)
+        return self._lease
 
-    def _begin(self) -> None:
-        """Ends what its predecessor is stuck in, and then the lease that this is held under."""
-        if self._inherited is None:
+    def poll(self, size: int) -> list[Task]:
+        """Polls. Tasks that the owner holds and this program does not know come first."""
+        lease = self.lease()
+        if self.may_hold_unknown and (found := self._unknown_tasks(lease)):
+            return found
+        config = self._runtime.config
+        return self.claim(lambda queue: queue.poll(config.topic, lease.owner, size, config.order, config.condition))
+
+    def claim(self, call: Callable[[TaskQueue], T]) -> T:
+        """Runs a call that claims tasks. If its outcome stays unknown, the next poll looks for them."""
+        try:
+            with self._session.queue() as queue:
+                return call(queue)
+        except Exception as error:
+            self.may_hold_unknown = self.may_hold_unknown or not is_refused(error)
+            raise
+
+    def has_missed(self) -> bool:
+        """Whether another poll could find tasks, although one has just found none.
+
+        Under a condition a poll skips the identifiers that a concurrent poll looks at. That poll may claim none of
+        them, if it began before the last task of the identifier was completed.
+        """
+        config = self._runtime.config
+        if config.condition is Condition.NONE:
+            return False
+        with self._session.queue() as queue:
+            return queue.has_unclaimed(config.topic, config.condition)
+
+    def release(self) -> None:
+        """Ends the lease."""
+        if self._lease is not None:
+            self._runtime.keeper.release(self._session, self._lease)
+
+    def recover(self, error: LeaseLost) -> None:
+        """Extends a lease that has lapsed. A lease that is gone is lost, with the batches under it."""
+        lease = self._lease
+        if lease is None or lease.lost is not None:
             return
-        self._finisher.fail(self._inherited, self._inherited.reason or RuntimeError("given up"))
-        self._shift.dismiss(self._session, self._inherited.tenure)
+        try:
+            with self._session.queue() as queue:
+                queue.heartbeat(lease.owner)
+        except LeaseLost:
+            self._runtime.keeper.lose(lease, error)
 
-    def _end(self) -> None:
-        """Commits what is left."""
-        if self._decided is not None:
-            (run, decisions), self._decided = self._decided, None
-            self._finisher.complete(run, decisions)
+    def _unknown_tasks(self, lease: Lease) -> list[Task]:
+        # Before the call: no other thread adds batches to this lease, but others may end some meanwhile.
+        known = {task for batch in lease.batches for task in batch.batch.tasks}
+        with self._session.queue() as queue:
+            held = queue.held(lease.owner, self._runtime.config.topic)
+        self.may_hold_unknown = False
+        return [task for task in held if task not in known]
 
-    def _room(self) -> int:
-        return self._shift.settings.size
 
-    def _own(self) -> int:
-        return len(self._decided[0].batch.tasks) if self._decided is not None else 0
+class BasePollLoop(ABC):
+    """A thread that polls until its worker stops, with growing pauses while polls fail."""
 
-    def _next(self, size: int) -> Sequence[Task]:
-        """The next tasks: polled along with the completion of the last batch, where it waits for that."""
-        if self._decided is None:
-            return self._poller.poll(size)
-        (run, decisions), self._decided = self._decided, None
-        lost = False
-        if not self._poller.in_doubt:
-            try:
-                tasks = self._poller.asked(lambda queue: self._exchange(queue, run, decisions))
-            except Exception as error:  # noqa: BLE001 -- the batch comes first; a poll alone tells what is wrong with it
-                lost = not is_refused(error)
-            else:
-                self._finisher.completed(run, decisions)
-                return tasks
-        self._finisher.complete(run, decisions, in_doubt=lost)
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._session = runtime.session()
+        self._poller = TaskPoller(runtime, self._session, runtime.next_owner_name())
+        self._committer = BatchCommitter(runtime, self._session)
+        self._backoff = Backoff()
+        self._recheck = Backoff(0.01, 1.0)
+        self._replaced = False
+        self._unanswered = False  # the last poll got no answer
+        self._missed = False  # the last poll found nothing, but another one may
+        self._took = 0.0  # seconds that the last poll took
+        self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
+
+    @abstractmethod
+    def _capacity(self) -> int:
+        """Waits until at least one task can be taken, and returns how many; 0 if the loop is to stop."""
+
+    @abstractmethod
+    def _take(self, batch: InFlightBatch) -> None:
+        """Handles a batch, or hands it on."""
+
+    def _poll(self, size: int) -> Sequence[Task]:
         return self._poller.poll(size)
 
-    def _take(self, run: Run) -> None:
-        """Has a batch handled; what it decides is committed by the next exchange, or at once."""
-        if len(run.batch.tasks) >= self._shift.settings.size:
-            self._shift.pause.wake()
-        run.hand = self
-        outcome = decide(self._shift, run)
-        if not run.claim():
-            return  # given up meanwhile, by whoever then told of it
-        if isinstance(outcome, BaseException):
-            self._finisher.fail(run, outcome)
-            return
-        self._shift.telling.on_callback(run.trace, outcome)
-        if self._shift.may_exchange and not has_company(run.batch):
-            self._decided = (run, outcome)
-        else:
-            self._finisher.complete(run, outcome)
+    def _completing(self) -> int:
+        """The number of tasks that the next poll completes."""
+        return 0
 
-    def _exchange(self, queue: TaskQueue, run: Run, decisions: Mapping[Task, Decision]) -> list[Task]:
-        """One round trip for both."""
-        to = self._shift.settings
-        made = cast("Mapping[Task | int, Decision | Result]", decisions)
-        return queue.exchange(run.tenure.owner, made, to.topic, to.size, to.order, to.condition)
+    def _begin(self) -> None:  # noqa: B027 -- most loops need nothing
+        """Runs before the first poll."""
+
+    def _end(self) -> None:  # noqa: B027
+        """Runs after the last poll."""
+
+    def _run(self) -> None:
+        try:
+            self._report_errors(self._begin)
+            while not self._runtime.stopping.is_set() and not self._replaced:
+                wakes = self._runtime.idle_wait.wakes()
+                if self._report_errors(self._poll_once) == 0:
+                    self._runtime.listeners.on_empty()
+                    self._wait(wakes)
+            self._report_errors(self._end)
+            if self._runtime.stopped.is_set():
+                # The runtime has released its leases already; this loop may have registered another since.
+                self._report_errors(self._poller.release)
+        finally:
+            if self._unanswered:
+                self._runtime.counters.poll_ended(None)
+            self._session.close()
+            self._runtime.threads.remove(self)
+
+    def _poll_once(self) -> int:
+        """Polls and takes a batch. Returns the number of tasks; -1 if it did not poll."""
+        runtime = self._runtime
+        self._poller.lease()
+        runtime.has_lease.set()
+        if runtime.stopping.is_set():  # the registration may have taken long
+            return -1
+        size = self._capacity()
+        token = runtime.token() if size else None
+        if token is None:
+            return -1
+        try:
+            tasks, batch = self._counted_poll(size, token)
+            if batch is not None:
+                self._take(batch)
+        except BaseException:
+            token.release()
+            raise
+        if tasks:
+            self._recheck.reset()
+        else:
+            token.release()
+        self._backoff.reset()
+        return len(tasks)
+
+    def _counted_poll(self, size: int, token: Token) -> tuple[Sequence[Task], InFlightBatch | None]:
+        """Polls, and finds out whether the topic is drained. A poll without an answer counts as one with its retry."""
+        runtime = self._runtime
+        quiet = runtime.counters.poll_begins(self._completing(), retried=self._unanswered)
+        self._unanswered = True
+        began = time.monotonic()
+        tasks = self._poll(size)
+        self._took = time.monotonic() - began
+        batch = runtime.begin(tasks, self._poller.lease(), token) if tasks else None
+        missed = not tasks and self._has_missed(quiet)
+        self._unanswered = False
+        stayed_quiet = runtime.counters.poll_ended(quiet)
+        if not tasks and not missed and stayed_quiet:
+            runtime.idle.set()
+        self._missed = missed or (stayed_quiet is False and not runtime.idle.is_set())
+        return tasks, batch
+
+    def _has_missed(self, quiet: int | None) -> bool:
+        """Whether to poll again soon. Not forever: a transaction of another program may stay open."""
+        runtime = self._runtime
+        if runtime.idle.is_set() or not runtime.counters.is_quiet(quiet) or not self._poller.has_missed():
+            return False
+        if self._recheck.failures < MAX_RECHECKS:
+            return True
+        log.warning(
+            "ready tasks are left, a transaction that stays open locks them: worker=%s topic=%s",
+            runtime.config.name,
+            runtime.config.topic,
+        )
+        return False
+
+    def _wait(self, wakes: int) -> None:
+        if self._missed:
+            self._runtime.idle_wait.rest(wakes, self._recheck.next())
+        else:
+            self._recheck.reset()
+            self._runtime.idle_wait.wait(wakes, self._took)
+
+    def _report_errors(self, step: Callable[[], int | None]) -> int | None:
+        """Runs one step. Reports an error to `on_fatal` and pauses; the loop goes on."""
+        wakes = self._runtime.idle_wait.wakes()
+        try:
+            try:
+                return step()
+            except LeaseLost as error:
+                self._poller.recover(error)
+        except Exception as error:  # noqa: BLE001 -- a worker survives all errors
+            self._runtime.listeners.on_fatal(error)
+            self._runtime.idle_wait.rest(wakes, self._backoff.next())
+        return None
+
+
+class PollLoop(BasePollLoop):
+    """Polls, handles and commits, one batch after another.
+
+    Sends the completion of a batch together with the next poll, in one round trip, unless the batch commits more than
+    its decisions.
+    """
+
+    def __init__(self, runtime: WorkerRuntime, inherited: InFlightBatch | None = None) -> None:
+        super().__init__(runtime)
+        self._inherited = inherited  # a batch to be FAILED, in which the loop before this one is stuck
+        self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None
+
+    def replace(self, stuck: InFlightBatch, fail: bool) -> None:
+        """Starts another loop in place of this one, which is stuck in a batch."""
+        self._replaced = True
+        # In this order, so that a stop waits for one of both.
+        self._runtime.threads.start(PollLoop(self._runtime, stuck if fail else None))
+        self._runtime.threads.remove(self)
+
+    def _begin(self) -> None:
+        if self._inherited is None:
+            return
+        self._committer.fail(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
+        self._runtime.keeper.release(self._session, self._inherited.lease)
+
+    def _end(self) -> None:
+        if self._handled is not None:
+            (batch, decisions), self._handled = self._handled, None
+            self._committer.complete(batch, decisions)
+
+    def _capacity(self) -> int:
+        return self._runtime.config.size
+
+    def _completing(self) -> int:
+        return len(self._handled[0].batch.tasks) if self._handled is not None else 0
+
+    def _poll(self, size: int) -> Sequence[Task]:
+        if self._handled is None:
+            return self._poller.poll(size)
+        (batch, decisions), self._handled = self._handled, None
+        maybe_committed = False
+        if not self._poller.may_hold_unknown:
+            try:
+                tasks = self._poller.claim(lambda queue: self._complete_and_poll(queue, batch, decisions))
+            except Exception as error:  # noqa: BLE001 -- the batch comes first; the next poll shows what is wrong
+                maybe_committed = not is_refused(error)
+            else:
+                self._committer.completed(batch, decisions)
+                return tasks
+        self._committer.complete(batch, decisions, maybe_committed=maybe_committed)
+        return self._poller.poll(size)
+
+    def _take(self, batch: InFlightBatch) -> None:
+        if len(batch.batch.tasks) >= self._runtime.config.size:
+            self._runtime.idle_wait.wake()
+        batch.thread = self
+        outcome = self._runtime.run_handler(batch)
+        if not batch.claim():
+            return  # abandoned meanwhile
+        if isinstance(outcome, BaseException):
+            self._committer.fail(batch, outcome)
+            return
+        self._runtime.listeners.on_callback(batch.trace, outcome)
+        if self._runtime.completes_with_poll and not batch.batch.has_side_effects:
+            self._handled = (batch, outcome)
+        else:
+            self._committer.complete(batch, outcome)
+
+    def _complete_and_poll(
+        self, queue: TaskQueue, batch: InFlightBatch, decisions: Mapping[Task, Decision]
+    ) -> list[Task]:
+        config = self._runtime.config
+        completed = cast("Mapping[Task | int, Decision | Result]", decisions)
+        return queue.exchange(batch.lease.owner, completed, config.topic, config.size, config.order, config.condition)

@@ -1,149 +1,146 @@
-"""Buffering: one thread polls ahead and keeps tasks ready, others handle them."""
+"""Prefetching: one thread polls ahead and keeps batches ready, the other threads handle them."""
 
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from airflow_provider_taskq.queue import Decision, Task
+from airflow_provider_taskq.queue.backoff import Backoff
+from airflow_provider_taskq.worker.commit import BatchCommitter
 from airflow_provider_taskq.worker.config import Pending
-from airflow_provider_taskq.worker.finishing import Finisher, WorkerStopped, decide
-from airflow_provider_taskq.worker.lease import Run
-from airflow_provider_taskq.worker.patience import BackOff
-from airflow_provider_taskq.worker.rounds import Rounds
-
-if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.runtime import Employed, WorkerRuntime
+from airflow_provider_taskq.worker.lease import InFlightBatch
+from airflow_provider_taskq.worker.poll_loop import BasePollLoop
+from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped, WorkerThread
 
 
-class Buffer:
-    """Batches that are ready to be handled, of so many tasks in all."""
+class PrefetchBuffer:
+    """Batches that are polled and not yet handled, with up to `tasks` tasks in all."""
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
-        self._runs: deque[Run] = deque()
-        self._left: list[Run] = []
-        self._ending = self._clears = self._closed = False
+        self._batches: deque[InFlightBatch] = deque()
+        self._rejected: list[InFlightBatch] = []
+        self._ending = self._rejects = self._closed = False
         self._changed = threading.Condition()
 
-    def room(self) -> int:
-        """For how many more tasks there is room: waits for one at least; 0 where no more are wanted."""
+    def capacity(self) -> int:
+        """Waits until there is room for a task, and returns for how many; 0 once the buffer ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending or self._room() > 0)
             return 0 if self._ending else self._room()
 
-    def put(self, run: Run) -> None:
-        """One more batch."""
+    def put(self, batch: InFlightBatch) -> None:
+        """Adds a batch."""
         with self._changed:
-            (self._left if self._clears else self._runs).append(run)
+            (self._rejected if self._rejects else self._batches).append(batch)
             self._changed.notify_all()
 
-    def take(self) -> Run | None:
-        """The next batch, waited for; None once it is closed and empty."""
+    def take(self) -> InFlightBatch | None:
+        """Waits for the next batch. None once the buffer is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._runs)
-            run = self._runs.popleft() if self._runs else None
+            self._changed.wait_for(lambda: self._closed or self._batches)
+            batch = self._batches.popleft() if self._batches else None
             self._changed.notify_all()
-            return run
+            return batch
 
-    def end(self, *, clear: bool) -> None:
-        """Wants no more; hands out no more either, where it is to be cleared."""
+    def end(self, *, reject: bool) -> None:
+        """Asks for no more batches. With `reject`, hands out none either."""
         with self._changed:
-            self._ending, self._clears = True, clear
-            if clear:
-                self._left += self._runs
-                self._runs.clear()
+            self._ending, self._rejects = True, reject
+            if reject:
+                self._rejected += self._batches
+                self._batches.clear()
             self._changed.notify_all()
 
-    def close(self) -> Sequence[Run]:
-        """Nothing comes any more; returns what was cleared."""
+    def close(self) -> Sequence[InFlightBatch]:
+        """Lets `take` return None once the buffer is empty. Returns the rejected batches."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            return self._left
+            return self._rejected
 
     def _room(self) -> int:
-        return self._tasks - sum(len(run.batch.tasks) for run in self._runs)
+        return self._tasks - sum(len(batch.batch.tasks) for batch in self._batches)
 
 
-class Feeder(Rounds):
-    """Polls for as long as there is room in the buffer, as one owner for all who take from it."""
+class Prefetcher(BasePollLoop):
+    """Polls while there is room in the buffer, as one owner for all threads that handle batches."""
 
-    def __init__(self, shift: "WorkerRuntime", buffer: Buffer) -> None:
-        super().__init__(shift)
+    def __init__(self, runtime: WorkerRuntime, buffer: PrefetchBuffer) -> None:
+        super().__init__(runtime)
         self._buffer = buffer
 
-    def _room(self) -> int:
-        return min(self._shift.settings.size, self._buffer.room())
+    def _capacity(self) -> int:
+        return min(self._runtime.config.size, self._buffer.capacity())
 
-    def _take(self, run: Run) -> None:
-        self._buffer.put(run)
+    def _take(self, batch: InFlightBatch) -> None:
+        self._buffer.put(batch)
 
     def _end(self) -> None:
-        """Does with what is ready and not begun as the worker was told."""
+        """Releases or fails the batches that were not begun, as the worker's `pending` says."""
         reason = WorkerStopped("the worker stopped before this task was begun")
-        for run in self._buffer.close():
-            if self._shift.settings.pending is Pending.RELEASE:
-                run.tenure.give_up(run, reason)
-            elif run.claim():
-                self._finisher.fail(run, reason)
+        for batch in self._buffer.close():
+            if self._runtime.config.pending is Pending.RELEASE:
+                batch.lease.abandon(batch, reason)
+            elif batch.claim():
+                self._committer.fail(batch, reason)
 
 
-class Handler:
-    """Handles what is in the buffer, one batch after another."""
+class HandleLoop:
+    """A thread that handles and commits the batches of the buffer, one after another."""
 
-    def __init__(self, shift: "WorkerRuntime", buffer: Buffer, inherited: Run | None = None) -> None:
-        self._shift = shift
+    def __init__(self, runtime: WorkerRuntime, buffer: PrefetchBuffer, inherited: InFlightBatch | None = None) -> None:
+        self._runtime = runtime
         self._buffer = buffer
-        self._inherited = inherited  # a batch that its predecessor is stuck in, to be FAILED
-        self._session = shift.session()
-        self._finisher = Finisher(shift, self._session)
-        self._back_off = BackOff()
+        self._inherited = inherited  # a batch to be FAILED, in which the loop before this one is stuck
+        self._session = runtime.session()
+        self._committer = BatchCommitter(runtime, self._session)
+        self._backoff = Backoff()
         self._replaced = False
-        self.thread = threading.Thread(target=self._work, name=f"taskq {shift.settings.name}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
 
-    def hand_over(self, run: Run, to_fail: bool) -> None:
-        """Lets another take this one's place."""
+    def replace(self, stuck: InFlightBatch, fail: bool) -> None:
+        """Starts another loop in place of this one, which is stuck in a batch."""
         self._replaced = True
-        # first, so that a stop waits for one of both
-        self._shift.employ(Handler(self._shift, self._buffer, run if to_fail else None))
-        self._shift.left(self)
+        # In this order, so that a stop waits for one of both.
+        self._runtime.threads.start(HandleLoop(self._runtime, self._buffer, stuck if fail else None))
+        self._runtime.threads.remove(self)
 
-    def _work(self) -> None:
-        """What the thread does."""
+    def _run(self) -> None:
         try:
             if self._inherited is not None:
-                self._end(self._inherited, self._inherited.reason or RuntimeError("given up"))
-            while not self._replaced and (run := self._buffer.take()) is not None:
-                if run.reason is None:  # else it was given up while it waited
-                    self._handle(run)
+                self._commit(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
+            while not self._replaced and (batch := self._buffer.take()) is not None:
+                if batch.abandoned_for is None:  # else it was abandoned in the buffer
+                    self._handle(batch)
         finally:
             self._session.close()
-            self._shift.left(self)
+            self._runtime.threads.remove(self)
 
-    def _handle(self, run: Run) -> None:
-        """Has a batch handled, and ends it."""
-        run.hand = self
-        outcome = decide(self._shift, run)
-        if not run.claim():
-            return  # given up meanwhile, by whoever then told of it
+    def _handle(self, batch: InFlightBatch) -> None:
+        batch.thread = self
+        outcome = self._runtime.run_handler(batch)
+        if not batch.claim():
+            return  # abandoned meanwhile
         if not isinstance(outcome, BaseException):
-            self._shift.telling.on_callback(run.trace, outcome)
-        self._end(run, outcome)
+            self._runtime.listeners.on_callback(batch.trace, outcome)
+        self._commit(batch, outcome)
 
-    def _end(self, run: Run, outcome: Mapping[Task, Decision] | BaseException) -> None:
-        """Ends a batch; what is fatal is told, and followed by a pause."""
+    def _commit(self, batch: InFlightBatch, outcome: Mapping[Task, Decision] | BaseException) -> None:
         try:
-            self._finisher.end(run, outcome)
-            self._back_off.reset()
-        except Exception as fatal:  # noqa: BLE001 -- a worker goes on, whatever it is
-            self._shift.telling.on_fatal(fatal)
-            self._shift.over.wait(self._back_off.next())
+            if isinstance(outcome, BaseException):
+                self._committer.fail(batch, outcome)
+            else:
+                self._committer.complete(batch, outcome)
+            self._backoff.reset()
+        except Exception as fatal:  # noqa: BLE001 -- a worker survives all errors
+            self._runtime.listeners.on_fatal(fatal)
+            self._runtime.stopped.wait(self._backoff.next())
 
 
-def employ_buffered(shift: "WorkerRuntime") -> "list[Employed]":
-    """Those who work in a shift with a buffer."""
-    buffer = Buffer(shift.settings.prefetch)
-    clear = shift.settings.pending is not Pending.FINISH
-    shift.on_stopping.append(lambda: buffer.end(clear=clear))
-    return [Feeder(shift, buffer), *(Handler(shift, buffer) for _ in range(shift.settings.workers))]
+def prefetching_threads(runtime: WorkerRuntime) -> list[WorkerThread]:
+    """The threads of a worker that prefetches."""
+    buffer = PrefetchBuffer(runtime.config.prefetch)
+    reject = runtime.config.pending is not Pending.FINISH
+    runtime.on_stopping.append(lambda: buffer.end(reject=reject))
+    return [Prefetcher(runtime, buffer), *(HandleLoop(runtime, buffer) for _ in range(runtime.config.workers))]

@@ -1,4 +1,4 @@
-"""A shift: from one start of a worker to its stop. What its threads share, and how they come and go."""
+"""What runs between a worker's start and its stop: its threads, and what they share."""
 
 import itertools
 import logging
@@ -8,226 +8,285 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
-import psycopg
-
-from airflow_provider_taskq.queue import Task, TaskQueueError
+from airflow_provider_taskq.queue import Decision, Task
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
-from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.config import Settings
-from airflow_provider_taskq.worker.connection import Connect, Disconnected, Session
-from airflow_provider_taskq.worker.finishing import WorkerStopped
-from airflow_provider_taskq.worker.handlers import WorkHandler
-from airflow_provider_taskq.worker.lease import Lease, Run
-from airflow_provider_taskq.worker.lease_keeper import LeaseKeeper
+from airflow_provider_taskq.worker.batches import Batch, name_of
+from airflow_provider_taskq.worker.config import WorkerConfig
+from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
+from airflow_provider_taskq.worker.filters import failures_of_unreadable, readable
+from airflow_provider_taskq.worker.handlers import TaskResultException, WorkHandler, decision_on, handle_batch
+from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseExpirer, LeaseKeeper
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
-from airflow_provider_taskq.worker.listener import Telling
+from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notifications import NotificationListener
-from airflow_provider_taskq.worker.patience import Pause, left
-from airflow_provider_taskq.worker.statistics import Counters
-from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watch, batch_in_words
+from airflow_provider_taskq.worker.statistics import WorkerCounters
+from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
 
 log = logging.getLogger(__name__)
 
-_LOOK = 0.2  # seconds between two looks whether a stop is in a hurry now
+_CHECK_SECONDS = 0.2  # between two checks whether a stop is in a hurry now
+_IDLE_FACTOR = 4.0  # an empty poll may take long, when many identifiers are blocked
 
 
-class Employed(Protocol):
-    """What works in a shift, in a thread."""
+class WorkerStopped(Exception):
+    """The worker stopped before a batch was done."""
+
+
+class WorkerThread(Protocol):
+    """A part of a worker that has a thread."""
 
     thread: threading.Thread
 
 
+class IdleWait:
+    """Where the threads of a worker wait for tasks: one polls from time to time, the others sleep.
+
+    A thread that finds more tasks than it can take wakes the next.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._polling = False
+        self._wakes = 0
+        self._ended = False
+
+    def wakes(self) -> int:
+        """The number of wakes so far. Read it before a poll, so that no wake during the poll is lost."""
+        return self._wakes
+
+    def wait(self, wakes: int, took: float = 0.0) -> None:
+        """Returns when it is time to poll again: after the pause, or at once if there was a wake since `wakes`.
+
+        :param took: seconds that the last empty poll took. Empty polls take at most a fifth of the time.
+        """
+        with self._changed:
+            if self._polling:
+                self._changed.wait_for(lambda: self._ended or self._wakes > wakes or not self._polling)
+            if self._ended or self._wakes > wakes:
+                return
+            self._polling = True
+            self._changed.wait_for(lambda: self._ended or self._wakes > wakes, self.seconds_after(took))
+            self._polling = False
+            # All, because the one that is notified alone may be in `rest`, and would sleep on.
+            self._changed.notify_all()
+
+    def seconds_after(self, took: float) -> float:
+        """The pause after an empty poll that took `took` seconds."""
+        return max(self._seconds, _IDLE_FACTOR * took)
+
+    def rest(self, wakes: int, seconds: float) -> None:
+        """Waits this long, or until there was a wake since `wakes`, regardless of other threads."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._wakes > wakes, seconds)
+
+    def wake(self) -> None:
+        """Lets the threads that wait poll at once."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Lets all threads go on, for good."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class ThreadRegistry:
+    """The threads of a worker that have to end before it has stopped."""
+
+    def __init__(self) -> None:
+        self._threads: set[WorkerThread] = set()
+        self._changed = threading.Condition()
+
+    def start(self, thread: WorkerThread) -> None:
+        """Adds and starts a thread."""
+        with self._changed:
+            self._threads.add(thread)
+        thread.thread.start()
+
+    def remove(self, thread: WorkerThread) -> None:
+        """Removes a thread that ends, or that is left behind in a handler."""
+        with self._changed:
+            self._threads.discard(thread)
+            self._changed.notify_all()
+
+    def wait(self, deadline: float | None, is_hurried: Callable[[], bool]) -> None:
+        """Waits until all threads but the caller's were removed, for as long as the deadline and `is_hurried` allow."""
+        with self._changed:
+            while self._has_others() and not is_hurried():
+                left = _CHECK_SECONDS if deadline is None else min(_CHECK_SECONDS, deadline - time.monotonic())
+                if left <= 0:
+                    return
+                self._changed.wait(left)
+
+    def _has_others(self) -> bool:
+        return any(each.thread is not threading.current_thread() for each in self._threads)
+
+
 class WorkerRuntime:
-    """The threads of a worker between start and stop, and what they share."""
+    """Runtime of one worker, from start() to stop()."""
 
     def __init__(
         self,
-        settings: Settings,
+        config: WorkerConfig,
         connect: Connect,
         handler: WorkHandler,
         limiter: Limiter,
-        telling: Telling,
-        counters: Counters,
+        listeners: ListenerDispatcher,
+        counters: WorkerCounters,
     ) -> None:
-        self.settings = settings
+        self.config = config
         self.connect = connect
         self.handler = handler
-        self.telling = telling
+        self.listeners = listeners
         self.counters = counters
-        self.pause = Pause(settings.pause.total_seconds())
-        self.keeper = LeaseKeeper(connect, settings.lease.total_seconds(), telling.on_fatal, settings.call_limit())
-        self.watch = Watch(
-            telling,
-            settings.slow_after.total_seconds(),
-            settings.report_every.total_seconds(),
-            settings.limit.total_seconds() if settings.limit else None,
-            self._over_limit,
-        )
-        self.begun = threading.Event()  # some thread has a lease
-        self.idle = threading.Event()  # at some time nothing was found while nothing was in flight
-        self.stopping = threading.Event()  # nothing new is begun
-        self.over = threading.Event()  # nothing counts any more
-        self.may_exchange = isinstance(limiter, NoLimit)
-        self._limiter = limiter
-        self._notices = (
-            NotificationListener(connect, "taskq", self._heard, self.pause.wake) if settings.listen else None
-        )
-        self._watching = threading.Thread(target=self._look, name="taskq watch", daemon=True)
+        self.idle_wait = IdleWait(config.pause.total_seconds())
+        self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), listeners.on_fatal)
+        self.watchdog = Watchdog(config, listeners, self._handler_timed_out, self.keeper.check_clock)
+        self.threads = ThreadRegistry()
+        self.has_lease = threading.Event()  # of any of its threads
+        self.idle = threading.Event()  # once a poll found nothing while nothing was in flight
+        self.stopping = threading.Event()  # no new batch is started
+        self.stopped = threading.Event()  # decisions are ignored from now on
         self.on_stopping: list[Callable[[], None]] = []
-        self._employed: set[Employed] = set()
-        self._changed = threading.Condition()
-        place = worker_instance_id()
-        self.owners = f"{settings.name}/{place}"  # what the names of its owners begin with
+        # A completion may only be sent with the next poll if no other worker waits for its token.
+        self.completes_with_poll = isinstance(limiter, NoLimit)
         self.started: datetime | None = None  # by the database's clock
-        self._names = (worker_owner_name(settings.name, place, number) for number in itertools.count(1))
+        self._limiter = limiter
+        self._expirer = LeaseExpirer(self.keeper, connect, config.lease, config.call_limit())
+        self._notifications = (
+            NotificationListener(connect, "taskq", self._on_notification, self.idle_wait.wake)
+            if config.listen
+            else None
+        )
+        place = worker_instance_id()
+        self.owner_prefix = f"{config.name}/{place}"
+        self._owner_names = (worker_owner_name(config.name, place, number) for number in itertools.count(1))
+        self._lock = threading.Lock()
 
-    def start(self, employed: Sequence[Employed], timeout: float | None) -> None:
-        """Begins, and returns once a thread has its lease; TimeoutError where none has in time, and nothing goes on."""
-        self._try()
+    def start(self, threads: Sequence[WorkerThread], timeout: float | None) -> None:
+        """Starts, and returns when a thread has a lease. TimeoutError if none has in time; nothing runs then."""
+        self._check_queue()
         self.keeper.start()
-        self._watching.start()
-        if self._notices is not None:
-            self._notices.start()
-        for each in employed:
-            self.employ(each)
-        if not self.begun.wait(timeout):
+        self._expirer.start()
+        self.watchdog.start()
+        if self._notifications is not None:
+            self._notifications.start()
+        for thread in threads:
+            self.threads.start(thread)
+        if not self.has_lease.wait(timeout):
             self.stop(0)
-            raise TimeoutError(f"worker {self.settings.name!r} did not begin within {timeout} seconds")
+            raise TimeoutError(f"worker {self.config.name!r} got no lease within {timeout} seconds")
 
-    def stop(self, timeout: float | None, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Lets batches in flight end, for so many seconds; gives up those that have not, and all that is held.
+    def stop(self, timeout: float | None, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Waits this many seconds for batches in flight, abandons the others, and releases all leases.
 
-        `hurried()` is looked at now and then: true ends the wait.
+        `is_hurried()` ends the wait when it returns True.
         """
-        self.end()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while self._others() and not hurried() and left(deadline) != 0:
-                self._changed.wait(min(_LOOK, left(deadline) or _LOOK))
-        self.over.set()
-        self._give_up_rest()
+        self.stop_polling()
+        self.threads.wait(None if timeout is None else time.monotonic() + timeout, is_hurried)
+        self.stopped.set()
+        self._release_leases()
         self.keeper.stop()
-        if self._notices is not None:
-            self._notices.stop()
-        if self._watching is not threading.current_thread():
-            self._watching.join()
+        self._expirer.stop()
+        if self._notifications is not None:
+            self._notifications.stop()
+        self.watchdog.stop()
         self.handler.close()
 
-    def end(self) -> None:
-        """Begins nothing new from now on."""
+    def stop_polling(self) -> None:
+        """Starts no new batch from now on."""
         self.stopping.set()
-        self.pause.end()
+        self.idle_wait.end()
         for call in self.on_stopping:
             call()
 
-    def employ(self, newcomer: Employed) -> None:
-        """One more thread."""
-        with self._changed:
-            self._employed.add(newcomer)
-        newcomer.thread.start()
+    def session(self) -> DatabaseSession:
+        """A new session with the database."""
+        return DatabaseSession(self.connect, self.config.call_limit())
 
-    def left(self, leaver: Employed) -> None:
-        """A thread ends, or is left behind."""
-        with self._changed:
-            self._employed.discard(leaver)
-            self._changed.notify_all()
-
-    def owner_name(self) -> str:
-        """A name for one more owner, which nobody had before."""
-        with self._changed:
-            return next(self._names)
+    def next_owner_name(self) -> str:
+        """The name of one more owner; each name is used once."""
+        with self._lock:
+            return next(self._owner_names)
 
     def token(self) -> Token | None:
-        """The right to one more batch in flight; None where the worker stops. An error of the limiter ends it all."""
+        """Waits for the right to one more batch. None if the worker stops; an error of the limiter stops it."""
         try:
             return self._limiter.request(self.stopping.is_set)
         except Exception as error:  # noqa: BLE001 -- whatever a limiter raises
-            self.telling.on_fatal(error)
-            self.end()
+            self.listeners.on_fatal(error)
+            self.stop_polling()
             return None
 
-    def begin(self, tasks: Sequence[Task], tenure: Lease, token: Token) -> Run:
-        """A batch was polled."""
-        run = Run(Batch(tasks, self.settings.rewrite), tenure, token, self.telling.on_start(tasks))
-        self.counters.taken(len(tasks))
-        tenure.enter(run)
-        return run
+    def begin(self, tasks: Sequence[Task], lease: Lease, token: Token) -> InFlightBatch:
+        """Accounts for a batch that was polled."""
+        batch = InFlightBatch(Batch(tasks, self.config.rewrite), lease, token, self.listeners.on_start(tasks))
+        self.counters.polled(len(tasks))
+        lease.add(batch)
+        return batch
 
-    def session(self) -> Session:
-        """One more session with the database."""
-        return Session(self.connect, self.settings.call_limit())
+    def run_handler(self, in_flight: InFlightBatch) -> dict[Task, Decision] | BaseException:
+        """Calls the handler. Returns its decisions, or the error that fails the whole batch.
 
-    def found_nothing(self) -> None:
-        """A poll found nothing."""
-        self.telling.on_empty()
-
-    def given_up(self, run: Run) -> None:
-        """A batch was taken from its handler: it comes again, here or elsewhere."""
-        run.token.release()
-        self.counters.ended(len(run.batch.tasks), ())
-        log.warning("%s was given up: %s", batch_in_words(run), run.reason)
-        if run.reason is not None:
-            self.telling.on_error(run.trace, run.reason)
-
-    def dismiss(self, session: Session, tenure: Lease) -> bool:
-        """Ends a lease, whose tasks are given back; False where the database cannot be reached."""
-        self.keeper.remove(tenure)
+        A task whose payload cannot be decoded is a FAILURE; the handler gets the other tasks.
+        """
+        batch = in_flight.batch
+        self.listeners.on_dispatched(in_flight.trace)
+        self.watchdog.add(in_flight)
+        handler = readable(self.handler, batch)
         try:
-            with session.queue() as queue:
-                queue.release(tenure.owner)
-        except (TaskQueueError, psycopg.Error) as error:
-            log.warning("The lease of %r was not given back, and will lapse: %s", tenure.owner.name, error)
-            return not isinstance(error, Disconnected)
-        return True
+            with batch.running(name_of(handler)):
+                return handle_batch(handler, batch)
+        except TaskResultException as error:
+            return {**dict.fromkeys(batch.tasks, decision_on(error)), **failures_of_unreadable(batch.tasks)}
+        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it ends the batch, not the worker
+            return error
+        finally:
+            self.counters.handled(self.watchdog.remove(in_flight))
 
-    def _try(self) -> None:
-        """Refuses to begin what can't work: no server, no schema, no topic, no such condition."""
+    def on_abandoned(self, batch: InFlightBatch) -> None:
+        """Accounts for a batch that was taken away from its handler. Its tasks will be polled again."""
+        batch.token.release()
+        self.counters.ended(len(batch.batch.tasks), ())
+        log.warning("batch abandoned: %s reason=%s", batch.describe(), batch.abandoned_for)
+        if batch.abandoned_for is not None:
+            self.listeners.on_error(batch.trace, batch.abandoned_for)
+
+    def _check_queue(self) -> None:
+        """Raises the error of a worker that cannot work: no server, no schema, no topic, no such condition."""
         session = self.session()
         try:
             with session.queue() as queue:
                 self.started = queue.now()
-                queue.ready(self.settings.topic, 1, self.settings.condition)
+                queue.ready(self.config.topic, 1, self.config.condition)
         finally:
             session.close()
 
-    def _others(self) -> bool:
-        """Whether anybody is at work beside whoever asks, which may be one of them."""
-        return any(each.thread is not threading.current_thread() for each in self._employed)
-
-    def _give_up_rest(self) -> None:
-        """Gives up what is in flight still, and gives back all that is held."""
-        reason = WorkerStopped(f"worker {self.settings.name!r} stopped")
+    def _release_leases(self) -> None:
+        reason = WorkerStopped(f"worker {self.config.name!r} stopped")
         session = self.session()
-        tenures, reachable = self.keeper.tenures(), True
-        for run in [run for tenure in tenures for run in tenure.runs()]:
-            run.tenure.give_up(run, reason)
-        for tenure in tenures:
-            reachable = reachable and self.dismiss(session, tenure)
-            self.keeper.remove(tenure)
+        leases, reachable = self.keeper.leases, True
+        for batch in [batch for lease in leases for batch in lease.batches]:
+            batch.lease.abandon(batch, reason)
+        for lease in leases:
+            reachable = reachable and self.keeper.release(session, lease)
+            self.keeper.remove(lease)
         session.close()
 
-    def _over_limit(self, run: Run) -> None:
-        """A handler takes too long: its batch is FAILED by the thread that takes its place.
+    def _handler_timed_out(self, batch: InFlightBatch) -> None:
+        """Fails the batch of a handler that exceeds its limit, in a thread that replaces the handler's.
 
-        A thread is replaced, too, where its batch was given up before, as its lease was lost; none is where its handler
-        has just ended.
+        The thread is also replaced if the batch was abandoned before, because its lease was lost. It is not replaced
+        if the handler has just ended.
         """
-        limit = self.settings.limit
-        to_fail = run.give_up(HandlerStuck(f"the handler took longer than its limit, {limit}"))
-        is_stuck = to_fail or self.watch.is_handled(run)
-        if run.hand is not None and is_stuck and not self.over.is_set():
-            run.hand.hand_over(run, to_fail)
+        fail = batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self.config.limit}"))
+        is_stuck = fail or self.watchdog.is_handled(batch)
+        if batch.thread is not None and is_stuck and not self.stopped.is_set():
+            batch.thread.replace(batch, fail)
 
-    def _heard(self, topic: str) -> None:
-        """A topic has something new."""
-        if topic == self.settings.topic:
-            self.pause.wake()
-
-    def _look(self) -> None:
-        """What the watching thread does; it touches no network."""
-        while not self.over.wait(self.watch.tick):
-            try:
-                self.watch.look()
-                self.keeper.check_clock()
-            except Exception:
-                log.exception("The watch of worker %r failed, and goes on", self.settings.name)
+    def _on_notification(self, topic: str) -> None:
+        if topic == self.config.topic:
+            self.idle_wait.wake()

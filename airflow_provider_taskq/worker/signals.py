@@ -1,37 +1,37 @@
-"""Signals: a program that is asked to end is asked by SIGTERM or SIGINT, and in a hurry by a second one."""
+"""SIGTERM and SIGINT, which ask a program to stop; a second signal asks it to stop at once."""
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-LOOK = 0.2  # seconds between two looks at what was told
+CHECK_SECONDS = 0.2  # between two checks whether a signal came
 
 
-class Signals:
-    """Takes SIGTERM and SIGINT while its block runs, in the main thread. `told`: whether there was one.
+class StopSignals:
+    """Handles SIGTERM and SIGINT while its block runs. Does nothing outside the main thread, where Python allows none.
 
-    `hurry` is called at each after the first; within a signal handler, so that it may only leave a mark.
+    Each signal after the first calls `on_repeat`, inside a signal handler, so it may only set a flag.
     """
 
-    def __init__(self, hurry: Callable[[], None]) -> None:
-        self.told = False
-        self._hurry = hurry
-        self._before: dict[signal.Signals, Any] = {}
+    def __init__(self, on_repeat: Callable[[], None] = lambda: None) -> None:
+        self.received = False
+        self._on_repeat = on_repeat
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Takes them."""
-        self._before = {each: signal.signal(each, self._tell) for each in (signal.SIGTERM, signal.SIGINT)}
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {each: signal.signal(each, self._receive) for each in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Gives them back."""
-        for each, handler in self._before.items():
+        for each, handler in self._previous.items():
             signal.signal(each, handler)
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 -- as signals call it
-        if self.told:
-            self._hurry()
-        self.told = True
+    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 -- the signature of signal handlers
+        if self.received:
+            self._on_repeat()
+        self.received = True

@@ -1,4 +1,4 @@
-"""What one worker of this process has done since it was made: counters, and how long its batches took."""
+"""Counters of one worker, and how long its batches took."""
 
 import threading
 from collections import Counter, deque
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from airflow_provider_taskq.queue import Result
 
-KEPT = 1000
+_KEPT_TIMES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """A worker's counters: tasks by result, batches, and seconds from a batch's dispatch to its decision.
+    """A worker's counters since it was created: tasks by result, batches, and the seconds that handlers took.
 
-    The times are those of the last 1,000 batches; all are 0 before the first. `in_flight` counts tasks that are
-    handled or ready to be, `given_up` those whose lease was lost, or which were stopped: they come again.
+    The times are those of the last 1,000 batches, and 0 before the first. `in_flight` counts tasks that are handled or
+    prefetched. `given_up` counts tasks that were lost with a lease or abandoned at a stop; they are polled again.
     """
 
     handled: int
@@ -35,51 +35,52 @@ class WorkerStatistics:
     maximum: float
 
 
-class Counters:
-    """Counts, from any thread."""
+class WorkerCounters:
+    """The counters while a worker runs. Any thread may use them."""
 
     def __init__(self) -> None:
         self._results: Counter[Result] = Counter()
-        self._times: deque[float] = deque(maxlen=KEPT)
+        self._times: deque[float] = deque(maxlen=_KEPT_TIMES)
         self._batches = self._in_flight = self._given_up = self._begun = self._polling = 0
         self._lock = threading.Lock()
 
-    def taken(self, tasks: int) -> None:
-        """So many tasks were polled."""
+    def polled(self, tasks: int) -> None:
+        """Counts a batch of this many tasks that was polled."""
         with self._lock:
             self._in_flight += tasks
             self._begun += 1
 
-    def decided(self, seconds: float) -> None:
-        """A handler took so long."""
+    def handled(self, seconds: float) -> None:
+        """Counts a batch whose handler took this many seconds."""
         with self._lock:
             self._batches += 1
             self._times.append(seconds)
 
     def ended(self, tasks: int, results: Iterable[Result]) -> None:
-        """Of so many tasks these results were committed; the others are gone."""
+        """Counts the end of a batch: the results that were committed; the rest of its tasks was given up."""
         counted = Counter(results)
         with self._lock:
             self._in_flight -= tasks
             self._results.update(counted)
             self._given_up += tasks - counted.total()
 
-    def poll_begins(self, own: int, again: bool = False) -> int | None:
-        """A poll begins, along with which `own` tasks are completed; None where others are in flight.
+    def poll_begins(self, completing: int, retried: bool = False) -> int | None:
+        """Counts a poll that begins, and returns a mark for `poll_ended`; None if other tasks are in flight.
 
-        `again`: in place of one that has not ended.
+        :param completing: tasks that are completed in the same call.
+        :param retried: the poll replaces one that got no answer.
         """
         with self._lock:
-            self._polling += not again
-            return self._begun if self._in_flight == own else None
+            self._polling += not retried
+            return self._begun if self._in_flight == completing else None
 
     def is_quiet(self, quiet: int | None) -> bool:
-        """Whether nothing has been in flight, or polled beside it, since that poll began, which has not ended yet."""
+        """Whether nothing was in flight, and no other poll ran, since the poll of this mark began."""
         with self._lock:
             return quiet == self._begun and self._polling == 1 and not self._in_flight
 
     def poll_ended(self, quiet: int | None) -> bool | None:
-        """That poll has ended: whether nothing was in flight as long as it took; None where something is now."""
+        """Counts the end of a poll. True if nothing was in flight during it; None if something is in flight now."""
         with self._lock:
             self._polling -= 1
             return None if self._polling or self._in_flight else quiet == self._begun
@@ -109,7 +110,7 @@ class Counters:
 
 
 def percentile(ascending: list[float], share: float) -> float:
-    """The value that so large a share of the values does not exceed, interpolated; 0 of none."""
+    """The interpolated value that this share of the values does not exceed; 0 of an empty list."""
     if not ascending:
         return 0.0
     place = share * (len(ascending) - 1)

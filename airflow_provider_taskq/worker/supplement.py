@@ -1,4 +1,4 @@
-"""What the steps of a batch share: values by class, of one task or of the whole batch, safe to use from any thread."""
+"""The supplement: values by class that the steps of a batch share, of one task or of the whole batch."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -13,11 +13,11 @@ _Key = tuple[type[Any], Task | None, Hashable]
 
 
 class SupplementError(LookupError):
-    """A value that was registered twice, or that nobody registered."""
+    """A value was registered twice, or it is missing."""
 
 
 class Supplement:
-    """Values by class, task (None: the whole batch) and qualifier. Lives as long as its batch, in this process only."""
+    """Values by class, task (None for the whole batch) and qualifier. Safe for threads; stays in its process."""
 
     def __init__(self) -> None:
         self._values: dict[_Key, Future[Any]] = {}
@@ -25,34 +25,34 @@ class Supplement:
         self._makers: dict[_Key, int] = {}
 
     def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:
-        """Keeps a value; SupplementError where there is one already."""
+        """Stores a value. SupplementError if there is one already."""
         key = (kind, task, qualifier)
         with self._lock:
             if key in self._values:
-                raise SupplementError(f"{_named(key)} is registered already")
+                raise SupplementError(f"{_named(key)} is already registered")
             self._values[key] = Future()
             self._values[key].set_result(value)
 
     def require(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """The value; SupplementError where there is none."""
+        """Returns the value. SupplementError if there is none."""
         key = (kind, task, qualifier)
         with self._lock:
             found = self._values.get(key)
         if found is None:
             raise SupplementError(f"{_named(key)} was not registered")
-        self._refuse_own(key, found)
+        self._refuse_deadlock(key, found)
         return found.result()  # type: ignore[no-any-return]  # by the key's own class
 
     def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
-        """The value, or None where there is none yet; waits for nobody."""
+        """Returns the value, or None if there is none yet. Never waits."""
         with self._lock:
             found = self._values.get((kind, task, qualifier))
         return found.result() if found is not None and found.done() else None
 
     def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """The value, made by `make` where there is none: once, whoever asks at the same time waits for it.
+        """Returns the value. Calls `make` if there is none; concurrent calls wait for it and share its value.
 
-        Where `make` raises, all who wait get its error, and the next who asks makes it anew.
+        If `make` raises, all these calls raise its error, and the next call tries again.
         """
         key = (kind, task, qualifier)
         with self._lock:
@@ -60,17 +60,16 @@ class Supplement:
             if found is None:
                 found = self._values[key] = Future()
                 self._makers[key] = threading.get_ident()
-                mine = True
+                is_maker = True
             else:
-                mine = False
-        if mine:
+                is_maker = False
+        if is_maker:
             self._make(key, found, make)
         else:
-            self._refuse_own(key, found)
+            self._refuse_deadlock(key, found)
         return found.result()  # type: ignore[no-any-return]
 
     def _make(self, key: _Key, place: Future[Any], make: Callable[[], Any]) -> None:
-        """Fills a place that this thread has taken."""
         try:
             value = make()
         except BaseException as error:
@@ -82,14 +81,13 @@ class Supplement:
             del self._makers[key]
         place.set_result(value)
 
-    def _refuse_own(self, key: _Key, place: Future[Any]) -> None:
-        """Refuses to wait for a value that this very thread is making."""
+    def _refuse_deadlock(self, key: _Key, place: Future[Any]) -> None:
+        """Raises an error instead of waiting for a value that this thread itself makes: it would wait forever."""
         if not place.done() and self._makers.get(key) == threading.get_ident():
-            raise SupplementError(f"{_named(key)} is asked for while it is being made")
+            raise SupplementError(f"{_named(key)} is requested by the function that makes it")
 
 
 def _named(key: _Key) -> str:
-    """A value's key in words."""
     kind, task, qualifier = key
     of = f" of task {task.sequence}" if task else ""
     return f"{kind.__name__}{of}" + ("" if qualifier is None else f" ({qualifier!r})")

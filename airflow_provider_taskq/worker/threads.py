@@ -1,17 +1,25 @@
-"""Threads that are made when they are needed, and never keep a program from ending: one may be stuck in a handler."""
+"""Threads for handlers: a pool that survives stuck calls, and an event loop in a thread."""
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from airflow_provider_taskq.worker.batches import Batch, stack_of
+
 T = TypeVar("T")
 
+_LOOP_STOP_SECONDS = 1.0
 
-class Pool:
-    """So many threads at most. What they call sees the context variables of whoever submitted it."""
+
+class ThreadPool:
+    """Daemon threads that are started when they are needed, so that a stuck call never keeps a program from ending.
+
+    A call sees the context variables of the thread that submitted it.
+    """
 
     def __init__(self, size: int, name: str) -> None:
         self._size = size
@@ -22,76 +30,156 @@ class Pool:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """Calls it in one of the threads, when one is free."""
+        """Runs a call as soon as a thread is free."""
         future: Future[T] = Future()
         context = copy_context()
 
-        def carry_out() -> None:
+        def run() -> None:
             try:
                 future.set_result(context.run(call, *arguments))
-            except BaseException as error:  # noqa: BLE001 -- whoever waits for it gets it
+            except BaseException as error:  # noqa: BLE001 -- it is raised where the Future is waited for
                 future.set_exception(error)
 
         with self._lock:
             self._unfinished += 1
-            self._calls.put(carry_out)
-            self._employ()
+            self._calls.put(run)
+            self._start_thread()
         return future
 
-    def place(self) -> "Place":
-        """What a call that may get stuck tells its thread by."""
-        return Place(self)
+    def slot(self) -> "PoolSlot":
+        """A slot for a call that may get stuck; the call has to end it."""
+        return PoolSlot(self)
 
     def close(self) -> None:
-        """Lets the threads end after what was submitted; one that is stuck is left behind."""
+        """Ends the threads after the submitted calls. A stuck thread is left behind."""
         with self._lock:
             for _ in range(self._threads):
                 self._calls.put(None)
 
-    def change(self, by: int) -> None:
-        """One thread more, or one less."""
+    def resize(self, by: int) -> None:
+        """Allows one thread more, or one less."""
         with self._lock:
             self._size += by
             if by < 0:
                 self._calls.put(None)
-            self._employ()
+            self._start_thread()
 
-    def _employ(self) -> None:
-        """One more thread, where it has something to do and there may be one."""
+    def _start_thread(self) -> None:
         if self._threads < min(self._unfinished, self._size):
             self._threads += 1
-            threading.Thread(target=self._work, name=f"{self._name} {self._threads}", daemon=True).start()
+            threading.Thread(target=self._run, name=f"{self._name} {self._threads}", daemon=True).start()
 
-    def _work(self) -> None:
-        """What a thread does."""
+    def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
             with self._lock:
                 self._unfinished -= 1
         with self._lock:
             self._threads -= 1
-            self._employ()
+            self._start_thread()
 
 
-class Place:
-    """A thread's place in its pool: given to another while the thread is stuck in a call that nobody waits for."""
+class PoolSlot:
+    """The slot of one call in its pool. The pool starts another thread while the call is abandoned and still runs."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
         self._state = "busy"
         self._lock = threading.Lock()
 
-    def give_up(self) -> None:
-        """The call is stuck: others must not be short of a thread."""
+    def abandon(self) -> None:
+        """The call is stuck: lets the pool start another thread."""
         with self._lock:
             if self._state != "busy":
                 return
-            self._state = "given up"
-        self._pool.change(+1)
+            self._state = "abandoned"
+        self._pool.resize(+1)
 
     def end(self) -> None:
         """The call has ended."""
         with self._lock:
-            given_up, self._state = self._state == "given up", "ended"
-        if given_up:
-            self._pool.change(-1)
+            abandoned, self._state = self._state == "abandoned", "ended"
+        if abandoned:
+            self._pool.resize(-1)
+
+
+class EventLoopThread:
+    """An event loop in a daemon thread, which is started for the first coroutine."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, awaitable: Awaitable[T], batch: Batch, name: str) -> T:
+        """Awaits on the loop, with the context variables of this thread, and returns the result.
+
+        What is awaited is cancelled if the batch is given up.
+        """
+        future = asyncio.run_coroutine_threadsafe(_in_context(copy_context(), awaitable), self._started())
+
+        def cancel() -> None:
+            future.cancel()
+
+        with batch.running(name, self.stacks, cancel):
+            if batch.cancelled.is_set():  # cancelled before `running` registered the function
+                future.cancel()
+            return future.result()
+
+    def stacks(self) -> str:
+        """Formats the stacks of the loop's thread, which a task may block, and of its tasks."""
+        thread, loop = self._thread, self._loop
+        if thread is None or loop is None:
+            return "(ended)\n"
+        lines = [stack_of(thread.ident or 0)()]
+        for task in asyncio.all_tasks(loop):
+            lines += [
+                f"{task.get_name()} at {frame.f_code.co_filename}:{frame.f_lineno}\n" for frame in task.get_stack()
+            ]
+        return "".join(lines)
+
+    def close(self) -> None:
+        """Stops the loop and cancels its tasks. A task that blocks the loop delays this by a second at most."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(timeout=_LOOP_STOP_SECONDS)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name=self._name, daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    loop.run_until_complete(_cancel_all())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+async def _cancel_all() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+async def _in_context(context: Context, awaitable: Awaitable[T]) -> T:
+    async def waiting() -> T:
+        try:
+            return await awaitable
+        except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, which other batches use
+            raise RuntimeError(f"the coroutine ended with {error!r}") from error
+
+    try:
+        return await asyncio.get_running_loop().create_task(waiting(), context=context)
+    finally:
+        if asyncio.iscoroutine(awaitable):
+            awaitable.close()  # Python would warn of a coroutine that was cancelled before it began

@@ -1,4 +1,4 @@
-"""A watch over handlers: reports those that take long while they run, with their stack; ends them at their limit."""
+"""The watchdog of a worker: reports handlers that take long, with their stack, and ends them at their limit."""
 
 import logging
 import threading
@@ -6,90 +6,102 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from airflow_provider_taskq.worker.lease import Run
-from airflow_provider_taskq.worker.listener import Telling
+from airflow_provider_taskq.worker.config import WorkerConfig
+from airflow_provider_taskq.worker.lease import InFlightBatch
+from airflow_provider_taskq.worker.listener import ListenerDispatcher
 
 log = logging.getLogger(__name__)
 
-_LONGEST_TICK = 1.0
+_LONGEST_INTERVAL = 1.0
 
 
 class HandlerStuck(Exception):
-    """A handler took longer than it may. Its tasks are FAILED, and whatever it decides later changes nothing."""
+    """A handler took longer than its limit. Its tasks are FAILED, and its later decisions are ignored."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A batch, since when it is handled, and when it is to be reported next."""
-
-    run: Run
+    batch: InFlightBatch
     began: float
-    report: float
-    ended: bool = False
+    report_at: float
+    timed_out: bool = False
 
 
-class Watch:
-    """Looks after all batches that are handled now. Calls `on_limit` once for each that takes too long.
+class Watchdog:
+    """Watches the batches that are handled now, in a thread that touches no network.
 
-    `slow_after`: seconds until the first report; `every`: until the next ones; `limit`: until the end, None for never.
+    Calls `on_timeout` once for each batch that exceeds the limit of the handler, and `check` at each round.
     """
 
     def __init__(
-        self, telling: Telling, slow_after: float, every: float, limit: float | None, on_limit: Callable[[Run], None]
+        self,
+        config: WorkerConfig,
+        listeners: ListenerDispatcher,
+        on_timeout: Callable[[InFlightBatch], None],
+        check: Callable[[], None],
     ) -> None:
-        self._telling = telling
-        self._slow_after = slow_after
-        self._every = every
-        self._limit = limit
-        self._on_limit = on_limit
+        self._name = config.name
+        self._listeners = listeners
+        self._slow_after = config.slow_after.total_seconds()
+        self._report_every = config.report_every.total_seconds()
+        self._limit = config.limit.total_seconds() if config.limit else None
+        self._on_timeout = on_timeout
+        self._check = check
         self._watched: dict[int, _Watched] = {}
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="taskq watchdog", daemon=True)
 
-    @property
-    def tick(self) -> float:
-        """Seconds between two looks."""
-        return min(_LONGEST_TICK, *(each / 4 for each in (self._slow_after, self._every, self._limit) if each))
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
 
-    def enter(self, run: Run) -> None:
-        """A handler begins."""
-        run.began = now = time.monotonic()
+    def stop(self) -> None:
+        """Stops the thread."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def add(self, batch: InFlightBatch) -> None:
+        """Watches a batch whose handler begins."""
+        now = time.monotonic()
         with self._lock:
-            self._watched[id(run)] = _Watched(run, now, now + self._slow_after)
+            self._watched[id(batch)] = _Watched(batch, now, now + self._slow_after)
 
-    def leave(self, run: Run) -> float:
-        """A handler has ended; returns how many seconds it took."""
+    def remove(self, batch: InFlightBatch) -> float:
+        """Ends the watch of a batch. Returns the seconds that its handler took."""
         with self._lock:
-            watched = self._watched.pop(id(run))
+            watched = self._watched.pop(id(batch))
         return time.monotonic() - watched.began
 
-    def is_handled(self, run: Run) -> bool:
-        """Whether its handler is at it still."""
+    def is_handled(self, batch: InFlightBatch) -> bool:
+        """Whether the handler of the batch still runs."""
         with self._lock:
-            return id(run) in self._watched
+            return id(batch) in self._watched
 
-    def look(self) -> None:
-        """Reports what is due, and ends what is over its limit."""
+    def _run(self) -> None:
+        durations = (self._slow_after, self._report_every, self._limit)
+        interval = min(_LONGEST_INTERVAL, *(each / 4 for each in durations if each))
+        while not self._stopped.wait(interval):
+            try:
+                self._check_handlers()
+                self._check()
+            except Exception:
+                log.exception("watchdog failed, it continues: worker=%s", self._name)
+
+    def _check_handlers(self) -> None:
         now = time.monotonic()
         with self._lock:
             watched = list(self._watched.values())
         for each in watched:
-            if now >= each.report:
-                each.report = now + self._every
-                self._report(each.run, now - each.began)
-            if self._limit is not None and now - each.began >= self._limit and not each.ended:
-                each.ended = True
-                self._on_limit(each.run)
+            if now >= each.report_at:
+                each.report_at = now + self._report_every
+                self._report(each.batch, now - each.began)
+            if self._limit is not None and now - each.began >= self._limit and not each.timed_out:
+                each.timed_out = True
+                self._on_timeout(each.batch)
 
-    def _report(self, run: Run, seconds: float) -> None:
-        """Says which batch it is, and where its handler stands."""
-        places = [f"{place.what}:\n{place.stack()}" for place in run.batch.whereabouts()]
-        stack = "\n".join(places)
-        log.warning("%s has been handled for %.1f seconds; it stands at\n%s", batch_in_words(run), seconds, stack)
-        self._telling.on_stuck(run.trace, seconds, stack)
-
-
-def batch_in_words(run: Run) -> str:
-    """A batch by its tasks, for logs and errors."""
-    tasks = run.batch.tasks
-    shown = ", ".join(str(task.sequence) for task in tasks[:5]) + (", ..." if len(tasks) > 5 else "")
-    return f"A batch of {len(tasks)} of topic {tasks[0].topic!r} (sequence {shown})"
+    def _report(self, batch: InFlightBatch, seconds: float) -> None:
+        stack = "\n".join(f"{activity.name}:\n{activity.stack()}" for activity in batch.batch.activities())
+        log.warning("handler is slow: %s seconds=%.1f stack:\n%s", batch.describe(), seconds, stack)
+        self._listeners.on_stuck(batch.trace, seconds, stack)

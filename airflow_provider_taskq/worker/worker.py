@@ -1,4 +1,4 @@
-"""The worker: polls a topic and has its tasks handled, until it is stopped."""
+"""The worker: polls a topic, calls a handler with the tasks, and commits its decisions."""
 
 import threading
 from contextlib import closing
@@ -8,35 +8,43 @@ from airflow_provider_taskq.queue import Condition, DrainCounts, FailureLimit, M
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.worker.batches import Rewrite
-from airflow_provider_taskq.worker.config import Pending, Settings
-from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, connects_to
+from airflow_provider_taskq.worker.config import Pending, WorkerConfig
+from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, connection_factory
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler, handler_of
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
-from airflow_provider_taskq.worker.listener import Telling, WorkerListener
-from airflow_provider_taskq.worker.poll_loop import Lane
-from airflow_provider_taskq.worker.prefetch import employ_buffered
-from airflow_provider_taskq.worker.runtime import WorkerRuntime
-from airflow_provider_taskq.worker.signals import LOOK, Signals
-from airflow_provider_taskq.worker.statistics import Counters, WorkerStatistics
+from airflow_provider_taskq.worker.listener import ListenerDispatcher, WorkerListener
+from airflow_provider_taskq.worker.poll_loop import PollLoop
+from airflow_provider_taskq.worker.prefetch import prefetching_threads
+from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerThread
+from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
+from airflow_provider_taskq.worker.statistics import WorkerCounters, WorkerStatistics
 
 GRACE = timedelta(seconds=30)
 
 
 class Worker:
-    """Polls a topic, has a handler decide on what it finds, and commits that, in threads of its own.
+    """Polls a topic, calls a handler with what it gets, and commits the decisions, in threads of its own.
 
-    `dsn`: of the queue's database, a function that connects to it, or None for the environment's.
-    `handler`: a function `task -> Decision | Result | None`, a handler made by `each` or `batch`, a Composite.
-    `size`: tasks in a batch; one batch is one transaction. `workers`: batches handled at a time.
-    `prefetch`: tasks kept polled ahead for the workers (0: each polls for itself), and `pending` what becomes of those
-    when the worker stops. `limiter`: how many batches may be in flight, where several workers share that.
-    `pause`: between empty polls, unless `resume` or a notification comes. `lease`: for how long tasks are kept
-    from others when this process dies. `slow_after`, `report_every`: when a handler that takes long is reported, with
-    its stack; `limit`: when its batch is FAILED, and its thread left behind. `rewrite`: of tasks that follow others,
-    such as `tagged`. `name`: who this is in owners' names, the topic unless said.
-    `call_timeout`: how long the worker waits for an answer of the database before it opens another connection; a third
-    of the lease by default, 5 seconds at least. `handler_statement_timeout`: the same for statements of participants.
     Each duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
+
+    :param dsn: of the queue's database, a function that connects to it, or None for the environment's.
+    :param handler: a function `task -> Decision | Result | None`, a handler made by `each` or `batch`, or a Composite.
+    :param size: tasks in a batch; one batch is one transaction.
+    :param workers: batches handled at a time, each in a thread of its own.
+    :param prefetch: tasks that are polled ahead for these threads; with 0 each thread polls for itself.
+    :param pending: what becomes of prefetched tasks when the worker stops.
+    :param limiter: limits the batches in flight, for several workers together if they share it.
+    :param pause: time between polls that find nothing; `resume` or a notification ends it.
+    :param lease: how long the tasks of this process stay its own after it died.
+    :param slow_after: time after which a slow handler is reported, with its stack.
+    :param report_every: time between further reports.
+    :param limit: time after which the batch of a slow handler is FAILED, and its thread is left behind.
+    :param rewrite: changes tasks that follow others before they are pushed, such as `tagged`.
+    :param listen: listens for notifications of new tasks, on one more connection.
+    :param name: the first part of its owners' names; the topic by default.
+    :param call_timeout: how long a call waits for an answer of the database before the worker opens another connection;
+        by default a third of the lease, at least 5 seconds.
+    :param handler_statement_timeout: the same for statements of commit hooks.
     """
 
     def __init__(
@@ -64,12 +72,12 @@ class Worker:
         call_timeout: DurationLike | None = None,
         handler_statement_timeout: DurationLike = HANDLER_STATEMENT_TIMEOUT,
     ) -> None:
-        self._connect = connects_to(dsn, to_timedelta(lease))
+        self._connect = connection_factory(dsn, to_timedelta(lease))
         self._handler = handler_of(handler)
         self._limiter = limiter or NoLimit()
-        self._telling = Telling(listener)
-        self._counters = Counters()
-        self._settings = Settings(
+        self._listeners = ListenerDispatcher(listener)
+        self._counters = WorkerCounters()
+        self._config = WorkerConfig(
             topic=topic,
             name=name or topic,
             size=size,
@@ -88,114 +96,116 @@ class Worker:
             call_timeout=to_timedelta(call_timeout),
             handler_statement_timeout=to_timedelta(handler_statement_timeout),
         )
-        self._shift: WorkerRuntime | None = None
-        self._last: WorkerRuntime | None = None  # also when it has stopped
+        self._runtime: WorkerRuntime | None = None
+        self._last_runtime: WorkerRuntime | None = None  # stays after a stop
         self._hurried = False
-        self._lock = threading.RLock()  # a signal handler may stop what is being started or stopped
+        self._lock = threading.RLock()  # a signal handler may stop a worker that starts or stops in the same thread
 
     @property
     def topic(self) -> str:
         """The topic that it polls."""
-        return self._settings.topic
+        return self._config.topic
 
     @property
     def name(self) -> str:
-        """What it is called."""
-        return self._settings.name
+        """The first part of its owners' names."""
+        return self._config.name
 
     @property
     def connect(self) -> Connect:
-        """How it reaches the queue's database."""
+        """The function that connects to the queue's database."""
         return self._connect
 
     def call_limit(self) -> CallLimit:
-        """A limit for calls of a session of this worker."""
-        return self._settings.call_limit()
+        """A new limit for the calls of a session of this worker."""
+        return self._config.call_limit()
 
     @property
     def is_active(self) -> bool:
-        """Whether it works, or waits for work."""
-        shift = self._shift
-        return shift is not None and not shift.stopping.is_set()
+        """Whether it runs and has not begun to stop."""
+        runtime = self._runtime
+        return runtime is not None and not runtime.stopping.is_set()
 
     @property
     def is_idle(self) -> bool:
-        """Whether, since it was started, a poll has found nothing while nothing was in flight."""
-        shift = self._shift
-        return shift is not None and shift.idle.is_set()
+        """Whether, since its start, a poll has found nothing while nothing was in flight."""
+        runtime = self._runtime
+        return runtime is not None and runtime.idle.is_set()
 
     def start(self, timeout: timedelta | None = GRACE) -> bool:
-        """Begins to work; False where it does already.
+        """Starts, and returns once it holds a lease. False if it runs already.
 
-        Returns once it holds a lease; raises UnknownTopic, SchemaMismatch and what else makes it useless, and
-        TimeoutError where there is no lease in time.
+        Raises UnknownTopic, SchemaMismatch and other errors that make it useless, and TimeoutError if it has no lease
+        in time.
         """
         with self._lock:
             if self.is_active:
                 return False
-            if self._shift is not None:
-                self._shift.stop(0)  # its limiter ended it
+            if self._runtime is not None:
+                self._runtime.stop(0)  # an error of the limiter has stopped its polls
             self._hurried = False
-            shift = WorkerRuntime(
-                self._settings, self._connect, self._handler, self._limiter, self._telling, self._counters
+            runtime = WorkerRuntime(
+                self._config, self._connect, self._handler, self._limiter, self._listeners, self._counters
             )
-            employed = (
-                employ_buffered(shift)
-                if self._settings.prefetch
-                else [Lane(shift) for _ in range(self._settings.workers)]
-            )
-            shift.start(employed, None if timeout is None else timeout.total_seconds())
-            self._shift = self._last = shift
+            threads: list[WorkerThread]
+            if self._config.prefetch:
+                threads = prefetching_threads(runtime)
+            else:
+                threads = [PollLoop(runtime) for _ in range(self._config.workers)]
+            runtime.start(threads, None if timeout is None else timeout.total_seconds())
+            self._runtime = self._last_runtime = runtime
             return True
 
     def stop(self, timeout: timedelta | None = GRACE) -> bool:
-        """Ends: begins nothing new, lets batches in flight end in that time, and gives back all that it still holds.
+        """Stops: begins no new batch, waits for batches in flight, and gives back all that it still holds.
 
-        None waits for as long as they take; no time at all hurries a stop that goes on already, too. A handler that is
-        given up runs on, but nothing that it decides counts. False where the worker did not work.
+        A timeout of None waits for as long as the batches take. A timeout of 0 also ends the wait of another `stop`. A
+        handler that is abandoned runs on, but its decisions are ignored. Returns False if the worker did not run.
         """
         if timeout is not None and not timeout:
             self.hurry()
         with self._lock:
             active = self.is_active
-            shift, self._shift = self._shift, None
-            if shift is not None:
-                shift.stop(None if timeout is None else timeout.total_seconds(), lambda: self._hurried)
+            runtime, self._runtime = self._runtime, None
+            if runtime is not None:
+                runtime.stop(None if timeout is None else timeout.total_seconds(), lambda: self._hurried)
             return active
 
     def hurry(self) -> None:
-        """Lets a stop that waits for batches in flight wait no more. May be called by a signal handler."""
+        """Ends the wait of `stop` for batches in flight. A signal handler may call it."""
         self._hurried = True
 
     def resume(self) -> bool:
-        """Lets a worker that pauses look at once; False where it does not work."""
-        shift = self._shift
-        if shift is None or not self.is_active:
+        """Ends the pause between polls. False if the worker does not run."""
+        runtime = self._runtime
+        if runtime is None or not self.is_active:
             return False
-        shift.pause.wake()
+        runtime.idle_wait.wake()
         return True
 
     def statistics(self) -> WorkerStatistics:
-        """What it has done since it was made."""
+        """The counters since the worker was created."""
         return self._counters.snapshot()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is stopped, or its limiter ended it; False where that took longer."""
-        shift = self._shift
-        return shift is None or shift.stopping.wait(timeout)
+        """Waits until `stop`, or an error of the limiter, stops the worker. False if that took longer."""
+        runtime = self._runtime
+        return runtime is None or runtime.stopping.wait(timeout)
 
     def drain(self, max_failed: MaxFailed = None) -> WorkerStatistics:
-        """Works until a poll finds nothing while nothing is in flight, and stops; what it has done since it was made.
+        """Runs until a poll finds nothing while nothing is in flight, stops, and returns the statistics.
 
-        Tasks that are due later, or wait to be retried, are left. Ends earlier where `stop` is called meanwhile.
-        `max_failed` limits how many tasks may fail for good: a count (an int) or a share of the tasks that ended (a
-        float), see `FailureLimit`. It stops nothing; once all decisions are committed, TooManyFailures names the counts
-        and the first errors. Failures that the topic's policy retries do not count.
+        Tasks that are due later, or wait for a retry, are left. A call of `stop` ends it earlier.
+
+        :param max_failed: limits how many tasks may fail for good: a count (an int) or a share of the tasks that ended
+            (a float), see `FailureLimit`. It does not stop the drain. After all decisions are committed,
+            TooManyFailures names the counts and the first errors. Failures that the topic's policy retries do not
+            count.
         """
         limit = FailureLimit.of(max_failed)
         self.start()
-        shift = self._shift
-        while shift is not None and not shift.idle.wait(LOOK) and not shift.stopping.is_set():
+        runtime = self._runtime
+        while runtime is not None and not runtime.idle.wait(CHECK_SECONDS) and not runtime.stopping.is_set():
             pass
         self.stop(None)
         if limit is not None and (failure := limit.exceeded(self.topic, self.counts())):
@@ -203,17 +213,17 @@ class Worker:
         return self.statistics()
 
     def counts(self) -> DrainCounts:
-        """The tasks that this worker has ended since its last start, and the failed ones, as the database has them."""
-        last = self._last
-        if last is None or last.started is None:
+        """The tasks that ended here since the last start, and the failed ones, as the database counts them."""
+        runtime = self._last_runtime
+        if runtime is None or runtime.started is None:
             return DrainCounts(0, 0)
         with closing(self._connect()) as conn:
-            return TaskQueue(conn).drain_counts(self.topic, last.owners, last.started)
+            return TaskQueue(conn).drain_counts(self.topic, runtime.owner_prefix, runtime.started)
 
     def run(self, grace: timedelta | None = GRACE) -> None:
-        """Works until SIGTERM or SIGINT, then stops within `grace`, at once at a second signal. For the main thread."""
-        with Signals(self.hurry) as signals:
+        """Runs until SIGTERM or SIGINT, then stops within `grace`, or at once after a second signal."""
+        with StopSignals(self.hurry) as signals:
             self.start()
-            while not signals.told and not self.wait(LOOK):
+            while not signals.received and not self.wait(CHECK_SECONDS):
                 pass
             self.stop(grace)

@@ -38,7 +38,7 @@ def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) 
     assert (settings.pause, settings.lease) == (timedelta(seconds=6), timedelta(seconds=90))
     assert (settings.retry_initial, settings.retry_max_elapsed) == (timedelta(seconds=2.5), None)
     worker = Worker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="5m", limit="1h", slow_after=30)
-    told = worker._settings
+    told = worker._config
     assert (told.pause, told.lease, told.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
     assert (told.slow_after, told.call_timeout) == (timedelta(seconds=30), None)
     batches = GroupedWorker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="PT5M", cleanup="PT1M")

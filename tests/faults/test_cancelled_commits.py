@@ -171,7 +171,7 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
     class Watched(GroupedWorker):
         """Tells when it waits before it tries a commit again."""
 
-        def _until_committed(self, commit: Callable[[], Any]) -> Any:
+        def _retry_commit(self, commit: Callable[[], Any]) -> Any:
             def tried() -> Any:
                 try:
                     return commit()
@@ -179,7 +179,7 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
                     cancelled.set()
                     raise
 
-            return super()._until_committed(tried)
+            return super()._retry_commit(tried)
 
     with Watched(dsn, "work", handle_within if takes_queue else handle, pause=SECOND / 10):
         assert started.wait(20)

@@ -272,8 +272,8 @@ def test_batches_and_ticks_go_on_when_their_connections_fall_silent(
 def test_a_listener_that_hears_nothing_tests_its_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "_SILENCE", 0.2)
-    monkeypatch.setattr(notifications, "_ANSWER", 0.5)
+    monkeypatch.setattr(notifications, "_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(notifications, "_ANSWER_SECONDS", 0.5)
     heard: list[str] = []
     listening = threading.Semaphore(0)
     listener = NotificationListener(lambda: connect(proxy.dsn(dsn)), CHANNEL, heard.append, listening.release)

@@ -64,7 +64,7 @@ def test_a_suggestion_that_fails_is_made_anew_and_one_that_needs_itself_is_refus
 
 def test_what_follows_a_task_of_another_batch_is_refused() -> None:
     batch = Batch([task(1)])
-    with pytest.raises(InvalidTask, match="task 2 of topic 'work' is none of this batch"):
+    with pytest.raises(InvalidTask, match="task 2 of topic 'work' is not in this batch"):
         batch.push(task(2), "mail", ["a"])
     with pytest.raises(InvalidTask):
         batch.junction(task(2), "mail", [["a"]])
@@ -103,10 +103,10 @@ def test_a_batch_tells_where_it_is_and_is_cancelled_there() -> None:
     thread = threading.Thread(target=deep_inside)
     thread.start()
     assert inside.wait(10)
-    [place] = batch.whereabouts()
-    assert (place.what, "deep_inside" in place.stack()) == ("a thread", True)
+    [place] = batch.activities()
+    assert (place.name, "deep_inside" in place.stack()) == ("a thread", True)
     batch.cancel()
     go_on.set()
     thread.join()
     assert cancelled.is_set()
-    assert batch.whereabouts() == []
+    assert batch.activities() == []

@@ -13,8 +13,8 @@ import pytest
 from airflow_provider_taskq.queue import Result, Task
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, engine
-from airflow_provider_taskq.worker.composite.engine import Landing
-from airflow_provider_taskq.worker.composite.threads import Threads
+from airflow_provider_taskq.worker.composite.engine import BatchFuture
+from airflow_provider_taskq.worker.composite.threads import CompositeThreads
 
 SECONDS = 30
 
@@ -45,9 +45,9 @@ def batch() -> Batch:
     return Batch([Task(1, "work", "a", None, None, 1, False)])
 
 
-def in_thread(composite: Composite) -> "Future[Landing]":
+def in_thread(composite: Composite) -> "Future[BatchFuture]":
     """Submits a batch in a thread of its own, and tells when `submit` returned."""
-    returned: Future[Landing] = Future()
+    returned: Future[BatchFuture] = Future()
 
     def submit() -> None:
         try:
@@ -124,7 +124,7 @@ def test_who_is_told_of_an_end_may_close_the_composite(gate: Gate) -> None:
     composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
     landing = composite.submit(batch())
 
-    def close(_: Landing) -> None:
+    def close(_: BatchFuture) -> None:
         composite.close()
         closed.set()
 
@@ -153,7 +153,7 @@ def test_a_batch_that_is_given_up_ends_at_once_and_its_later_steps_never_begin(g
     given = batch()
     landing = composite.submit(given)
     gate.wait_for_begin()
-    assert "step wait" in [each.what for each in given.whereabouts()]
+    assert "step wait" in [each.name for each in given.activities()]
     given.cancel()
     with pytest.raises(InterruptedError, match="was given up"):
         landing.result(SECONDS)
@@ -184,13 +184,13 @@ def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
 
 
 def test_what_is_awaited_for_a_batch_that_was_given_up_just_before_is_cancelled() -> None:
-    threads, given = Threads("late", 1), batch()
+    threads, given = CompositeThreads("late", 1), batch()
     ended: list[BaseException] = []
     given.cancel()
 
     def wait_for_ever() -> None:
         try:
-            threads.awaited(asyncio.Event().wait(), given)
+            threads.run_awaitable(asyncio.Event().wait(), given)
         except CancelledError as error:
             ended.append(error)
 
@@ -211,7 +211,7 @@ def test_a_closed_composite_begins_anew_with_the_next_batch() -> None:
 
 STUCK = """
 import threading
-from airflow_provider_taskq.worker import Composite, Work
+from airflow_provider_taskq.worker import Batch, Composite
 from airflow_provider_taskq.queue import Task
 
 begun = threading.Semaphore(0)
@@ -222,7 +222,7 @@ def stick(_):
 
 tasks = [Task(number, "work", "a", None, None, 1, False) for number in range(2)]
 composite = Composite("stuck", threads=2, concurrency=1).with_step(stick, name="a").with_step(stick, name="b")
-composite.submit(Work(tasks))
+composite.submit(Batch(tasks))
 for _ in range(3):
     begun.acquire()
 """

@@ -5,7 +5,7 @@ import pytest
 from airflow_provider_taskq.queue import Result, Task
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite import Composite
-from airflow_provider_taskq.worker.duplicates import Judge, outdated, repeated, step_of, without
+from airflow_provider_taskq.worker.filters import Judge, outdated, repeated, step_of, without
 from airflow_provider_taskq.worker.handlers import BatchHandler, batch
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result

@@ -23,7 +23,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.composite import Composite, StepMode
-from airflow_provider_taskq.worker.duplicates import outdated, step_of
+from airflow_provider_taskq.worker.filters import outdated, step_of
 from airflow_provider_taskq.worker.handlers import TaskResultException
 from airflow_provider_taskq.worker.listener import WorkerListener
 from airflow_provider_taskq.worker.worker import Worker

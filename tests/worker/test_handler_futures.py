@@ -37,7 +37,7 @@ def give_up_once(batch: Batch, count: int) -> None:
     """Gives the batch up from another thread, once so much runs for it."""
 
     def give_up() -> None:
-        until(lambda: len(batch.whereabouts()) >= count)
+        until(lambda: len(batch.activities()) >= count)
         batch.cancel()
 
     threading.Thread(target=give_up).start()

@@ -126,7 +126,7 @@ def _tells_where_a_process_stands(handler: BatchHandler) -> None:
     thread = threading.Thread(target=lambda: made.extend(handler.handle(batch).values()))
     thread.start()
     deadline = time.monotonic() + 20
-    while not (places := batch.whereabouts()) or "time.sleep(60)" not in places[0].stack():
+    while not (places := batch.activities()) or "time.sleep(60)" not in places[0].stack():
         assert time.monotonic() < deadline
     batch.cancel()
     thread.join(10)
@@ -138,8 +138,8 @@ def test_a_kill_that_comes_when_its_task_is_done_does_not_hit_the_next(tmp_path:
     batch = Batch([task(1, f"meet {tmp_path}")])
     thread = threading.Thread(target=handler.handle, args=(batch,))
     thread.start()
-    until(batch.whereabouts)
-    [place] = batch.whereabouts()
+    until(batch.activities)
+    [place] = batch.activities()
     (tmp_path / "other").touch()
     thread.join(60)
     assert place.cancel is not None

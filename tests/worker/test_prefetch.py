@@ -69,8 +69,8 @@ def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRe
     worker = make_worker(gate, prefetch=2, pending=request.param)
     worker.start()
     until(lambda: worker.statistics().in_flight == 3 and gate.begun)
-    assert worker._shift is not None
-    worker._shift.on_stopping.append(gate.open.set)
+    assert worker._runtime is not None
+    worker._runtime.on_stopping.append(gate.open.set)
     assert worker.stop(timedelta(seconds=10))
     assert not queue.owners()
     return worker, gate

@@ -130,7 +130,7 @@ def test_ticks_ahead_are_looked_after_every_quarter_of_that_time_and_at_least_ev
     for ahead in (DAY, HOUR, SECOND):
         ticker.cron("work", "p", "* * * * *", "UTC", ahead=ahead)
     ticker.daily("work", "p", [time(12)], "UTC", ahead=HOUR, interval=SECOND)
-    assert [each.interval for each in ticker.configurations] == [HOUR, HOUR / 4, SECOND, SECOND]
+    assert [each.interval for each in ticker.schedules] == [HOUR, HOUR / 4, SECOND, SECOND]
 
 
 def test_the_command_line_makes_the_same_ticks(dsn: str, queue: TaskQueue) -> None:
@@ -158,7 +158,7 @@ def test_an_error_is_logged_without_a_payload_and_the_next_run_and_the_others_go
     ticker.add("work", "fine", "h", HOUR, lambda _now: [(FAR, {"secret": "payload"})])
     with caplog.at_level(logging.WARNING), ticker:
         until(lambda: len(installed(queue)) == 2)
-    assert caplog.text.count("ticks broken of topic work were not installed: OSError") == 2
+    assert caplog.text.count("ticks not installed: topic=work prefix=broken error=OSError") == 2
     assert "secret" not in caplog.text
 
 
@@ -194,7 +194,7 @@ def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue:
     ticker.every("work", "hourly", HOUR, {"report": 1}, ahead=2)
     ticker.daily("work", "daily", [time(12), time(18)], "Europe/Oslo", lambda moment: moment.isoformat())
     ticker.cron("work", "cron", "*/30 * * * *", "UTC", NewTask("any", {"by": "cron"}, priority=7), ahead=HOUR)
-    assert [each.interval for each in ticker.configurations] == [HOUR / 4, HOUR, HOUR / 4]
+    assert [each.interval for each in ticker.schedules] == [HOUR / 4, HOUR, HOUR / 4]
     ticker.install()
     infos = queue.page("work")
     hourly = [info for info in infos if info.identifier.startswith("hourly/")]
@@ -209,7 +209,7 @@ def test_a_period_is_looked_after_every_quarter_of_it_and_not_more_often_than_ea
     ticker = Scheduler(dsn)
     ticker.every("work", "p", timedelta(minutes=1))
     ticker.every("work", "q", SECOND)
-    assert [each.interval for each in ticker.configurations] == [15 * SECOND, SECOND]
+    assert [each.interval for each in ticker.schedules] == [15 * SECOND, SECOND]
 
 
 def test_a_blank_prefix_an_interval_of_nothing_and_no_hours_are_refused(dsn: str) -> None:
@@ -221,7 +221,7 @@ def test_a_blank_prefix_an_interval_of_nothing_and_no_hours_are_refused(dsn: str
         ticker.every("work", "p", timedelta(0))
     with pytest.raises(InvalidArgument):
         ticker.daily("work", "p", [], "UTC")
-    assert ticker.configurations == []
+    assert ticker.schedules == []
 
 
 @pytest.mark.usefixtures("queue")

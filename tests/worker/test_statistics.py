@@ -3,7 +3,7 @@
 import pytest
 
 from airflow_provider_taskq.queue import Result, Task, TaskQueue
-from airflow_provider_taskq.worker.statistics import Counters, percentile
+from airflow_provider_taskq.worker.statistics import WorkerCounters, percentile
 from tests.queue.conftest import until
 from tests.worker.conftest import MakeWorker
 
@@ -23,9 +23,9 @@ def test_a_worker_counts_what_it_handled_by_result(queue: TaskQueue, make_worker
 
 
 def test_times_are_those_of_the_last_thousand_batches() -> None:
-    counters = Counters()
+    counters = WorkerCounters()
     for number in range(1, 1101):
-        counters.decided(number)
+        counters.handled(number)
     found = counters.snapshot()
     assert (found.minimum, found.maximum, found.batches) == (101, 1100, 1100)
     assert found.average == pytest.approx(600.5)

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_taskq.queue import State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, WorkerListener, batch, each
-from airflow_provider_taskq.worker.runtime import Employed
+from airflow_provider_taskq.worker.runtime import WorkerThread
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -152,17 +152,17 @@ def test_a_stop_while_a_stuck_thread_is_replaced_does_not_keep_its_batch_from_be
 
     worker = make_worker(hangs, limit=timedelta(seconds=0.3), prefetch=ready)
     worker.start()
-    shift = worker._shift
-    assert shift is not None
-    left = shift.left
+    runtime = worker._runtime
+    assert runtime is not None
+    remove = runtime.threads.remove
 
-    def left_and_stopped(leaver: Employed) -> None:
-        left(leaver)
-        if threading.current_thread() is shift._watching:
-            shift.stop(20)
+    def remove_and_stop(thread: WorkerThread) -> None:
+        remove(thread)
+        if threading.current_thread() is runtime.watchdog._thread:
+            runtime.stop(20)
             stopped.set()
 
-    monkeypatch.setattr(shift, "left", left_and_stopped)
+    monkeypatch.setattr(runtime.threads, "remove", remove_and_stop)
     queue.push("work", ["a"])
     worker.resume()
     assert stopped.wait(30)
@@ -173,10 +173,10 @@ def test_a_stop_while_a_stuck_thread_is_replaced_does_not_keep_its_batch_from_be
 def test_a_handler_that_ends_just_at_its_limit_keeps_its_thread(queue: TaskQueue, make_worker: MakeWorker) -> None:
     class Listener(WorkerListener):
         def on_callback(self, *_: Any) -> None:
-            shift = worker._shift
-            assert shift is not None
-            for run in [run for tenure in shift.keeper.tenures() for run in tenure.runs()]:
-                shift._over_limit(run)  # as a watch does that looked before it ended
+            runtime = worker._runtime
+            assert runtime is not None
+            for held in [held for lease in runtime.keeper.leases for held in lease.batches]:
+                runtime._handler_timed_out(held)  # as a watchdog does that checked before the handler ended
 
     worker = make_worker(lambda _: None, listener=Listener())
     worker.start()

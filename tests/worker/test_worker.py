@@ -25,7 +25,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
-from airflow_provider_taskq.worker import Batch, TaskResultException, Worker, WorkerListener, batch, each, rounds
+from airflow_provider_taskq.worker import Batch, TaskResultException, Worker, WorkerListener, batch, each, poll_loop
 from tests.queue.conftest import everything, known, states, until
 from tests.worker.conftest import HOUR, MakeWorker
 
@@ -425,11 +425,11 @@ def test_a_drain_leaves_what_a_transaction_keeps_that_stays_open(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(rounds, "LOOKS", 3)
+    monkeypatch.setattr(poll_loop, "MAX_RECHECKS", 3)
     queue.push("work", ["a"])
     worker = make_worker(lambda _task: None, condition=Condition.SINGULAR_BY_IDENTIFIER)
     with connect(dsn) as other:
         other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
         assert worker.drain().handled == 0
-    assert "leaves what is ready in topic 'work': a transaction that stays open keeps it" in caplog.text
+    assert "ready tasks are left, a transaction that stays open locks them: worker=work topic=work" in caplog.text
     assert states(queue) == [("a", State.READY)]

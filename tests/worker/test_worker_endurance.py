@@ -14,8 +14,9 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
 )
+from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker import Batch, WorkerListener, batch
-from airflow_provider_taskq.worker.lease_keeper import LeaseKeeper
+from airflow_provider_taskq.worker.lease import LeaseExpirer, LeaseKeeper
 from tests.queue.conftest import known, lapse, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -88,8 +89,8 @@ def test_a_stop_lets_what_is_handled_end_and_begins_nothing_new(queue: TaskQueue
     worker = make_worker(handle)
     worker.start()
     assert begun.wait(10)
-    assert worker._shift is not None
-    worker._shift.on_stopping.append(go_on.set)
+    assert worker._runtime is not None
+    worker._runtime.on_stopping.append(go_on.set)
     assert worker.stop(timedelta(seconds=10))
     assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
     assert queue.owners() == []
@@ -208,14 +209,16 @@ def test_a_stop_waits_for_an_expiry_that_is_under_way() -> None:
         go_on.wait(10)
         raise psycopg.OperationalError("no server")
 
-    keeper = LeaseKeeper(connect, 0.03, lambda _: None)
-    keeper.start()
+    length = timedelta(seconds=0.03)
+    keeper = LeaseKeeper(connect, length.total_seconds(), lambda _: None)
+    expirer = LeaseExpirer(keeper, connect, length, CallLimit(5))
+    expirer.start()
     assert asked.wait(10)
-    stopping = threading.Thread(target=keeper.stop, daemon=True)
+    stopping = threading.Thread(target=expirer.stop, daemon=True)
     stopping.start()
     stopping.join(0.1)
     assert stopping.is_alive()
     go_on.set()
     stopping.join(10)
     assert not stopping.is_alive()
-    assert not keeper._expiring.is_alive()
+    assert not expirer._thread.is_alive()

@@ -30,8 +30,8 @@ def test_a_signal_lets_what_is_handled_end_and_gives_the_signals_back(
 def _tell(worker: Worker, number: signal.Signals) -> None:
     """Sends this program a signal, and returns once the worker stops for it."""
     until(lambda: worker.is_active)
-    assert worker._shift is not None
-    stopping = worker._shift.stopping
+    assert worker._runtime is not None
+    stopping = worker._runtime.stopping
     os.kill(os.getpid(), number)
     assert stopping.wait(10)
 

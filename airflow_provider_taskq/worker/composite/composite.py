@@ -1,4 +1,4 @@
-"""The composite as its user sees it: steps are added by decorators, or by methods that return another composite."""
+"""Composite: a handler that users define as named steps."""
 
 import os
 import threading
@@ -8,33 +8,33 @@ from typing import Any, Self, TypeVar, overload
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Task
 from airflow_provider_taskq.worker.batches import Batch, Rewrite
-from airflow_provider_taskq.worker.composite.engine import Engine, Landing
-from airflow_provider_taskq.worker.composite.steps import After, Around, Context, Definition, Step, StepMode
+from airflow_provider_taskq.worker.composite.engine import BatchFuture, CompositeEngine
+from airflow_provider_taskq.worker.composite.steps import After, Around, CompositeDefinition, Context, Step, StepMode
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Composite:
-    """A handler made of named steps, each of which begins when those that it comes `after` are done.
+    """A handler of named steps. Each step starts when the steps that it comes `after` have ended.
 
         orders = Composite("orders")
 
         @orders.step
-        def load(task: Task, work: Work) -> None: ...
+        def load(task: Task, batch: Batch) -> None: ...
 
         @orders.step(after=load)
         def check(task: Task) -> Result: ...
 
-    Steps that do not come after one another run at once. A step gets the tasks that all steps before it have
-    continued; the decisions of all steps that saw a task are merged by priority. `threads` is how many tasks of
-    parallel steps run at once (None: four more than there are processors, 32 at most). `concurrency` is how many
-    batches may be in flight that were handed in by `submit`; 0: that one only, and `submit` waits for it. `close` waits
-    for these, or fails them with `fail_pending`. A composite that has begun to run takes no more steps. It pickles, as
-    its definition: what runs stays where it is.
+    Steps that do not depend on each other run at once. A step gets the tasks that all steps before it have continued.
+    The decisions of all steps on a task are merged by priority. A composite that has started takes no more steps. It
+    pickles as its definition, without threads.
 
-    `executor`: an executor of threads, such as a ThreadPoolExecutor, that calls the functions of all steps, except
-    coroutines, which are awaited on an event loop. The caller shuts it down after `close`. `threads` None then means as
-    many tasks at once as it has threads. A pickled composite leaves the executor out, and uses threads of its own.
+    :param threads: tasks of parallel steps that run at once; None for four more than there are processors, at most 32.
+    :param concurrency: batches of `submit` that may be in flight. With 0, `submit` waits for its batch.
+    :param fail_pending: `close` fails the batches in flight with CompositeClosed. By default it waits for them.
+    :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the functions of all steps, except
+        coroutines, which run on an event loop. The caller shuts it down after `close`. `threads=None` then means as
+        many as it has. A pickled composite does not take the executor along.
     """
 
     def __init__(
@@ -47,32 +47,30 @@ class Composite:
         executor: Executor | None = None,
     ) -> None:
         if concurrency < 0 or (threads is not None and threads < 1):
-            raise InvalidArgument(
-                f"composite {name!r} needs one thread at least, and a concurrency that is not negative"
-            )
-        self._definition = Definition(name)
+            raise InvalidArgument(f"composite {name!r}: threads must be at least 1, and concurrency at least 0")
+        self._definition = CompositeDefinition(name)
         if isinstance(executor, ProcessPoolExecutor):
             raise TypeError(
                 f"composite {name!r}: a ProcessPoolExecutor cannot share the batch; use a ThreadPoolExecutor"
             )
         self._options = (threads, concurrency, fail_pending)
         self._executor = executor
-        self._engine: Engine | None = None
+        self._engine: CompositeEngine | None = None
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the composite."""
         return self._definition.name
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Its steps, in the order in which they were added."""
+        """The steps, in the order in which they were added."""
         return self._definition.steps
 
     @property
     def contexts(self) -> tuple[Context, ...]:
-        """What comes after the last step."""
+        """The functions that are called after the last step."""
         return self._definition.contexts
 
     @overload
@@ -92,10 +90,10 @@ class Composite:
         after: After = (),
         mode: StepMode = StepMode.PARALLEL,
     ) -> F | Callable[[F], F]:
-        """Adds a function of one task, as a decorator: `task -> outcome`, or `(task, work) -> outcome`.
+        """Adds a function of one task, as a decorator: `task -> outcome`, or `(task, batch) -> outcome`.
 
-        A Decision or a Result is returned, or raised (TaskResultException); None is SUCCESS, any other exception
-        FAILURE, of that task alone. Coroutine functions are awaited, those of all tasks at once if PARALLEL.
+        It returns a Decision or a Result, or raises TaskResultException. None is SUCCESS; any other exception is
+        FAILURE of that task only. Coroutine functions are awaited, for all tasks at once if PARALLEL.
         """
         return self._adding(function, name, after, mode, whole=False)
 
@@ -108,18 +106,18 @@ class Composite:
     def batch(
         self, function: F | None = None, /, *, name: str | None = None, after: After = ()
     ) -> F | Callable[[F], F]:
-        """Adds a function of all tasks that enter, as a decorator: `tasks -> outcome`, or `(tasks, work) -> outcome`.
+        """Adds a function of all tasks of the step, as a decorator: `tasks -> outcome`, or `(tasks, batch) -> outcome`.
 
-        It returns a mapping with a decision for each of them, or one outcome for all; a coroutine or a
-        `concurrent.futures.Future` is waited for. What it raises is the end of all of them.
+        It returns a mapping with a decision for each task, or one outcome for all, or a coroutine or a
+        `concurrent.futures.Future` of these. An exception decides on all of them.
         """
         return self._adding(function, name, after, StepMode.SEQUENTIAL, whole=True)
 
     def context(self, function: Context) -> Context:
-        """Adds a function `(work, decisions) -> decisions or None` that is called after the last step, as a decorator.
+        """Adds a function `(batch, decisions) -> decisions or None` that is called after the last step, as a decorator.
 
         It may add decisions, one for each task, which are merged with those of the steps, and take part in the
-        committing transaction through `work.in_commit` and `work.after_commit`. Where it fails all tasks are FAILED.
+        committing transaction through `batch.in_commit` and `batch.after_commit`. If it fails, all tasks are FAILED.
         """
         self._replace(self._definition.with_context(function))
         return function
@@ -145,35 +143,35 @@ class Composite:
         after: After = (),
         mode: StepMode = StepMode.PARALLEL,
     ) -> Self:
-        """This composite with a step more; itself it stays as it is."""
+        """Returns a copy with one more step."""
         return self._with(self._definition.with_step(function, name, after, mode, whole=False))
 
     def with_batch(self, function: Callable[..., Any], *, name: str | None = None, after: After = ()) -> Self:
-        """This composite with a step of the whole batch more."""
+        """Returns a copy with one more step of the whole batch."""
         return self._with(self._definition.with_step(function, name, after, StepMode.SEQUENTIAL, whole=True))
 
     def with_context(self, function: Context) -> Self:
-        """This composite with a context more."""
+        """Returns a copy with one more context."""
         return self._with(self._definition.with_context(function))
 
     def with_around(self, function: Around) -> Self:
-        """This composite with something more around each of its steps."""
+        """Returns a copy with one more function around each step."""
         return self._with(self._definition.with_around(function))
 
     def with_rewrite(self, function: Rewrite) -> Self:
-        """This composite with a function more that sees what is pushed."""
+        """Returns a copy with one more rewrite."""
         return self._with(self._definition.with_rewrite(function))
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Runs a batch through the steps, and returns the decision on each of its tasks."""
+        """Runs a batch through the steps, and returns the decision on each task."""
         return self.submit(batch).result()
 
-    def submit(self, batch: Batch) -> Landing:
-        """Sends a batch on its way, and returns its decisions to come; waits while `concurrency` are in flight."""
+    def submit(self, batch: Batch) -> BatchFuture:
+        """Starts a batch and returns a Future of its decisions. Waits while `concurrency` batches are in flight."""
         return self._started().submit(batch)
 
     def close(self) -> None:
-        """Waits for the batches in flight, or fails them with CompositeClosed; the next batch begins anew."""
+        """Waits for the batches in flight, or fails them with CompositeClosed. A later batch may follow."""
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:
@@ -182,7 +180,6 @@ class Composite:
     def _adding(
         self, function: F | None, name: str | None, after: After, mode: StepMode, *, whole: bool
     ) -> F | Callable[[F], F]:
-        """The decorator, or what it makes of a function: the function itself."""
 
         def added(function: F) -> F:
             self._replace(self._definition.with_step(function, name, after, mode, whole=whole))
@@ -190,20 +187,19 @@ class Composite:
 
         return added if function is None else added(function)
 
-    def _replace(self, definition: Definition) -> None:
+    def _replace(self, definition: CompositeDefinition) -> None:
         with self._lock:
             if self._engine is not None:
-                raise InvalidArgument(f"composite {self.name!r} runs already, and cannot be changed")
+                raise InvalidArgument(f"composite {self.name!r} has started and cannot be changed")
             self._definition = definition
 
-    def _with(self, definition: Definition) -> Self:
+    def _with(self, definition: CompositeDefinition) -> Self:
         other = type(self).__new__(type(self))
         other.__setstate__((definition, self._options))
         other._executor = self._executor  # noqa: SLF001 -- of the same class
         return other
 
-    def _started(self) -> Engine:
-        """What runs it in this process, made for the first batch."""
+    def _started(self) -> CompositeEngine:
         with self._lock:
             if self._engine is None:
                 if not self.steps:
@@ -211,13 +207,13 @@ class Composite:
                 threads, concurrency, fail_pending = self._options
                 if self._executor is None:
                     threads = threads or min(32, (os.cpu_count() or 1) + 4)
-                self._engine = Engine(self._definition, threads, concurrency, fail_pending, self._executor)
+                self._engine = CompositeEngine(self._definition, threads, concurrency, fail_pending, self._executor)
             return self._engine
 
-    def __getstate__(self) -> tuple[Definition, tuple[int | None, int, bool]]:
+    def __getstate__(self) -> tuple[CompositeDefinition, tuple[int | None, int, bool]]:
         return self._definition, self._options
 
-    def __setstate__(self, state: tuple[Definition, tuple[int | None, int, bool]]) -> None:
+    def __setstate__(self, state: tuple[CompositeDefinition, tuple[int | None, int, bool]]) -> None:
         self._definition, self._options = state
         self._engine, self._executor, self._lock = None, None, threading.Lock()
 

@@ -1,122 +1,194 @@
-"""Batches in flight: how many at once, and what becomes of them when the composite is closed."""
+"""Runs the batches of a composite in this process: each step after its dependencies, several batches at once."""
 
 import threading
-from collections.abc import Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TypeAlias
 
-from airflow_provider_taskq.queue import Decision, Task, TaskQueueError
+from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueueError
 from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.composite.running import Run
-from airflow_provider_taskq.worker.composite.steps import Definition
-from airflow_provider_taskq.worker.composite.threads import Threads
+from airflow_provider_taskq.worker.composite.steps import (
+    CompositeDefinition,
+    Step,
+    apply_context,
+    apply_rewrites,
+    run_step,
+)
+from airflow_provider_taskq.worker.composite.threads import CompositeThreads
 
-Landing = Future[Mapping[Task, Decision]]
+BatchFuture: TypeAlias = Future[Mapping[Task, Decision]]
+
+_SUCCESS = Decision(Result.SUCCESS)
 
 
 class CompositeClosed(TaskQueueError):
-    """The composite was closed while a batch was in flight, and fails those."""
+    """The composite was closed while a batch was in flight."""
 
 
-class Engine:
-    """Runs the batches of a composite in this process, until it is closed."""
+class CompositeEngine:
+    """Runs the batches of a composite until it is closed."""
 
     def __init__(
         self,
-        definition: Definition,
+        definition: CompositeDefinition,
         threads: int | None,
         concurrency: int,
         fail_pending: bool,
         executor: Executor | None = None,
     ) -> None:
         self._definition = definition
-        self._threads = Threads(definition.name, threads, executor)
+        self._threads = CompositeThreads(definition.name, threads, executor)
         self._concurrency = concurrency
         self._fail_pending = fail_pending
-        self._flying: set[Landing] = set()
-        self._telling: list[int] = []  # the threads that tell of a batch's end
+        self._in_flight: set[BatchFuture] = set()
+        self._completing: list[int] = []  # the threads that complete a future now
         self._changed = threading.Condition()
         self._closed = False
 
-    def submit(self, batch: Batch) -> Landing:
-        """Sends a batch on its way, and returns what it will have decided; waits while there is no room for it."""
-        landing: Landing = Future()
+    def submit(self, batch: Batch) -> BatchFuture:
+        """Starts a batch and returns a Future of its decisions. Waits while `concurrency` batches are in flight."""
+        future: BatchFuture = Future()
         with self._changed:
-            while self._concurrency and len(self._flying) >= self._concurrency and not self._closed:
+            while self._concurrency and len(self._in_flight) >= self._concurrency and not self._closed:
                 self._changed.wait()
             if self._closed:
-                raise self._refusal()
-            self._flying.add(landing)
+                raise self._closed_error()
+            self._in_flight.add(future)
         if not self._concurrency and not self._fail_pending:
-            self._fly(batch, landing)
-            return landing
+            self._run(batch, future)
+            return future
         name = f"taskq {self._definition.name} batch"
-        thread = threading.Thread(target=copy_context().run, args=(self._fly, batch, landing), name=name, daemon=True)
+        thread = threading.Thread(target=copy_context().run, args=(self._run, batch, future), name=name, daemon=True)
         thread.start()
         if not self._concurrency:
-            landing.exception()  # waits for its end
-        return landing
+            future.exception()  # waits
+        return future
 
     def close(self) -> None:
-        """Lets the batches in flight end that were not given up, or fails all at once; then ends the threads."""
+        """Waits for the batches in flight that are not given up, or fails them. Ends the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             if self._fail_pending:
-                pending, self._flying = self._flying, set()
+                pending, self._in_flight = self._in_flight, set()
             else:
                 pending = set()
-                self._changed.wait_for(lambda: not self._flying)
-        for landing in pending:
-            landing.set_exception(self._refusal())
+                self._changed.wait_for(lambda: not self._in_flight)
+        for future in pending:
+            future.set_exception(self._closed_error())
         with self._changed:
-            self._changed.wait_for(self._all_told)
+            # A callback of a future may close the composite: do not wait for this thread itself.
+            self._changed.wait_for(lambda: set(self._completing) <= {threading.get_ident()})
         self._threads.close()
 
-    def _fly(self, batch: Batch, landing: Landing) -> None:
-        """Runs a batch to its end, and tells it, unless it was failed meanwhile."""
-
+    def _run(self, batch: Batch, future: BatchFuture) -> None:
         def stopped() -> bool:
-            return landing.done() or batch.cancelled.is_set()
+            return future.done() or batch.cancelled.is_set()
+
+        def give_up() -> None:
+            self._end(future, InterruptedError(f"a batch of composite {self._definition.name!r} was given up"))
 
         outcome: Mapping[Task, Decision] | BaseException
         try:
-            with batch.running(f"composite {self._definition.name}", cancel=lambda: self._give_up(landing)):
-                outcome = Run(self._definition, batch, self._threads, stopped).decisions()
-        except BaseException as error:  # noqa: BLE001 -- it is raised where the batch is waited for
+            with batch.running(f"composite {self._definition.name}", cancel=give_up):
+                outcome = CompositeRun(self._definition, batch, self._threads, stopped).decisions()
+        except BaseException as error:  # noqa: BLE001 -- it is raised where the Future is waited for
             outcome = error
-        self._land(landing, outcome)
+        self._end(future, outcome)
 
-    def _give_up(self, landing: Landing) -> None:
-        """Waits no longer for a batch."""
-        self._land(landing, InterruptedError(f"a batch of composite {self._definition.name!r} was given up"))
-
-    def _land(self, landing: Landing, outcome: Mapping[Task, Decision] | BaseException) -> None:
-        """Makes room for another batch, and tells of the end of this one; nothing where somebody has told already."""
+    def _end(self, future: BatchFuture, outcome: Mapping[Task, Decision] | BaseException) -> None:
+        """Makes room for another batch, and completes the future, unless it is completed already."""
         with self._changed:
-            if landing not in self._flying:
+            if future not in self._in_flight:
                 return
-            self._flying.remove(landing)
-            self._telling.append(threading.get_ident())
+            self._in_flight.remove(future)
+            self._completing.append(threading.get_ident())
             self._changed.notify_all()
         try:
-            _tell(landing, outcome)
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
         finally:
             with self._changed:
-                self._telling.remove(threading.get_ident())
+                self._completing.remove(threading.get_ident())
                 self._changed.notify_all()
 
-    def _all_told(self) -> bool:
-        """Whether every end was told, but for what this thread tells, by which it may have been called."""
-        return set(self._telling) <= {threading.get_ident()}
-
-    def _refusal(self) -> CompositeClosed:
+    def _closed_error(self) -> CompositeClosed:
         return CompositeClosed(f"composite {self._definition.name!r} was closed")
 
 
-def _tell(landing: Landing, outcome: Mapping[Task, Decision] | BaseException) -> None:
-    """Tells what became of a batch."""
-    if isinstance(outcome, BaseException):
-        landing.set_exception(outcome)
-    else:
-        landing.set_result(outcome)
+@dataclass(slots=True)
+class CompositeRun:
+    """The run of one batch through the steps. `done` has the decisions of each step that has ended."""
+
+    definition: CompositeDefinition
+    batch: Batch
+    threads: CompositeThreads
+    stopped: Callable[[], bool]
+    done: dict[str, dict[Task, Decision]] = field(default_factory=dict)
+
+    def decisions(self) -> Mapping[Task, Decision]:
+        """Runs all steps and contexts, and merges their decisions for each task of the batch."""
+        self._run_steps()
+        merged = {task: self._merged(task) for task in self.batch.tasks}
+        added = [apply_context(context, self.batch, merged) for context in self.definition.contexts]
+        added.append(apply_rewrites(self.batch, self.definition.rewrites))
+        for decisions in added:
+            merged |= {task: merged[task].merge(decision) for task, decision in decisions.items()}
+        return merged
+
+    def _run_steps(self) -> None:
+        """Starts each step as soon as its dependencies have ended.
+
+        A step that runs alone runs in this thread, unless the caller's executor runs the steps.
+        """
+        left = {step.name: step for step in self.definition.steps}
+        running: dict[Future[dict[Task, Decision]], str] = {}
+        while left or running:
+            ready = self._take_ready(left)
+            if len(ready) == 1 and not running and self.threads.is_own:
+                ((step, tasks),) = ready
+                self.done[step.name] = self._run_step(step, tasks)
+                continue
+            running |= {self.threads.start(self._run_step, step, tasks): step.name for step, tasks in ready}
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                self.done[running.pop(future)] = future.result()
+
+    def _take_ready(self, left: dict[str, Step]) -> list[tuple[Step, list[Task]]]:
+        """Takes the steps that can start, each with its tasks. A step without tasks ends without a call."""
+        ready: list[tuple[Step, list[Task]]] = []
+        for step in list(left.values()):  # in order, so that a step without tasks makes later ones ready
+            if all(name in self.done for name in step.after):
+                del left[step.name]
+                if tasks := self._entering(step):
+                    ready.append((step, tasks))
+                else:
+                    self.done[step.name] = {}
+        return ready
+
+    def _entering(self, step: Step) -> list[Task]:
+        """The tasks that every step before this one has continued."""
+        before = [self.done[name] for name in step.after]
+
+        def continued(task: Task) -> bool:
+            return all((decision := decisions.get(task)) is not None and decision.continued for decisions in before)
+
+        return [task for task in self.batch.tasks if continued(task)]
+
+    def _run_step(self, step: Step, tasks: list[Task]) -> dict[Task, Decision]:
+        if self.stopped():
+            raise InterruptedError(f"composite {self.definition.name!r} was closed before its step {step.name!r}")
+        return run_step(step, tasks, self.batch, self.threads, self.definition.around)
+
+    def _merged(self, task: Task) -> Decision:
+        """Merges the decisions of the steps. Of two with the same result, the message of the later step stays."""
+        own = [decisions[task] for step in self.definition.steps if task in (decisions := self.done[step.name])]
+        return reduce(_merge, reversed(own)) if own else _SUCCESS
+
+
+def _merge(later: Decision, earlier: Decision) -> Decision:
+    return later if later is earlier else later.merge(earlier)  # most are the same plain SUCCESS

@@ -1,25 +1,30 @@
-"""What a composite is made of: steps that know what they come after. Nothing here runs, and nothing changes."""
+"""The steps of a composite: their definition, and the call of one step with its tasks."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
-from airflow_provider_taskq.worker.batches import Batch, Rewrite
-from airflow_provider_taskq.worker.handlers import takes_batch
+from airflow_provider_taskq.queue.task_input import split_into_chunks
+from airflow_provider_taskq.worker.batches import Batch, Rewrite, name_of
+from airflow_provider_taskq.worker.composite.threads import CompositeThreads
+from airflow_provider_taskq.worker.handlers import ForeignDecision, decision_of, decision_on, takes_batch
 
 StepFunction: TypeAlias = Callable[..., Any]
 After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
 Decisions: TypeAlias = Mapping[Task, Decision]
-# Called in the place of a step: (step, tasks, proceed). It calls `proceed`, and returns its decisions or others.
+# Called instead of a step: (step, tasks, proceed). `proceed()` runs the step and returns its decisions.
 Around: TypeAlias = Callable[[str, Sequence[Task], Callable[[], Decisions]], Decisions]
-# Called after the last step.
+# Called after the last step; its decisions are merged with those of the steps.
 Context: TypeAlias = Callable[[Batch, Decisions], Mapping[Task, Decision | Result] | None]
 
 
 class StepMode(StrEnum):
-    """How a step goes through the tasks of a batch: several at once, or one after another in the batch's order."""
+    """How a step handles the tasks of a batch: several at once, or one after another in batch order."""
 
     PARALLEL = "PARALLEL"
     SEQUENTIAL = "SEQUENTIAL"
@@ -27,9 +32,9 @@ class StepMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A named function of one task, or of all tasks at once (`whole`), and the steps that it comes after.
+    """A named function of one task, or of all tasks at once (`whole`), and the names of the steps that it comes after.
 
-    `wants_batch` tells that its second argument is the batch.
+    `wants_batch`: the function takes the batch as its second argument.
     """
 
     name: str
@@ -40,15 +45,15 @@ class Step:
     wants_batch: bool = False
 
     def call(self, given: object, batch: Batch) -> Any:
-        """Calls the function."""
+        """Calls the function with a task or with several tasks."""
         return self.function(given, batch) if self.wants_batch else self.function(given)
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
-    """A composite's steps in the order in which they were added, and what belongs to all of them.
+class CompositeDefinition:
+    """The steps of a composite in the order in which they were added, and its contexts, wrappers and rewrites.
 
-    A step can only come after steps that are there already, so there are no cycles.
+    A step can only come after steps that were added before it, so there are no cycles.
     """
 
     name: str
@@ -59,10 +64,10 @@ class Definition:
 
     def with_step(
         self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool
-    ) -> "Definition":
-        """This with one step more; InvalidArgument where its name is taken, or a step that it comes after unknown."""
+    ) -> "CompositeDefinition":
+        """Returns a copy with one more step. InvalidArgument if its name is taken, or if `after` is unknown."""
         if not callable(function):
-            raise InvalidArgument(f"composite {self.name!r}: a step is a function, not a {type(function).__name__}")
+            raise InvalidArgument(f"composite {self.name!r}: a step must be a function, not {type(function).__name__}")
         step = Step(
             name or _name_of(function), function, self._names(after), StepMode(mode), whole, takes_batch(function)
         )
@@ -70,29 +75,28 @@ class Definition:
             raise InvalidArgument(f"composite {self.name!r} has a step {step.name!r} already")
         return replace(self, steps=(*self.steps, step))
 
-    def with_context(self, context: Context) -> "Definition":
-        """This with one context more."""
+    def with_context(self, context: Context) -> "CompositeDefinition":
+        """Returns a copy with one more context."""
         return replace(self, contexts=(*self.contexts, context))
 
-    def with_around(self, around: Around) -> "Definition":
-        """This with something more around each step."""
+    def with_around(self, around: Around) -> "CompositeDefinition":
+        """Returns a copy with one more wrapper around each step."""
         return replace(self, around=(*self.around, around))
 
-    def with_rewrite(self, rewrite: Rewrite) -> "Definition":
-        """This with one rewrite more."""
+    def with_rewrite(self, rewrite: Rewrite) -> "CompositeDefinition":
+        """Returns a copy with one more rewrite."""
         return replace(self, rewrites=(*self.rewrites, rewrite))
 
     def _names(self, after: After) -> tuple[str, ...]:
-        """The names of the steps that are meant, each once."""
         given = [after] if isinstance(after, str) or callable(after) else list(after)
         return tuple(dict.fromkeys(self._name(each) for each in given))
 
-    def _name(self, meant: str | StepFunction) -> str:
-        """The name of the step that is meant by its name or its function."""
-        found = [step.name for step in self.steps if meant in (step.name, step.function)]
+    def _name(self, given: str | StepFunction) -> str:
+        """The name of the step that is given by its name or its function."""
+        found = [step.name for step in self.steps if given in (step.name, step.function)]
         if len(found) == 1:
             return found[0]
-        name = meant if isinstance(meant, str) else _name_of(meant)
+        name = given if isinstance(given, str) else _name_of(given)
         if found:
             raise InvalidArgument(f"composite {self.name!r}: {name!r} is the function of several steps; name one")
         known = ", ".join(step.name for step in self.steps) or "none"
@@ -100,5 +104,125 @@ class Definition:
 
 
 def _name_of(function: StepFunction) -> str:
-    """What a function is called."""
     return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+def run_step(
+    step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads, around: Sequence[Around]
+) -> dict[Task, Decision]:
+    """Calls a step with its tasks, and returns a decision for each. ForeignDecision if it decides on other tasks.
+
+    An exception of a step of one task is the FAILURE of that task; one of a batch step, or of a wrapper around a step,
+    is that of all tasks. A TaskResultException is its own result. A task without a decision is FAILED.
+    """
+    call: Callable[[], Decisions] = partial(_call_whole if step.whole else _call_each, step, tasks, batch, threads)
+    for wrapper in reversed(around):
+        call = partial(wrapper, step.name, tasks, call)
+    try:
+        with batch.running(f"step {step.name}"):
+            decided: Decisions = call()
+    except Exception as error:  # noqa: BLE001 -- any error fails these tasks
+        decided = dict.fromkeys(tasks, decision_on(error))
+    name = f"step {step.name!r}"
+    if not isinstance(decided, Mapping):
+        raise TypeError(f"the wrapper around {name} returned {type(decided).__name__}, not decisions")
+    return _complete(name, tasks, decided)
+
+
+def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decisions:
+    """Calls a context with the decisions so far, and returns its own: none, or one for each task."""
+    name = f"context {name_of(context)}"
+    try:
+        with batch.running(name):
+            returned = context(batch, decisions)
+        if returned is None:
+            return {}
+        decided = {task: decision_of(outcome) for task, outcome in returned.items()}
+    except Exception as error:  # noqa: BLE001 -- any error fails these tasks
+        return dict.fromkeys(batch.tasks, decision_on(error))
+    return _complete(name, batch.tasks, decided)
+
+
+def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
+    """Orders follow-ups by their tasks, and rewrites those to push.
+
+    Returns FAILURE for each task whose follow-up cannot be rewritten or pushed.
+    """
+    places = {task: place for place, task in enumerate(batch.tasks)}
+    batch.follow_ups.sort(key=lambda follow_up: places[follow_up.task])  # not by which thread was faster
+    batch.releases.sort(key=lambda release: places[release.task])
+    failed: dict[Task, Decision] = {}
+    for place, follow_up in enumerate(batch.follow_ups):
+        tasks = follow_up.tasks
+        try:
+            for rewrite in rewrites:
+                tasks = tuple(rewrite(follow_up.task, new) for new in tasks)
+            for chunk in split_into_chunks(follow_up.topic, tasks):
+                chunk.columns()
+        except Exception as error:  # noqa: BLE001 -- any error fails this task
+            failed[follow_up.task] = decision_on(error)
+        batch.follow_ups[place] = replace(follow_up, tasks=tasks)
+    return failed
+
+
+def _complete(name: str, tasks: Sequence[Task], decided: Decisions) -> dict[Task, Decision]:
+    """The decisions on these tasks; FAILURE for those without one."""
+    if len(decided) == len(tasks) and all(task in decided for task in tasks):
+        return dict(decided)
+    known = set(tasks)
+    if foreign := [str(getattr(task, "sequence", task)) for task in decided if task not in known]:
+        raise ForeignDecision(f"{name} returned decisions for tasks that it did not get: {', '.join(foreign[:10])}")
+    missing = Decision(Result.FAILURE, error=f"{name} made no decision on this task")
+    return {task: decided.get(task, missing) for task in tasks}
+
+
+def _call_whole(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:
+    decided = _result_of(step.call(tasks, batch), batch, threads)
+    if not isinstance(decided, Mapping):
+        return dict.fromkeys(tasks, decision_of(decided))
+    return {task: decision_of(outcome) for task, outcome in decided.items()}
+
+
+def _call_each(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:
+    if inspect.iscoroutinefunction(step.function):
+        return threads.run_awaitable(_await_each(step, tasks, batch), batch)
+    decided: dict[Task, Decision] = {}
+
+    def decide(task: Task) -> None:
+        if batch.cancelled.is_set():
+            return
+        try:
+            decided[task] = decision_of(_result_of(step.call(task, batch), batch, threads))
+        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
+            decided[task] = decision_on(error)
+
+    if step.mode is StepMode.SEQUENTIAL or len(tasks) == 1:
+        for task in tasks:
+            decide(task)
+    else:
+        threads.each(decide, tasks, lambda: batch.running(f"step {step.name}"))
+    return decided
+
+
+async def _await_each(step: Step, tasks: Sequence[Task], batch: Batch) -> dict[Task, Decision]:
+    import asyncio
+
+    async def decide(task: Task) -> Decision:
+        try:
+            return decision_of(await step.call(task, batch))
+        except BaseException as error:  # also SystemExit, which would end the event loop
+            running = asyncio.current_task()
+            if running is not None and running.cancelling():
+                raise  # the batch was given up
+            return decision_on(error)
+
+    if step.mode is StepMode.SEQUENTIAL:
+        return {task: await decide(task) for task in tasks}
+    return dict(zip(tasks, await asyncio.gather(*map(decide, tasks)), strict=True))
+
+
+def _result_of(value: Any, batch: Batch, threads: CompositeThreads) -> Any:
+    """Waits for a Future or an awaitable. Returns any other value as it is."""
+    if isinstance(value, Future):
+        return batch.result_of(value, "a step")
+    return threads.run_awaitable(value, batch) if inspect.isawaitable(value) else value

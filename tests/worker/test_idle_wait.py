@@ -3,12 +3,12 @@
 import threading
 from collections.abc import Callable
 
-from airflow_provider_taskq.worker.patience import Pause
+from airflow_provider_taskq.worker.runtime import IdleWait
 from tests.queue.conftest import until
 
 
 def test_when_one_has_looked_the_next_does_though_somebody_rests_who_came_before() -> None:
-    pause = Pause(0.3)
+    pause = IdleWait(0.3)
     waiting = vars(pause._changed)["_waiters"]
     looking = _started(lambda: pause.wait(0))
     until(lambda: waiting or not looking.is_alive())
@@ -24,7 +24,7 @@ def test_when_one_has_looked_the_next_does_though_somebody_rests_who_came_before
 
 
 def test_looks_that_find_nothing_take_a_fifth_of_the_time_at_most() -> None:
-    pause = Pause(1.0)
+    pause = IdleWait(1.0)
     assert [pause.seconds_after(took) for took in (0.0, 0.25, 1.5)] == [1.0, 1.0, 6.0]
 
 
