@@ -1,20 +1,18 @@
-"""Readers: groups of handlers for a topic's events, each partition led by one program at a time."""
+"""Consumer groups: handlers of a topic's events. One consumer at a time handles the events of a partition, in order."""
 
 from airflow_provider_taskq.consumer.config import (
     ConsumerConfig,
     ConsumerOptions,
     Exclusivity,
     Level,
-    Progress,
+    ProgressStore,
     Retry,
     merge_options,
 )
-from airflow_provider_taskq.consumer.consumer import Consumer
-from airflow_provider_taskq.consumer.errors import AlreadyRunning, Interrupted, NonTransient
-from airflow_provider_taskq.consumer.group import ConsumerGroup
+from airflow_provider_taskq.consumer.consumer import AlreadyRunning, Consumer, Consumers
+from airflow_provider_taskq.consumer.group import ConsumerGroup, Interrupted, NonTransient
 from airflow_provider_taskq.consumer.partition_loop import EventFailure
 from airflow_provider_taskq.consumer.progress import ProgressTracker
-from airflow_provider_taskq.consumer.readers import Consumers
 
 __all__ = [
     "AlreadyRunning",
@@ -28,7 +26,7 @@ __all__ = [
     "Interrupted",
     "Level",
     "NonTransient",
-    "Progress",
+    "ProgressStore",
     "ProgressTracker",
     "Retry",
     "merge_options",

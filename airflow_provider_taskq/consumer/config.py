@@ -1,4 +1,4 @@
-"""Settings of readers: built-in ones, standard ones for all groups of a program, and each group's own."""
+"""Settings of consumers: built-in ones, those of all groups of a program, and those of one group."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,22 +15,22 @@ from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, lease_call_limit
 
 
-class Progress(StrEnum):
-    """Where a reader keeps how far it got."""
+class ProgressStore(StrEnum):
+    """Where a consumer stores its progress."""
 
     DATABASE = "database"
     MEMORY = "memory"
 
 
 class Exclusivity(StrEnum):
-    """How many programs handle a partition: one at a time, by lease; or each, with progress in its own memory."""
+    """How many consumers of a group handle a partition: one at a time, by lease, or each of them."""
 
     LEASE = "lease"
     NONE = "none"
 
 
 class Level(StrEnum):
-    """Levels by the names of the third source system, OpenCQRS; its default is `per_second_level_subject`."""
+    """Levels by their names in OpenCQRS, whose default is `per_second_level_subject`."""
 
     PER_SUBJECT = "per_subject"
     PER_SECOND_LEVEL_SUBJECT = "per_second_level_subject"
@@ -46,7 +46,7 @@ _LEVELS: dict[str, int | None] = {
 
 
 class RetryDelays(Protocol):
-    """The delays between the tries of an event."""
+    """The delays between attempts of an event."""
 
     def delay(self, attempts: int) -> timedelta | None:
         """The delay after this many failures (1 or more); None to skip the event."""
@@ -54,7 +54,7 @@ class RetryDelays(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallableDelays:
-    """The delays that a function of the number of failures returns."""
+    """Delays that a function of the number of failures returns."""
 
     function: Callable[[int], DurationLike | None]
 
@@ -66,7 +66,7 @@ class CallableDelays:
 
 @dataclass(frozen=True, slots=True)
 class SeriesDelays:
-    """The delays of a series, one after the other; at its end the event is skipped."""
+    """The delays of a series, one after another. At its end the event is skipped."""
 
     series: Iterable[DurationLike]
 
@@ -77,7 +77,7 @@ class SeriesDelays:
 
 
 class Retry(StrEnum):
-    """How the intervals between tries grow."""
+    """How the delays between attempts grow."""
 
     EXPONENTIAL = "exponential"
     FIXED = "fixed"
@@ -85,7 +85,7 @@ class Retry(StrEnum):
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """Any of the settings: what one level of precedence says.
+    """Some of the settings, see ConsumerConfig. `merge_options` makes a ConsumerConfig of several such dictionaries.
 
     A duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
     """
@@ -95,7 +95,7 @@ class ConsumerOptions(TypedDict, total=False):
     auto_start: bool
     partitions: int
     level: int | Level | Literal["per_subject", "per_second_level_subject", "no_sequence"] | SequenceResolver | None
-    progress: Progress | Literal["database", "memory"] | ProgressTracker
+    progress: ProgressStore | Literal["database", "memory"] | ProgressTracker
     transactional: bool
     transaction_size: int
     exclusivity: Exclusivity | Literal["lease", "none"]
@@ -144,7 +144,7 @@ class ConsumerConfig:
     auto_start: bool = True
     partitions: int = 1
     level: int | str | SequenceResolver | None = None
-    progress: str | ProgressTracker = Progress.DATABASE
+    progress: str | ProgressTracker = ProgressStore.DATABASE
     transactional: bool = False
     transaction_size: int = 1
     exclusivity: str = Exclusivity.LEASE
@@ -163,65 +163,70 @@ class ConsumerConfig:
     handler_statement_timeout: timedelta = HANDLER_STATEMENT_TIMEOUT
 
     def __post_init__(self) -> None:
-        named = {"progress": Progress, "exclusivity": Exclusivity, "retry": Retry, "level": Level}
+        named = {"progress": ProgressStore, "exclusivity": Exclusivity, "retry": Retry, "level": Level}
         for name, kind in named.items():
             value = getattr(self, name)
             if isinstance(value, str) and value not in set(kind):
-                raise InvalidArgument(f"{name} {value!r} is none of {', '.join(kind)}")
+                raise InvalidArgument(f"{name} {value!r} must be one of {', '.join(kind)}")
         self._check_objects()
         if min(self.partitions, self.size, self.transaction_size) < 1 or (
             self.max_partitions is not None and self.max_partitions < 1
         ):
-            raise InvalidArgument("partitions, size, transaction_size and max_partitions are 1 or more")
+            raise InvalidArgument("partitions, size, transaction_size and max_partitions must be at least 1")
         durations = (self.lease, self.pause, self.call_timeout or self.lease, self.handler_statement_timeout)
         if min(durations) <= timedelta(0):
-            raise InvalidArgument("lease, pause, call_timeout and handler_statement_timeout are longer than nothing")
+            raise InvalidArgument("lease, pause, call_timeout and handler_statement_timeout must be longer than 0")
         if self.lease > MAX_STORED_DURATION:
-            raise InvalidArgument(f"lease is at most {MAX_STORED_DURATION.days} days, not {self.lease}")
-        if self.progress != Progress.DATABASE and self.transactional:
-            raise InvalidArgument("progress in memory or in a tracker is in no transaction of the queue")
+            raise InvalidArgument(f"lease must be at most {MAX_STORED_DURATION.days} days, not {self.lease}")
+        if self.progress != ProgressStore.DATABASE and self.transactional:
+            raise InvalidArgument("transactional=True needs progress in the database")
         if self.transaction_size > 1 and not self.transactional:
-            raise InvalidArgument("events are handled together in a transaction: that takes transactional=True")
-        if self.progress == Progress.DATABASE and self.exclusivity == Exclusivity.NONE:
-            raise InvalidArgument("progress in the database is one for all programs: one of them leads, by lease")
+            raise InvalidArgument("transaction_size greater than 1 needs transactional=True")
+        if self.progress == ProgressStore.DATABASE and self.exclusivity == Exclusivity.NONE:
+            raise InvalidArgument(
+                "exclusivity='none' needs progress in memory or in a tracker: in the database all consumers share it"
+            )
 
     def _check_objects(self) -> None:
-        """Refuses objects that cannot be what their setting needs."""
         if not isinstance(self.progress, str | ProgressTracker):
-            raise InvalidArgument("progress is database, memory, or an object with the methods current and proceed")
+            raise InvalidArgument(
+                "progress must be database, memory, or an object with the methods current and proceed"
+            )
         if isinstance(self.retry, Iterator):
-            raise InvalidArgument("retry: an iterator ends after one event; give a list, or a function of the failures")
+            raise InvalidArgument(
+                "retry must not be an iterator, which ends after one event: use a list, or a function of the failures"
+            )
         if not (isinstance(self.retry, Iterable) or callable(self.retry)):
-            raise InvalidArgument(f"retry {self.retry!r} is no name, no function and no series of durations")
+            raise InvalidArgument(f"retry must be a name, a function or a series of durations, not {self.retry!r}")
         if not (self.level is None or isinstance(self.level, int | str) or callable(self.level)):
-            raise InvalidArgument(f"level {self.level!r} is no number, no name and no function of an event")
+            raise InvalidArgument(f"level must be a number, a name or a function of an event, not {self.level!r}")
         if outside := [number for number in self.chosen or () if not 0 <= number < self.partitions]:
             raise InvalidArgument(
-                f"only_partitions {outside}: the partitions have the numbers 0 to {self.partitions - 1}"
+                f"only_partitions {outside} must be numbers of partitions, 0 to {self.partitions - 1}"
             )
 
     @property
     def chosen(self) -> frozenset[int] | None:
-        """The numbers of the partitions that this program leads; None for any."""
+        """The numbers of the partitions that this consumer may hold; None for all."""
         if self.only_partitions is None:
             return None
         return frozenset([self.only_partitions] if isinstance(self.only_partitions, int) else self.only_partitions)
 
     @property
-    def shared_level(self) -> int | None:
-        """The level by which the database shares the events out."""
+    def database_level(self) -> int | None:
+        """The level by which the database maps events to partitions."""
         if isinstance(self.level, str):
             return _LEVELS[self.level]
         return self.level if self.level is None or isinstance(self.level, int) else CALLABLE_LEVEL
 
     @property
     def resolver(self) -> SequenceResolver | None:
-        """The function that decides on partitions, if one does."""
+        """The function that maps events to partitions, if there is one."""
         return self.level if callable(self.level) else None
 
     @property
-    def policy(self) -> RetryDelays:
-        """How long to wait before an event is tried again; a RetryPolicy's `max_attempts` counts the first try too."""
+    def retry_delays(self) -> RetryDelays:
+        """The delays between attempts of an event. The first attempt counts for a RetryPolicy's `max_attempts`, too."""
         if not isinstance(self.retry, str):
             return CallableDelays(self.retry) if callable(self.retry) else SeriesDelays(self.retry)
         if self.retry == Retry.NONE:
@@ -236,11 +241,11 @@ class ConsumerConfig:
         )
 
     def call_limit(self) -> CallLimit:
-        """A limit for the calls of one partition."""
+        """A new limit for the calls of one partition."""
         return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def concerns(self, event: Task) -> bool:
-        """Whether an event is of the subject at all."""
+        """Whether an event belongs to the subject."""
         if self.subject is None or event.identifier == self.subject:
             return True
         return self.recursive and event.identifier.startswith(self.subject.rstrip("/") + "/")
@@ -252,14 +257,14 @@ _DURATIONS = (
 )
 
 
-def merge_options(*levels: ConsumerOptions) -> ConsumerConfig:
-    """The settings that these levels make: of each property what the first says that says something."""
-    said: dict[str, Any] = {}
-    for level in reversed(levels):
-        said.update(cast(dict[str, Any], level))
-    said.update({name: to_timedelta(said[name]) for name in _DURATIONS if name in said})
+def merge_options(*options: ConsumerOptions) -> ConsumerConfig:
+    """Returns the settings that these options make. For each option the first dictionary that has it decides."""
+    found: dict[str, Any] = {}
+    for each in reversed(options):
+        found.update(cast(dict[str, Any], each))
+    found.update({name: to_timedelta(found[name]) for name in _DURATIONS if name in found})
     try:
-        return replace(ConsumerConfig(), **said)
+        return replace(ConsumerConfig(), **found)
     except TypeError:
-        unknown = sorted(set(said) - set(ConsumerConfig.__dataclass_fields__))
-        raise InvalidArgument(f"readers have no setting {', '.join(unknown)}") from None
+        unknown = sorted(set(found) - set(ConsumerConfig.__dataclass_fields__))
+        raise InvalidArgument(f"unknown options of a consumer: {', '.join(unknown)}") from None

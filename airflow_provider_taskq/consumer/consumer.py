@@ -1,25 +1,31 @@
-"""The reader: one program's part in a group that handles a topic's log."""
+"""Consumers: each handles the events of a topic for one group, in the partitions that it holds."""
 
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
 import psycopg
 
-from airflow_provider_taskq.consumer.config import ConsumerConfig, Exclusivity, Progress
-from airflow_provider_taskq.consumer.errors import AlreadyRunning
+from airflow_provider_taskq.consumer.config import (
+    ConsumerConfig,
+    ConsumerOptions,
+    Exclusivity,
+    ProgressStore,
+    merge_options,
+)
 from airflow_provider_taskq.consumer.group import ConsumerGroup
 from airflow_provider_taskq.consumer.partition_lease import (
     FencedPartitionLeases,
     LockedPartitionLeases,
     PartitionLeases,
     SharedPartitions,
-    stored,
+    stored_length,
 )
-from airflow_provider_taskq.consumer.partition_loop import EventFailure, OnFailure, PartitionLoop
+from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
 from airflow_provider_taskq.consumer.progress import (
     DatabaseProgress,
     MemoryTracker,
@@ -28,22 +34,28 @@ from airflow_provider_taskq.consumer.progress import (
     TrackedProgress,
 )
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
-from airflow_provider_taskq.consumer.signals import on_signals
-from airflow_provider_taskq.queue import InvalidArgument, PartitionLease
+from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory, heartbeat_limit
+from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 
-BUILT_IN = ConsumerConfig()
+_BUILT_IN = ConsumerConfig()
+_NO_OPTIONS = ConsumerOptions()
+
+
+class AlreadyRunning(TaskQueueError):
+    """A consumer that runs was started again."""
 
 
 class Consumer:
-    """Handles a topic's events by a group's handlers, as the leader of as many partitions as it gets.
+    """Handles a topic's events with the handlers of a group, in as many partitions as it gets.
 
-        with Reader(dsn, books, "library", Settings(partitions=2)): ...
+        with Consumer(dsn, books, "library", ConsumerConfig(partitions=2)): ...
 
-    Any number of programs may run readers of one group: each partition is led by one of them at a time, the others are
-    spares. `dsn`: a connection string, a function that connects, or None: as the environment says. `on_failure` is
-    called by the loop that met a failure.
+    Any number of programs may run consumers of one group. One of them at a time holds a partition, the others stand by.
+
+    :param dsn: a connection string, a function that connects, or None for the environment's.
+    :param on_failure: is called with each failure of an event, in the thread of its partition.
     """
 
     def __init__(
@@ -51,76 +63,74 @@ class Consumer:
         dsn: str | Connect | None,
         group: ConsumerGroup,
         topic: str,
-        settings: ConsumerConfig = BUILT_IN,
+        config: ConsumerConfig = _BUILT_IN,
         *,
         on_failure: OnFailure | None = None,
     ) -> None:
         if not group.handlers:
             raise InvalidArgument(f"group {group.name!r} has no handlers")
-        if not settings.transactional and any(handler.in_transaction for handler in group.handlers):
-            raise InvalidArgument(
-                f"group {group.name!r}: a handler takes the queue of the transaction, which takes transactional=True"
-            )
-        self.group, self.topic, self.settings = group, topic, settings
-        self.leader = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._connects = connection_factory(dsn, settings.lease)
-        self._on_failure = on_failure or _ignore
+        if not config.transactional and any(handler.in_transaction for handler in group.handlers):
+            raise InvalidArgument(f"group {group.name!r}: a handler that takes the queue needs transactional=True")
+        self.group, self.topic, self.config = group, topic, config
+        self.member_id = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
+        self._connect = connection_factory(dsn, config.lease)
+        self._on_failure = on_failure or (lambda _: None)
         self._memory = MemoryTracker()
-        self._part: ConsumerRuntime | None = None
+        self._runtime: ConsumerRuntime | None = None
         self._starting = threading.Lock()
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended: stopped, or with an error in every partition."""
-        return self._part is not None and self._part.thread.is_alive()
+        """Whether it was started and has not ended, by `stop` or by an error in every partition."""
+        return self._runtime is not None and self._runtime.thread.is_alive()
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that this reader leads now."""
-        return self._part.partitions if self._part is not None else []
+        """The partitions that it holds now."""
+        return self._runtime.partitions if self._runtime is not None else []
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The errors that ended loops here, by partition; -1 for one that ended the whole reader."""
-        return dict(self._part.errors) if self._part is not None else {}
+        """The errors that ended partitions here, by partition; -1 for one that ended the consumer."""
+        return dict(self._runtime.errors) if self._runtime is not None else {}
 
     def start(self) -> None:
-        """Joins the group, and returns once that is done; AlreadyRunning where it runs."""
+        """Joins the group and starts. AlreadyRunning if it runs already."""
         with self._starting:
             if self.is_running:
-                raise AlreadyRunning(f"the reader of group {self.group.name!r} runs already")
-            conn = self._connected()
+                raise AlreadyRunning(f"the consumer of group {self.group.name!r} runs already")
+            conn = self._connect_for_leases()
             try:
-                leading = self._leading(conn)
-                leading.join()
+                leases = self._leases(conn)
+                leases.join()
             except BaseException:
                 conn.close()
                 raise
-            self._part = ConsumerRuntime(leading, self._connected, self._loop, self.settings)
-            self._part.thread.start()
+            self._runtime = ConsumerRuntime(leases, self._connect_for_leases, self._make_loop, self.config)
+            self._runtime.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Ends after the events at hand, gives partitions back, and tells whether that was done in time.
+        """Stops after the current events, and gives partitions back. Returns whether that was done in time.
 
-        Of a reader that does not run: True, and nothing happens. A handler may call it, and is not waited for.
+        Returns True if it does not run. If a handler calls it, it does not wait.
         """
-        if self._part is None:
+        if self._runtime is None:
             return True
-        self._part.halt()
-        if not self._part.is_own_thread():
-            self._part.thread.join(timeout)
+        self._runtime.stop()
+        if not self._runtime.is_loop_thread():
+            self._runtime.thread.join(timeout)
         return not self.is_running
 
     def resume(self) -> bool:
-        """Looks at the log at once, instead of after the pause; False where it does not run."""
-        if self._part is not None:
-            self._part.wake()
+        """Ends the pause between two reads of the log. Returns False if it does not run."""
+        if self._runtime is not None:
+            self._runtime.wake()
         return self.is_running
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the reader has ended, and raises the error that ended it; False where the time is over."""
-        if self._part is not None:
-            self._part.thread.join(timeout)
+        """Waits until it has ended, and raises the error that ended it. Returns False after the timeout."""
+        if self._runtime is not None:
+            self._runtime.thread.join(timeout)
         if self.is_running:
             return False
         for error in self.errors.values():
@@ -128,12 +138,12 @@ class Consumer:
         return True
 
     def run(self) -> None:
-        """Reads until SIGTERM or SIGINT, or raises the error that ended it."""
+        """Runs until SIGTERM or SIGINT, or until an error ends it, which it raises."""
         self.start()
-        part = self._part
-        with on_signals(lambda: part.halt() if part is not None else None):
-            while not self.wait(1):
-                pass
+        with StopSignals() as signals:
+            while not self.wait(CHECK_SECONDS):
+                if signals.received and self._runtime is not None:
+                    self._runtime.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -144,30 +154,84 @@ class Consumer:
     ) -> None:
         self.stop()
 
-    def _connected(self) -> psycopg.Connection:
-        """A connection to keep leases by."""
-        return connect_limited(self._connects, heartbeat_limit(stored(self.settings.lease).total_seconds()))
+    def _connect_for_leases(self) -> psycopg.Connection:
+        return connect_limited(self._connect, heartbeat_limit(stored_length(self.config.lease).total_seconds()))
 
-    def _leading(self, conn: psycopg.Connection) -> PartitionLeases:
-        """How this reader gets partitions."""
+    def _leases(self, conn: psycopg.Connection) -> PartitionLeases:
         kind: type[FencedPartitionLeases | LockedPartitionLeases] = FencedPartitionLeases
-        if self.settings.progress != Progress.DATABASE:
-            kind = LockedPartitionLeases if self.settings.exclusivity == Exclusivity.LEASE else SharedPartitions
-        return kind(conn, self.group.name, self.topic, self.leader, self.settings)
+        if self.config.progress != ProgressStore.DATABASE:
+            kind = LockedPartitionLeases if self.config.exclusivity == Exclusivity.LEASE else SharedPartitions
+        return kind(conn, self.group.name, self.topic, self.member_id, self.config)
 
-    def _loop(self, led: PartitionLease) -> PartitionLoop:
-        """A loop for a partition, not yet started."""
-        limit = self.settings.call_limit()
-        return PartitionLoop(led, self.group, self.settings, lambda: self._progress(led, limit), self._on_failure)
+    def _make_loop(self, lease: PartitionLease) -> PartitionLoop:
+        limit = self.config.call_limit()
+        return PartitionLoop(lease, self.group, self.config, lambda: self._progress(lease, limit), self._on_failure)
 
-    def _progress(self, led: PartitionLease, limit: CallLimit) -> PartitionProgress:
-        """Progress of a partition over a connection of its own."""
-        conn = connect_limited(self._connects, limit)
-        tracker = self._memory if self.settings.progress == Progress.MEMORY else self.settings.progress
+    def _progress(self, lease: PartitionLease, limit: CallLimit) -> PartitionProgress:
+        """The progress of a partition, over a connection of its own."""
+        conn = connect_limited(self._connect, limit)
+        tracker = self._memory if self.config.progress == ProgressStore.MEMORY else self.config.progress
         if isinstance(tracker, ProgressTracker):
-            return TrackedProgress(conn, led, tracker)
-        return DatabaseProgress(conn, led, limit, transactional=self.settings.transactional)
+            return TrackedProgress(conn, lease, tracker)
+        return DatabaseProgress(conn, lease, limit, transactional=self.config.transactional)
 
 
-def _ignore(failure: EventFailure) -> None:
-    """Nobody listens."""
+class Consumers:
+    """The consumers of a program, by group, which start and stop together.
+
+    `standard` has options for all of them, `groups` for one each, which take precedence.
+
+        consumers = Consumers(dsn, standard={"retry_max_attempts": 5}, groups={"books": {"partitions": 2}})
+        consumers.add(books, "library")
+        consumers.start()
+    """
+
+    def __init__(
+        self,
+        dsn: str | Connect | None,
+        standard: ConsumerOptions = _NO_OPTIONS,
+        groups: Mapping[str, ConsumerOptions] | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        self.consumers: dict[str, Consumer] = {}
+        self._dsn = dsn
+        self._standard = standard
+        self._groups = dict(groups or {})
+        self._on_failure = on_failure
+
+    def add(self, group: ConsumerGroup, topic: str) -> Consumer:
+        """Adds a consumer for a group, and returns it. Does not start it."""
+        if group.name in self.consumers:
+            raise InvalidArgument(f"group {group.name!r} already has a consumer")
+        config = merge_options(self._groups.get(group.name, _NO_OPTIONS), self._standard)
+        consumer = Consumer(self._dsn, group, topic, config, on_failure=self._on_failure)
+        self.consumers[group.name] = consumer
+        return consumer
+
+    def start(self) -> None:
+        """Starts the consumers with `auto_start`. If one cannot start, stops the others and raises its error."""
+        started: list[Consumer] = []
+        try:
+            for consumer in self.consumers.values():
+                if consumer.config.auto_start:
+                    consumer.start()
+                    started.append(consumer)
+        except BaseException:
+            for consumer in started:
+                consumer.stop()
+            raise
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Stops all consumers, each within the timeout. Returns whether all have stopped in time."""
+        for consumer in self.consumers.values():
+            consumer.stop(0)  # so that they end at once
+        return min((consumer.stop(timeout) for consumer in self.consumers.values()), default=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

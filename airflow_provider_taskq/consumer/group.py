@@ -1,4 +1,4 @@
-"""Processing groups: the handlers that belong together, and which of them an event is for."""
+"""Consumer groups: the handlers of a group, the events that they match, and the errors that they may raise."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -12,21 +12,33 @@ Kind = Callable[[Task], object]
 H = TypeVar("H", bound=Callable[..., Any])
 
 
+class NonTransient(Exception):
+    """Raised by a handler: no retry can help. The loop of the partition ends, its progress stays before this event."""
+
+
+class Interrupted(Exception):
+    """Raised by a handler that was asked to stop: the loop of the partition ends quietly, without progress."""
+
+
+class HandlerFailed(Exception):
+    """A handler raised the cause of this error. Tells errors of handlers from those of the queue."""
+
+
 def type_in_payload(task: Task) -> object:
-    """The kind of an event, unless a group says otherwise: the member `type` of a payload that is an object."""
+    """The default kind of an event: the member `type` of a payload that is an object."""
     return task.payload.get("type") if isinstance(task.payload, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
 class EventHandler:
-    """A function for events that match; `in_transaction`: it takes the queue of the transaction beside the event."""
+    """A function for matching events. `in_transaction`: it also takes the queue of the transaction."""
 
     matches: Predicate
     function: Callable[..., None]
     in_transaction: bool
 
     def __call__(self, event: Task, queue: TaskQueue | None) -> None:
-        """Handles one event."""
+        """Calls the function."""
         if self.in_transaction:
             self.function(event, queue)
         else:
@@ -34,14 +46,14 @@ class EventHandler:
 
 
 class ConsumerGroup:
-    """A named set of handlers, which read a topic at their own speed.
+    """A named set of handlers with a progress of its own in each topic.
 
         books = Group("books")
 
         @books.on("book-added")
         def added(event: Task, queue: TaskQueue) -> None: ...
 
-    A handler takes the event, and the queue of the transaction that stores progress if it wishes to.
+    A handler takes the event, or the event and the queue of the transaction that stores progress.
     """
 
     def __init__(self, name: str, kind: Kind = type_in_payload) -> None:
@@ -50,9 +62,9 @@ class ConsumerGroup:
         self.handlers: list[EventHandler] = []
 
     def on(self, *which: str | Predicate) -> Callable[[H], H]:
-        """Makes a function a handler of events of these kinds, or that one of these predicates is true for.
+        """Adds a handler, as a decorator, of the events of these kinds, or for which one of these predicates is true.
 
-        Without any it handles all events. The handlers of one event are called in the order in which they were made.
+        Without arguments it handles all events. The handlers of one event are called in the order of their definition.
         """
         matches = _any_of([self._of_kind(each) if isinstance(each, str) else each for each in which])
 
@@ -63,7 +75,7 @@ class ConsumerGroup:
         return made
 
     def handlers_of(self, event: Task) -> list[EventHandler]:
-        """The handlers that an event is for; none where the group has nothing to do with it."""
+        """The handlers that match an event."""
         return [handler for handler in self.handlers if handler.matches(event)]
 
     def _of_kind(self, kind: str) -> Predicate:
@@ -71,31 +83,31 @@ class ConsumerGroup:
 
 
 def _any_of(predicates: Iterable[Predicate]) -> Predicate:
-    """Whether any of them is true; of none, always."""
+    """A predicate that is true if any of these is, or if there are none."""
     given = tuple(predicates)
     return lambda event: not given or any(matches(event) for matches in given)
 
 
 def _takes_queue(function: Callable[..., Any]) -> bool:
-    """Whether a handler has a second parameter; refuses one that cannot be called with one or two."""
+    """Whether a handler takes the queue. InvalidArgument if it takes neither one argument nor two."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # builtins and the like
+    except (TypeError, ValueError):  # such as builtins
         return False
     for count in (2, 1):
         try:
             signature.bind(*range(count))
         except TypeError:
             continue
-        return count == 2 and _wants_two(signature)
-    raise InvalidArgument(f"handler {function!r:.100}: it takes the event, or the event and the queue")
+        return count == 2 and _requires_two(signature)
+    raise InvalidArgument(f"handler {function!r:.100} must take the event, or the event and the queue")
 
 
-def _wants_two(signature: inspect.Signature) -> bool:
-    """Whether the second parameter is meant for the queue: it is there for everybody, without a default."""
-    places = [
+def _requires_two(signature: inspect.Signature) -> bool:
+    """Whether the second parameter has no default, so that it is meant for the queue."""
+    positional = [
         each
         for each in signature.parameters.values()
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    return len(places) >= 2 and places[1].default is inspect.Parameter.empty
+    return len(positional) >= 2 and positional[1].default is inspect.Parameter.empty

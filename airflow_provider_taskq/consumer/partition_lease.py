@@ -1,4 +1,4 @@
-"""Who leads: partitions taken, kept and given back, by leases in the database or by nobody's leave."""
+"""How a consumer gets partitions: by leases in the database, by locks, or without either."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -12,111 +12,118 @@ from airflow_provider_taskq.queue import PartitionLease, TaskQueue
 
 
 class PartitionLeases(Protocol):
-    """How one program gets partitions of a topic to lead, through `queue`."""
+    """The partitions of a topic that one consumer holds, through `queue`."""
 
     queue: TaskQueue
     topic: str
 
     def join(self) -> None:
-        """Says how the topic is to be shared out."""
+        """Joins the group, with the number of partitions of this consumer."""
 
-    def lead(self, except_: Collection[int]) -> PartitionLease | None:
-        """One more partition, if there is one to lead."""
+    def acquire(self, except_: Collection[int]) -> PartitionLease | None:
+        """Acquires one more partition; None if there is none."""
 
-    def keep(self) -> set[int]:
-        """The fences of the partitions that we still lead, for another lease."""
+    def renew(self) -> set[int]:
+        """Extends all leases. Returns the fences of the partitions that are still held."""
 
-    def give_back(self, led: PartitionLease, error: BaseException | None) -> None:
-        """Leads that partition no more."""
+    def release(self, lease: PartitionLease, error: BaseException | None) -> None:
+        """Gives a partition back."""
 
 
 class FencedPartitionLeases(PartitionLeases):
-    """By a lease with a fence for each partition, which progress in the database is stored under."""
+    """Leases with a fence, under which progress is stored in the database."""
 
-    def __init__(self, conn: psycopg.Connection, group: str, topic: str, leader: str, settings: ConsumerConfig) -> None:
+    def __init__(
+        self, conn: psycopg.Connection, group: str, topic: str, member_id: str, config: ConsumerConfig
+    ) -> None:
         self.queue = TaskQueue(conn)
-        self.group, self.topic, self.leader = group, topic, leader
-        self.settings = settings
+        self.group, self.topic, self.member_id = group, topic, member_id
+        self.config = config
 
     def join(self) -> None:
-        """Asks for as many partitions as the settings say."""
-        self.queue.join_group(self.group, self.topic, self.settings.partitions, self.settings.shared_level)
+        """Joins the group, with the number of partitions of this consumer."""
+        self.queue.join_group(self.group, self.topic, self.config.partitions, self.config.database_level)
 
-    def lead(self, except_: Collection[int]) -> PartitionLease | None:
-        """A partition that nobody leads, or whose leader gave no sign of life."""
-        return self.queue.acquire_partition(
-            self.group, self.topic, self.leader, stored(self.settings.lease), list(except_)
-        )
+    def acquire(self, except_: Collection[int]) -> PartitionLease | None:
+        """Acquires a partition that is free, or whose lease has lapsed."""
+        length = stored_length(self.config.lease)
+        return self.queue.acquire_partition(self.group, self.topic, self.member_id, length, list(except_))
 
-    def keep(self) -> set[int]:
-        """Extends the leases of all that we lead."""
-        return self.queue.renew_partitions(self.group, self.topic, self.leader)
+    def renew(self) -> set[int]:
+        """Extends the leases of all partitions that are held."""
+        return self.queue.renew_partitions(self.group, self.topic, self.member_id)
 
-    def give_back(self, led: PartitionLease, error: BaseException | None) -> None:
-        """Lets a spare take it at once."""
-        self.queue.release_partition(led, error)
+    def release(self, lease: PartitionLease, error: BaseException | None) -> None:
+        """Gives a partition back, so that another consumer can acquire it at once."""
+        self.queue.release_partition(lease, error)
 
 
 class LockedPartitionLeases(PartitionLeases):
-    """By a lock with a name for each partition, for progress in memory: there is nothing that a fence could guard."""
+    """Locks by name, for progress outside the database, which no fence could protect."""
 
-    def __init__(self, conn: psycopg.Connection, group: str, topic: str, leader: str, settings: ConsumerConfig) -> None:
+    def __init__(
+        self, conn: psycopg.Connection, group: str, topic: str, member_id: str, config: ConsumerConfig
+    ) -> None:
         self.queue = TaskQueue(conn)
-        self.group, self.topic, self.leader = group, topic, leader
-        self.settings = settings
-        self.led: dict[int, PartitionLease] = {}
-        self._numbers = count(1)
+        self.group, self.topic, self.member_id = group, topic, member_id
+        self.config = config
+        self._held: dict[int, PartitionLease] = {}
+        self._fences = count(1)  # of this process only
 
     def join(self) -> None:
-        """Each way of sharing out has locks of its own: there is nothing to agree on."""
+        """Does nothing: consumers with another number of partitions use other locks."""
 
-    def lead(self, except_: Collection[int]) -> PartitionLease | None:
-        """A partition whose lock we get."""
-        for partition in range(self.settings.partitions):
-            mine = any(led.partition == partition for led in self.led.values())
-            if not mine and partition not in except_ and self._lock(partition):
-                number = next(self._numbers)
-                shared = (self.settings.partitions, self.settings.shared_level, partition)
-                self.led[number] = PartitionLease(self.group, self.topic, 1, *shared, number, taken_over=False)
-                return self.led[number]
+    def acquire(self, except_: Collection[int]) -> PartitionLease | None:
+        """Acquires a partition whose lock is free."""
+        held = {lease.partition for lease in self._held.values()}
+        for partition in range(self.config.partitions):
+            if partition not in held and partition not in except_ and self._lock(partition):
+                fence = next(self._fences)
+                partitioning = (self.config.partitions, self.config.database_level, partition)
+                lease = PartitionLease(self.group, self.topic, 1, *partitioning, fence, taken_over=False)
+                self._held[fence] = lease
+                return lease
         return None
 
-    def keep(self) -> set[int]:
-        """Extends the locks of all that we lead; what somebody else got meanwhile we lead no more."""
-        for number, led in list(self.led.items()):
-            if not self._lock(led.partition):
-                del self.led[number]
-        return set(self.led)
+    def renew(self) -> set[int]:
+        """Extends the locks. Drops the partitions whose lock another consumer has got."""
+        for fence, lease in list(self._held.items()):
+            if not self._lock(lease.partition):
+                del self._held[fence]
+        return set(self._held)
 
-    def give_back(self, led: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002 - there is no place for it
-        """Unlocks it."""
-        if self.led.pop(led.fence, None) is not None:
-            self.queue.unlock(self._name(led.partition), self.leader)
+    def release(self, lease: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002 - locks store no error
+        """Unlocks a partition."""
+        if self._held.pop(lease.fence, None) is not None:
+            self.queue.unlock(self._lock_name(lease.partition), self.member_id)
 
     def _lock(self, partition: int) -> bool:
-        return self.queue.lock(self._name(partition), self.leader, stored(self.settings.lease))
+        return self.queue.lock(self._lock_name(partition), self.member_id, stored_length(self.config.lease))
 
-    def _name(self, partition: int) -> str:
-        shared = f"{partition} of {self.settings.partitions} by {self.settings.shared_level}"
-        return f"reader {self.group} of {self.topic}, partition {shared}"
+    def _lock_name(self, partition: int) -> str:
+        partitioning = f"{partition} of {self.config.partitions} by {self.config.database_level}"
+        return f"consumer {self.group} of {self.topic}, partition {partitioning}"
 
 
 class SharedPartitions(LockedPartitionLeases):
-    """Everybody leads everything: for progress in memory that each program needs for itself."""
+    """All partitions, without locks, for consumers that each handle every event."""
 
     def _lock(self, partition: int) -> bool:  # noqa: ARG002
         return True
 
-    def give_back(self, led: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002
-        """Nobody is told."""
-        self.led.pop(led.fence, None)
+    def release(self, lease: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002
+        """Drops a partition."""
+        self._held.pop(lease.fence, None)
 
 
-def stored(lease: timedelta) -> timedelta:
-    """The lease in the database: four fifths, as spares look every tenth, so that one takes over within the whole."""
+def stored_length(lease: timedelta) -> timedelta:
+    """The length of a lease in the database: four fifths of the setting.
+
+    Other consumers try to acquire every tenth of it, so that one takes over within the whole.
+    """
     return lease * 0.8
 
 
-def interval(lease: timedelta) -> float:
-    """How often leases are kept and looked for, in seconds."""
+def renewal_interval(lease: timedelta) -> float:
+    """Seconds between two rounds of renewing and acquiring leases."""
     return min(lease.total_seconds() / 10, 1.0)

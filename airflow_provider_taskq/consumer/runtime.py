@@ -1,4 +1,4 @@
-"""A reader's part in its group while it runs: leases kept, loops begun and ended, partitions given back."""
+"""What runs between a consumer's start and its end: leases of partitions, and a loop for each partition."""
 
 import logging
 import threading
@@ -8,172 +8,170 @@ from collections.abc import Callable
 import psycopg
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
-from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, interval, stored
-from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, is_transient
+from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, renewal_interval, stored_length
+from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, may_reconnect
 from airflow_provider_taskq.queue import PartitionLease, TaskQueue
 from airflow_provider_taskq.queue.errors import is_read_only
+from airflow_provider_taskq.worker.notifications import NotificationListener
 
-logger = logging.getLogger(__name__)
-
-SLICE = 0.1  # seconds between two looks at what the server tells
+log = logging.getLogger(__name__)
 
 
 class ConsumerRuntime:
-    """Runs in a thread of its own, with a connection of its own, from one start of a reader to its end."""
+    """Runtime of one consumer: its thread renews and acquires leases, starts loops, and gives partitions back.
+
+    `errors` has the errors that ended loops, by partition; -1 for an error that ended the consumer.
+    """
 
     def __init__(
         self,
-        leading: PartitionLeases,
+        leases: PartitionLeases,
         connect: Callable[[], psycopg.Connection],
         make_loop: Callable[[PartitionLease], PartitionLoop],
-        settings: ConsumerConfig,
+        config: ConsumerConfig,
     ) -> None:
         self.errors: dict[int, BaseException] = {}
-        self.thread = threading.Thread(target=self._run, name="reader", daemon=True)
-        self._leading = leading
+        self.thread = threading.Thread(target=self._run, name="consumer", daemon=True)
+        self._leases = leases
         self._connect = connect
         self._make_loop = make_loop
-        self._settings = settings
+        self._config = config
+        self._notifications = NotificationListener(connect, "taskq", self._on_notification, self.wake)
         self._loops: list[PartitionLoop] = []
         self._interrupted: set[int] = set()
         self._generation = self._partitions = 0
         self._stopping = False
-        self._bell = threading.Event()
-        self._kept = time.monotonic()
+        self._changed = threading.Event()
+        self._renewed = time.monotonic()
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that are led now."""
-        return sorted(loop.led.partition for loop in list(self._loops))
+        """The partitions that are held now."""
+        return sorted(loop.lease.partition for loop in list(self._loops))
 
-    def halt(self) -> None:
-        """Asks for the end."""
+    def start(self) -> None:
+        """Starts the threads."""
+        self._notifications.start()
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Asks for the end, and does not wait for it."""
         self._stopping = True
-        self._halt_loops()
-        self._bell.set()
+        self._stop_loops()
+        self._changed.set()
 
     def wake(self) -> None:
         """Ends the pauses of all loops."""
         for loop in list(self._loops):
             loop.wake()
 
-    def is_own_thread(self) -> bool:
-        """Whether whoever asks is run by one of the loops, which would wait for itself."""
+    def is_loop_thread(self) -> bool:
+        """Whether the caller is a handler, run by one of the loops."""
         return threading.current_thread() in [loop.thread for loop in list(self._loops)]
 
     def _run(self) -> None:
-        """Leads until asked to end, or until handlers have ended every partition."""
         try:
-            self._try_to(self._listen)
             while not self._stopping and not self._is_over():
-                self._try_to(self._look_after)
-                self._pause()
-            self._halt_loops()
+                self._with_connection(self._renew_and_acquire)
+                self._wait()
+            self._stop_loops()
             while self._loops:
-                self._try_to(self._keep)
-                self._pause()
+                self._with_connection(self._renew)
+                self._wait()
         except BaseException as error:
             self.errors[-1] = error
-            logger.warning("the reader ends", exc_info=error)
+            log.warning("consumer ended by an error: topic=%s", self._leases.topic, exc_info=error)
         finally:
-            self._halt_loops()
-            self._leading.queue.conn.close()
+            self._stop_loops()
+            self._notifications.stop()
+            self._leases.queue.conn.close()
 
-    def _halt_loops(self) -> None:
+    def _wait(self) -> None:
+        """Waits until a loop ends, `stop` is called, or the leases are due."""
+        if self._changed.wait(renewal_interval(self._config.lease)):
+            self._changed.clear()
+
+    def _stop_loops(self) -> None:
         for loop in list(self._loops):
-            loop.halt()
+            loop.stop()
 
-    def _listen(self) -> None:
-        """Lets the server tell when somebody says that there are new tasks."""
-        self._leading.queue.conn.execute("LISTEN taskq")
-
-    def _try_to(self, act: Callable[[], None]) -> None:
-        """Does it, over another connection where one is lost. What is not kept for a lease is not ours by then."""
+    def _with_connection(self, step: Callable[[], None]) -> None:
+        """Runs a step, over a new connection if the last one was lost. Stops the loops if the leases have lapsed."""
         try:
-            if is_read_only(self._leading.queue.conn):
-                self._leading.queue.conn.close()
-            if self._leading.queue.conn.closed:
-                self._leading.queue = TaskQueue(self._connect())
-                self._listen()
-            act()
+            if is_read_only(self._leases.queue.conn):
+                self._leases.queue.conn.close()
+            if self._leases.queue.conn.closed:
+                self._leases.queue = TaskQueue(self._connect())
+            step()
         except Exception as error:
-            if not is_transient(error):
+            if not may_reconnect(error):
                 raise
-            logger.warning("the reader has lost its connection (%s) and tries again", type(error).__name__)
-            self._leading.queue.conn.close()
-            if time.monotonic() - self._kept > stored(self._settings.lease).total_seconds():
-                self._halt_loops()
+            log.warning("connection lost, will retry: topic=%s error=%s", self._leases.topic, type(error).__name__)
+            self._leases.queue.conn.close()
+            if time.monotonic() - self._renewed > stored_length(self._config.lease).total_seconds():
+                self._stop_loops()
             if self._stopping:
                 self._loops = [loop for loop in self._loops if loop.thread.is_alive()]
 
-    def _keep(self) -> None:
-        """Keeps what we lead, and lets go what has ended."""
-        begun = time.monotonic()
-        kept = self._leading.keep()
-        self._kept = begun
+    def _renew(self) -> None:
+        """Renews the leases, stops the loops that have lost theirs, and gives back those that have ended."""
+        began = time.monotonic()
+        held = self._leases.renew()
+        self._renewed = began
         for loop in list(self._loops):
-            if loop.led.fence not in kept:
-                loop.halt()
+            if loop.lease.fence not in held:
+                loop.stop()
             if not loop.thread.is_alive():
-                self._let_go(loop)
+                self._release(loop)
 
-    def _look_after(self) -> None:
-        """The same, and takes what is free."""
-        self._keep()
-        most = self._settings.max_partitions
-        while not self._stopping and (most is None or len(self._loops) < most):
-            led = self._leading.lead([*self.errors, *self._interrupted, *self.partitions, *self._of_others()])
-            if led is None:
+    def _renew_and_acquire(self) -> None:
+        self._renew()
+        limit = self._config.max_partitions
+        while not self._stopping and (limit is None or len(self._loops) < limit):
+            lease = self._leases.acquire([*self.errors, *self._interrupted, *self.partitions, *self._not_allowed()])
+            if lease is None:
                 return
-            self._begin(led)
+            self._start_loop(lease)
 
-    def _of_others(self) -> list[int]:
-        """The partitions that the settings leave to other programs."""
-        chosen = self._settings.chosen
-        return [] if chosen is None else [each for each in range(self._settings.partitions) if each not in chosen]
+    def _not_allowed(self) -> list[int]:
+        """The partitions that `only_partitions` leaves to other consumers."""
+        chosen = self._config.chosen
+        return [] if chosen is None else [each for each in range(self._config.partitions) if each not in chosen]
 
-    def _begin(self, led: PartitionLease) -> None:
-        """Starts the loop of a partition. Errors are forgotten where it is of another generation."""
-        if led.generation != self._generation:
-            self._generation, self.errors, self._interrupted = led.generation, {}, set()
-        self._partitions = led.partitions
-        logger.info("group %s leads partition %s of %s of %s", led.group, led.partition, led.partitions, led.topic)
-        loop = self._make_loop(led)
-        loop.on_end = self._bell.set
+    def _start_loop(self, lease: PartitionLease) -> None:
+        if lease.generation != self._generation:
+            # The partitions of another generation are other ones, so the errors no longer apply.
+            self._generation, self.errors, self._interrupted = lease.generation, {}, set()
+        self._partitions = lease.partitions
+        log.info(
+            "partition acquired: group=%s topic=%s partition=%s partitions=%s",
+            lease.group,
+            lease.topic,
+            lease.partition,
+            lease.partitions,
+        )
+        loop = self._make_loop(lease)
+        loop.on_end = self._changed.set
         self._loops.append(loop)
         loop.thread.start()
         if self._stopping:
-            loop.halt()
+            loop.stop()
 
-    def _let_go(self, loop: PartitionLoop) -> None:
+    def _release(self, loop: PartitionLoop) -> None:
         """Gives back the partition of a loop that has ended, with its error if there is one."""
-        self._leading.give_back(loop.led, loop.error)
+        self._leases.release(loop.lease, loop.error)
         self._loops.remove(loop)
-        if loop.led.generation == self._generation:
+        if loop.lease.generation == self._generation:
             if loop.error is not None:
-                self.errors[loop.led.partition] = loop.error
+                self.errors[loop.lease.partition] = loop.error
             elif loop.interrupted:
-                self._interrupted.add(loop.led.partition)
+                self._interrupted.add(loop.lease.partition)
 
     def _is_over(self) -> bool:
-        """Whether every partition has been ended here by its handlers, by an error or an interruption."""
-        ended = len(self.errors) + len(self._interrupted) + len(self._of_others())
+        """Whether the handlers have ended every partition here, by an error or an interruption."""
+        ended = len(self.errors) + len(self._interrupted) + len(self._not_allowed())
         return not self._loops and 0 < self._partitions <= ended
 
-    def _pause(self) -> None:
-        """Waits until a loop ends, we are to end, or it is time; meanwhile hears of new tasks."""
-        deadline = time.monotonic() + interval(self._settings.lease)
-        while (left := deadline - time.monotonic()) > 0:
-            if self._bell.wait(min(left, SLICE)):
-                self._bell.clear()
-                return
-            self._hear()
-
-    def _hear(self) -> None:
-        """Wakes the loops if the server has told of new tasks."""
-        try:
-            told = [each.payload for each in self._leading.queue.conn.notifies(timeout=0)]
-            if self._leading.topic in told:
-                self.wake()
-        except psycopg.Error:
-            self._leading.queue.conn.close()
+    def _on_notification(self, topic: str) -> None:
+        if topic == self._leases.topic:
+            self.wake()

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupted, NonTransient
-from airflow_provider_taskq.consumer.attempts import AttemptCounter
+from airflow_provider_taskq.consumer.partition_loop import AttemptCounter
 from airflow_provider_taskq.consumer.progress import DatabaseProgress
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.queue import Cursor, Task, TaskQueue, connect
@@ -165,7 +165,7 @@ def test_a_stop_in_the_middle_of_a_back_off_ends_at_once_without_progress(dsn: s
 
 
 def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_success_or_a_skip() -> None:
-    attempts = AttemptCounter(ConsumerConfig().policy)
+    attempts = AttemptCounter(ConsumerConfig().retry_delays)
     assert delays(attempts, 9) == SERIES
     attempts.reset()
     assert delays(attempts, 2) == SERIES[:2]
@@ -173,10 +173,20 @@ def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_succe
 
 
 def test_retries_can_be_bounded_by_number_and_by_time_fixed_or_left_out() -> None:
-    assert delays(AttemptCounter(ConsumerConfig(retry_max_attempts=2).policy), 3) == [2, 3, None]
-    assert delays(AttemptCounter(ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)).policy), 4) == [2, 3, 4.5, None]
-    assert delays(AttemptCounter(ConsumerConfig(retry="fixed", retry_max_attempts=3).policy), 4) == [2, 2, 2, None]
-    assert delays(AttemptCounter(ConsumerConfig(retry="none").policy), 1) == [None]
+    assert delays(AttemptCounter(ConsumerConfig(retry_max_attempts=2).retry_delays), 3) == [2, 3, None]
+    assert delays(AttemptCounter(ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)).retry_delays), 4) == [
+        2,
+        3,
+        4.5,
+        None,
+    ]
+    assert delays(AttemptCounter(ConsumerConfig(retry="fixed", retry_max_attempts=3).retry_delays), 4) == [
+        2,
+        2,
+        2,
+        None,
+    ]
+    assert delays(AttemptCounter(ConsumerConfig(retry="none").retry_delays), 1) == [None]
 
 
 def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_for_it(
@@ -265,15 +275,15 @@ def test_a_reader_whose_connection_is_lost_as_it_begins_makes_another(
     queue.push("work", ["a"])
     heard = heard_all()
     lost: list[ConsumerRuntime] = []
-    listen = ConsumerRuntime._listen
+    renew = ConsumerRuntime._renew
 
-    def lose(part: ConsumerRuntime) -> None:
+    def lose(runtime: ConsumerRuntime) -> None:
         if not lost:
-            lost.append(part)
-            end_session(queue, part._leading.queue.conn)
-        listen(part)
+            lost.append(runtime)
+            end_session(queue, runtime._leases.queue.conn)
+        renew(runtime)
 
-    monkeypatch.setattr(ConsumerRuntime, "_listen", lose)
+    monkeypatch.setattr(ConsumerRuntime, "_renew", lose)
     with Consumer(dsn, heard.group, "work", quick()) as consumer:
         assert heard.wait(1) == ["a"]
         assert len(lost) == 1

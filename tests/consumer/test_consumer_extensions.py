@@ -61,7 +61,7 @@ def test_the_default_level_of_opencqrs_has_a_name(dsn: str, queue: TaskQueue) ->
     ("name", "level"), [(Level.PER_SUBJECT, None), ("per_second_level_subject", 2), ("no_sequence", 0)]
 )
 def test_each_name_of_a_level_stands_for_its_number(name: str, level: int | None) -> None:
-    assert ConsumerConfig(level=name).shared_level == level
+    assert ConsumerConfig(level=name).database_level == level
 
 
 class FileTracker:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.consumer.partition_lease import interval, stored
+from airflow_provider_taskq.consumer.partition_lease import renewal_interval, stored_length
 from airflow_provider_taskq.queue import Cursor, LeaseLost, PartitionLease, Task, TaskQueue, TaskQueueError
 from tests.consumer.consumers import LEASE, Heard, heard_all, place, quick, state, table, until_at_end
 from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, until
@@ -190,7 +190,7 @@ def test_spares_wait_and_take_over_at_once_where_a_leader_stops(dsn: str, queue:
 def test_a_spare_takes_over_within_the_lease_where_a_leader_gives_no_sign_of_life(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.join_group("readers", "work")
-    assert queue.acquire_partition("readers", "work", "dead", stored(LEASE)) is not None
+    assert queue.acquire_partition("readers", "work", "dead", stored_length(LEASE)) is not None
     lapses = kept_until(queue)
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
@@ -201,7 +201,7 @@ def test_a_spare_takes_over_within_the_lease_where_a_leader_gives_no_sign_of_lif
 @pytest.mark.parametrize("seconds", [0.5, 1, 10, 60])
 def test_what_is_left_of_a_lease_after_it_lapsed_is_enough_for_a_spare_to_look(seconds: float) -> None:
     lease = timedelta(seconds=seconds)
-    assert stored(lease).total_seconds() + interval(lease) <= seconds
+    assert stored_length(lease).total_seconds() + renewal_interval(lease) <= seconds
 
 
 def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str, queue: TaskQueue) -> None:
@@ -220,7 +220,9 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str
         assert inside.wait(20)
         with Consumer(dsn, spare.group, "work", settings):
             lapses = kept_until(queue)
-            until(lambda: kept_until(queue) > lapses + stored(settings.lease), 30)  # kept after it would have lapsed
+            until(
+                lambda: kept_until(queue) > lapses + stored_length(settings.lease), 30
+            )  # kept after it would have lapsed
             go.set()
             slow.wait(1)
             until_at_end(queue)
@@ -294,7 +296,7 @@ def test_the_operator_sees_who_leads_what_and_how_far_it_is(dsn: str, queue: Tas
         until_at_end(queue)
         one, two = queue.partition_states()
         assert (one.group, one.topic, one.partitions, one.level) == ("readers", "work", 2, 1)
-        assert one.leader == two.leader == consumer.leader
+        assert one.leader == two.leader == consumer.member_id
         assert one.cursor == two.cursor == place(queue, 1)
         assert not one.lapsed
         assert one.behind_since is None
