@@ -31,7 +31,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.spark.composite import by_composite
 from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.lease import LeaseKeeper
+from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.limits import Ended, Limits, Tally
 from airflow_provider_taskq.spark.progress import OnProgress, Progress, Watch, told
 from airflow_provider_taskq.spark.session import Holding, Transform
@@ -157,7 +157,7 @@ def drain(
     limit = FailureLimit.of(max_failed)
     holding = Holding.registered(spark, route, topic, owner, lease, condition, in_rounds=rounds != 1, claim=claim)
     tally, missed = Tally(), 0
-    with holding.kept() as keeper, holding.given_back_on_error(keeper):
+    with holding.kept() as drain_lease, holding.given_back_on_error(drain_lease):
         since = holding.begin()
         holding.free_lapsed()
         if claim is not None and budget is None:
@@ -166,7 +166,7 @@ def drain(
             before = Progress(topic, owner, tally.rounds, tally.worked, tally.done, time.monotonic() - began)
             if count := _claimed(holding, limits.room(tally), order, tally):
                 missed = 0
-                _round(holding, transform, count, partitions, keeper, before, on_progress, tally)
+                _round(holding, transform, count, partitions, drain_lease, before, on_progress, tally)
             elif _may_look_again(holding, missed := missed + 1):
                 time.sleep(AGAIN)  # nothing tells when the other has done with it
             else:
@@ -221,7 +221,7 @@ def _tell_none(holding: Holding, tally: Tally) -> None:
 
 
 def _round(
-    holding: Holding, transform: Transform, count: int, partitions: int | None, keeper: LeaseKeeper,
+    holding: Holding, transform: Transform, count: int, partitions: int | None, drain_lease: DrainLease,
     before: Progress, on_progress: OnProgress | None, tally: Tally,
 ) -> None:  # fmt: skip
     """Works on what was claimed, commits it, and counts it."""
@@ -231,7 +231,7 @@ def _round(
         description += f" (round {before.round + 1}; {before.done:,} of {before.claimed:,} are done)"
     began = time.monotonic()
     with Watch(holding.route, before, count, stage, on_progress), holding.described(description):
-        holding.decide(transform, stage, count, partitions, keeper)
+        holding.decide(transform, stage, count, partitions, drain_lease)
     holding.landed(stage, tally)
     tally.rounds += 1
     seconds = before.seconds + time.monotonic() - began

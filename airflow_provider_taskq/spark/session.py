@@ -20,7 +20,7 @@ from airflow_provider_taskq.spark.composite import ByComposite
 from airflow_provider_taskq.spark.connection import Route
 from airflow_provider_taskq.spark.drain_source import composite_format, registered_name
 from airflow_provider_taskq.spark.errors import own_error
-from airflow_provider_taskq.spark.lease import LeaseKeeper
+from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.limits import Tally
 from airflow_provider_taskq.spark.transforms import OF_A_TASK, ByTask
 from airflow_provider_taskq.spark.writers import abandon_stage
@@ -88,9 +88,9 @@ class Holding:
                 registered = queue.take_over(owner, claim, lease or (current.lease if current else FIVE_MINUTES))
         return cls(spark, route, topic, registered, condition, in_rounds=in_rounds, since=since, claim=claim)
 
-    def kept(self) -> LeaseKeeper:
+    def kept(self) -> DrainLease:
         """What keeps the lease, and stops this drain's Spark jobs where it is lost."""
-        return LeaseKeeper(self.lease, self.route, self.cancel, self.since)
+        return DrainLease(self.lease, self.route, self.cancel, self.since)
 
     def begin(self) -> datetime:
         """Stores that the drain begins; returns the moment from which its failures count."""
@@ -152,7 +152,9 @@ class Holding:
         assert row is not None  # noqa: S101
         return str(row[0])
 
-    def decide(self, transform: Transform, stage: str, count: int, partitions: int | None, keeper: LeaseKeeper) -> None:
+    def decide(
+        self, transform: Transform, stage: str, count: int, partitions: int | None, drain_lease: DrainLease
+    ) -> None:
         """Runs the transform on what is held, and lands its decisions through the stage."""
         source = registered_name(self.spark, self.route)
         wanted = partitions or self._partitions(transform, count)
@@ -160,7 +162,7 @@ class Holding:
         if isinstance(transform, ByComposite):
             tasks = self._in_turn(reader, wanted, together=True).select(*OF_A_TASK)
             with composite_format(self.spark, self.route, transform.under(self.condition)) as composite:
-                self._write(tasks, composite, stage, keeper)
+                self._write(tasks, composite, stage, drain_lease)
             return
         if isinstance(transform, ByTask):
             transform = transform.under(self.condition)
@@ -168,12 +170,12 @@ class Holding:
         if not isinstance(decisions, DataFrame):
             kind = type(decisions).__name__
             raise TaskQueueError(f"the transform returned a {kind}, not a DataFrame of decisions")
-        self._write(decisions, source, stage, keeper)
+        self._write(decisions, source, stage, drain_lease)
 
-    def _write(self, frame: DataFrame, source: str, stage: str, keeper: LeaseKeeper) -> None:
+    def _write(self, frame: DataFrame, source: str, stage: str, drain_lease: DrainLease) -> None:
         """Runs the job that stages decisions and commits them, unless the lease is lost already."""
-        if keeper.lost is not None:
-            raise keeper.lost
+        if drain_lease.lost is not None:
+            raise drain_lease.lost
         writer = frame.write.format(source).mode("append").options(**self.options)
         writer.options(mode="complete", stage=stage).save()
 
@@ -245,15 +247,15 @@ class Holding:
         self.spark.sparkContext.cancelJobsWithTag(self.tag)
 
     @contextmanager
-    def given_back_on_error(self, keeper: LeaseKeeper) -> Iterator[None]:
+    def given_back_on_error(self, drain_lease: DrainLease) -> Iterator[None]:
         """After an error gives back what is held, and raises the error as the queue's own where it is one."""
         try:
             yield
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt, from which the Spark jobs know nothing
                 threading.Thread(target=self.cancel, daemon=True).start()
-            if keeper.lost is not None:
-                raise LeaseLost(str(keeper.lost)) from error
+            if drain_lease.lost is not None:
+                raise LeaseLost(str(drain_lease.lost)) from error
             with suppress(psycopg.Error, TaskQueueError):  # the error that is being raised says more
                 if self.claim_fence is None:
                     with self.route.connect() as conn:

@@ -129,8 +129,8 @@ class Lease:
         if self.seconds_left() > 0:
             return None
         return LeaseLost(
-            f"no heartbeat of owner {self.owner.name!r} reached the queue for {self._lost_after:g} seconds, after "
-            "which other programs may take its tasks"
+            f"no heartbeat of owner {self.owner.name!r} reached the queue for {self._lost_after:.1f} seconds of its "
+            f"lease of {self.owner.lease.total_seconds():g} seconds"
         )
 
 

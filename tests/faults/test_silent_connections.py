@@ -12,7 +12,7 @@ from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, To
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
 from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.lease import LeaseKeeper
+from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.worker import Batch, notifications
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from airflow_provider_taskq.worker.notifications import NotificationListener
@@ -292,7 +292,7 @@ def test_a_listener_that_hears_nothing_tests_its_connection(
 def test_the_lease_of_a_drain_outlives_a_silent_connection(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
     lost = threading.Event()
     owner = queue.register("drain", SECOND * 6)
-    with LeaseKeeper(owner, Route.found(proxy.dsn(dsn, application_name="lease")), lost.set) as keeper:
+    with DrainLease(owner, Route.found(proxy.dsn(dsn, application_name="lease")), lost.set) as keeper:
         until(lambda: queue.owners()[0].lease_until > owner.lease_until)
         [registered] = queue.owners()
         silent = proxy.wait_for("lease", after=1)
