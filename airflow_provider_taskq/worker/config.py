@@ -12,7 +12,7 @@ from airflow_provider_taskq.worker.connection import lease_call_limit
 
 
 class Pending(StrEnum):
-    """What a worker does at its stop with tasks that it has prefetched and not begun."""
+    """What a worker does at its stop with prefetched tasks."""
 
     FINISH = "FINISH"  # handles them first
     FAIL = "FAIL"  # fails them; the policy of their topic may retry them

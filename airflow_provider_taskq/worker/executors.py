@@ -35,7 +35,7 @@ class ThreadHandler:
         self._lock = threading.Lock()
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decision on each task. Tasks of a batch that is given up are not begun."""
+        """Returns the decision on each task. Starts no more tasks once the batch is given up."""
         if self._threads == 1 or len(batch.tasks) == 1:
             started = {task: self._start(task, batch) for task in batch.tasks if not batch.cancelled.is_set()}
             return {task: self._finish(outcome, batch) for task, outcome in started.items()}
@@ -83,7 +83,7 @@ class ThreadHandler:
 
 
 class ExecutorHandler(ThreadHandler):
-    """Calls a function for each task by an executor of the caller, who shuts it down."""
+    """Calls a function for each task by an executor. The caller shuts it down."""
 
     def __init__(
         self,

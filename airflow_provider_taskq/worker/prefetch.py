@@ -77,8 +77,8 @@ class Prefetcher(BasePollLoop):
         self._buffer.put(batch)
 
     def _end(self) -> None:
-        """Releases or fails the batches that were not begun, as the worker's `pending` says."""
-        reason = WorkerStopped("the worker stopped before this task was begun")
+        """Releases or fails the batches that were not handled, as the worker's `pending` says."""
+        reason = WorkerStopped("the worker stopped before this task was handled")
         for batch in self._buffer.close():
             if self._runtime.config.pending is Pending.RELEASE:
                 batch.lease.abandon(batch, reason)

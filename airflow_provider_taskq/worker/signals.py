@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, which ask a program to stop; a second signal asks it to stop at once."""
+"""SIGTERM and SIGINT, which stop a program; a second signal stops it at once."""
 
 import signal
 import threading

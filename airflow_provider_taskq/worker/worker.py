@@ -122,7 +122,7 @@ class Worker:
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs and has not begun to stop."""
+        """Whether it runs. False as soon as it stops."""
         runtime = self._runtime
         return runtime is not None and not runtime.stopping.is_set()
 

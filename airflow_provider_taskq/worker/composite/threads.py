@@ -80,7 +80,7 @@ class CompositeThreads:
 
 
 class _ExecutorPool:
-    """An executor of the caller, who shuts it down."""
+    """An executor of the caller; the caller shuts it down."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
