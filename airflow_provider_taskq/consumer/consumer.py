@@ -23,7 +23,7 @@ from airflow_provider_taskq.consumer.partition_lease import (
     LockedPartitionLeases,
     PartitionLeases,
     SharedPartitions,
-    stored_length,
+    connect_for_leases,
 )
 from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
 from airflow_provider_taskq.consumer.progress import (
@@ -36,7 +36,7 @@ from airflow_provider_taskq.consumer.progress import (
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError
 from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory, heartbeat_limit
+from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 
 _BUILT_IN = ConsumerConfig()
@@ -99,14 +99,14 @@ class Consumer:
         with self._starting:
             if self.is_running:
                 raise AlreadyRunning(f"the consumer of group {self.group.name!r} runs already")
-            conn = self._connect_for_leases()
+            conn = connect_for_leases(self._connect, self.config)
             try:
                 leases = self._leases(conn)
                 leases.join()
             except BaseException:
                 conn.close()
                 raise
-            self._runtime = ConsumerRuntime(leases, self._connect_for_leases, self._make_loop, self.config)
+            self._runtime = ConsumerRuntime(leases, self._connect, self._make_loop, self.config)
             self._runtime.start()
 
     def stop(self, timeout: float | None = None) -> bool:
@@ -153,9 +153,6 @@ class Consumer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _connect_for_leases(self) -> psycopg.Connection:
-        return connect_limited(self._connect, heartbeat_limit(stored_length(self.config.lease).total_seconds()))
 
     def _leases(self, conn: psycopg.Connection) -> PartitionLeases:
         kind: type[FencedPartitionLeases | LockedPartitionLeases] = FencedPartitionLeases

@@ -9,6 +9,7 @@ import psycopg
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.queue import PartitionLease, TaskQueue
+from airflow_provider_taskq.worker.connection import Connect, connect_limited, heartbeat_limit
 
 
 class PartitionLeases(Protocol):
@@ -114,6 +115,11 @@ class SharedPartitions(LockedPartitionLeases):
     def release(self, lease: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002
         """Drops a partition."""
         self._held.pop(lease.fence, None)
+
+
+def connect_for_leases(connect: Connect, config: ConsumerConfig) -> psycopg.Connection:
+    """Opens a connection whose calls are limited in time, as those that renew leases need to be."""
+    return connect_limited(connect, heartbeat_limit(stored_length(config.lease).total_seconds()))
 
 
 def stored_length(lease: timedelta) -> timedelta:

@@ -5,13 +5,17 @@ import threading
 import time
 from collections.abc import Callable
 
-import psycopg
-
 from airflow_provider_taskq.consumer.config import ConsumerConfig
-from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, renewal_interval, stored_length
+from airflow_provider_taskq.consumer.partition_lease import (
+    PartitionLeases,
+    connect_for_leases,
+    renewal_interval,
+    stored_length,
+)
 from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, may_reconnect
 from airflow_provider_taskq.queue import PartitionLease, TaskQueue
 from airflow_provider_taskq.queue.errors import is_read_only
+from airflow_provider_taskq.worker.connection import Connect
 from airflow_provider_taskq.worker.notifications import NotificationListener
 
 log = logging.getLogger(__name__)
@@ -26,7 +30,7 @@ class ConsumerRuntime:
     def __init__(
         self,
         leases: PartitionLeases,
-        connect: Callable[[], psycopg.Connection],
+        connect: Connect,
         make_loop: Callable[[PartitionLease], PartitionLoop],
         config: ConsumerConfig,
     ) -> None:
@@ -101,7 +105,7 @@ class ConsumerRuntime:
             if is_read_only(self._leases.queue.conn):
                 self._leases.queue.conn.close()
             if self._leases.queue.conn.closed:
-                self._leases.queue = TaskQueue(self._connect())
+                self._leases.queue = TaskQueue(connect_for_leases(self._connect, self._config))
             step()
         except Exception as error:
             if not may_reconnect(error):
