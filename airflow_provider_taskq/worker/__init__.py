@@ -1,11 +1,9 @@
-"""Handling tasks in plain Python: workers, composites of steps; on top of the queue, without Airflow or Spark.
+"""Workers: handle tasks in plain Python, with functions or with composites of steps. Needs neither Airflow nor Spark.
 
-    def handle(task: Task) -> Result:
-        return Result.SUCCESS if deliver(task.payload) else Result.SUSPENSION
+def handle(task: Task) -> Result:
+    return Result.SUCCESS if deliver(task.payload) else Result.SUSPENSION
 
-    Worker(dsn, "mail", handle).run()
-
-Every name is loaded when it is asked for.
+Worker(dsn, "mail", handle).run()
 """
 
 from importlib import import_module
@@ -35,6 +33,27 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.supplement import SupplementError
     from airflow_provider_taskq.worker.watchdog import HandlerStuck
     from airflow_provider_taskq.worker.worker import Worker
+
+# A name is imported when it is used, so that a worker of plain functions does not load composites.
+_MODULES = {
+    "batches": ("Batch", "FollowUp", "Release", "tagged"),
+    "commit": ("commit_batch",),
+    "composite": ("Composite", "CompositeClosed", "StepMode"),
+    "config": ("Pending",),
+    "grouped": ("GroupedWorker",),
+    "handlers": ("BatchHandler", "ForeignDecision", "Outcome", "TaskResultException", "batch", "each"),
+    "health": ("HealthMonitor", "HealthSignal"),
+    "limiter": ("BoundedLimiter", "Limiter", "NoLimit", "PriorityLimiter"),
+    "listener": ("FatalListener", "WorkerListener"),
+    "persistent": ("PersistentWorker",),
+    "runtime": ("WorkerStopped",),
+    "scheduler": ("Scheduler",),
+    "statistics": ("WorkerStatistics",),
+    "supplement": ("SupplementError",),
+    "watchdog": ("HandlerStuck",),
+    "worker": ("Worker",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Batch",
@@ -70,43 +89,8 @@ __all__ = [
     "tagged",
 ]
 
-# Where each name lives: loaded when it is asked for, so that a worker of functions loads no composite.
-_HOMES = {
-    "BatchHandler": "handlers",
-    "GroupedWorker": "grouped",
-    "BoundedLimiter": "limiter",
-    "Composite": "composite",
-    "CompositeClosed": "composite",
-    "FatalListener": "listener",
-    "FollowUp": "batches",
-    "ForeignDecision": "handlers",
-    "HandlerStuck": "watchdog",
-    "HealthMonitor": "health",
-    "Limiter": "limiter",
-    "StepMode": "composite",
-    "NoLimit": "limiter",
-    "Outcome": "handlers",
-    "Pending": "config",
-    "PersistentWorker": "persistent",
-    "PriorityLimiter": "limiter",
-    "Release": "batches",
-    "HealthSignal": "health",
-    "SupplementError": "supplement",
-    "TaskResultException": "handlers",
-    "Scheduler": "scheduler",
-    "Batch": "batches",
-    "Worker": "worker",
-    "WorkerListener": "listener",
-    "WorkerStatistics": "statistics",
-    "WorkerStopped": "runtime",
-    "batch": "handlers",
-    "each": "handlers",
-    "commit_batch": "commit",
-    "tagged": "batches",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,4 +1,4 @@
-"""A program that the chaos test starts and kills: a reader whose effects land in a ledger with its progress.
+"""A program that the chaos test starts and kills: a consumer whose effects land in a ledger with its progress.
 
     python -m tests.consumer.consumer_program NAME PARTITIONS LEASE
 

@@ -1,4 +1,4 @@
-"""What the tests of readers share: quick settings, a group that tells what it handled, what the database says."""
+"""What the tests of consumers share: quick settings, a group that tells what it handled, what the database says."""
 
 import threading
 from collections.abc import Callable
@@ -48,12 +48,12 @@ class Heard:
             self._changed.notify_all()
 
     def wait(self, count: int, seconds: float = 20) -> list[str]:
-        """The identifiers of all events, once there are so many."""
+        """The identifiers of all events, once there are this many."""
         self._wait(lambda: len(self.events) >= count, seconds)
         return self.identifiers
 
     def wait_failures(self, count: int, seconds: float = 20) -> list[EventFailure]:
-        """All failures, once there are so many."""
+        """All failures, once there are this many."""
         self._wait(lambda: len(self.failures) >= count, seconds)
         return self.failures
 
@@ -109,6 +109,6 @@ def place(queue: TaskQueue, nth: int) -> Cursor:
 
 
 def read_all(queue: TaskQueue, consumer: Consumer, group: str = "readers") -> None:
-    """Runs a reader until the end of the log."""
+    """Runs a consumer until the end of the log."""
     with consumer:
         until_at_end(queue, group)

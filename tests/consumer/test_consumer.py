@@ -1,4 +1,4 @@
-"""Readers: which events go to which handlers, and what becomes of progress."""
+"""Consumers: which events go to which handlers, and what becomes of progress."""
 
 import threading
 
@@ -11,7 +11,7 @@ from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, t
 from tests.queue.conftest import until
 
 
-def test_a_reader_handles_every_event_in_order_and_stores_how_far_it_is(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_handles_every_event_in_order_and_stores_how_far_it_is(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "a"])
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
@@ -23,7 +23,7 @@ def test_a_reader_handles_every_event_in_order_and_stores_how_far_it_is(dsn: str
     assert queue.ready("work", 10) == 4, "it takes nothing"
 
 
-def test_a_reader_goes_on_where_the_group_left_off(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_goes_on_where_the_group_left_off(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     first, second = heard_all(), heard_all()
     read_all(queue, Consumer(dsn, first.group, "work", quick()))
@@ -32,7 +32,7 @@ def test_a_reader_goes_on_where_the_group_left_off(dsn: str, queue: TaskQueue) -
     assert (first.identifiers, second.identifiers) == (["a", "b"], ["c"])
 
 
-def test_a_group_goes_on_from_progress_that_was_stored_before_it_had_a_reader(dsn: str, queue: TaskQueue) -> None:
+def test_a_group_goes_on_from_progress_that_was_stored_before_it_had_a_consumer(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     queue.advance("readers", "work", 0, place(queue, 1))
     heard = heard_all()
@@ -94,7 +94,7 @@ def test_an_event_that_is_for_nobody_is_passed_by_and_progress_goes_on(dsn: str,
         ("/", True, ["/books", "/books/1", "/bookshop"]),
     ],
 )
-def test_a_reader_observes_a_subject_with_or_without_what_is_below(
+def test_a_consumer_observes_a_subject_with_or_without_what_is_below(
     dsn: str, queue: TaskQueue, subject: str | None, recursive: bool, expected: list[str]
 ) -> None:
     queue.push("work", ["/books", "/books/1", "/bookshop", "a"])
@@ -146,7 +146,7 @@ def test_each_partition_has_progress_of_its_own(dsn: str, queue: TaskQueue) -> N
         heard.wait(20)
 
 
-def test_an_operator_may_put_progress_back_while_the_reader_runs_to_have_events_again(
+def test_an_operator_may_put_progress_back_while_the_consumer_runs_to_have_events_again(
     dsn: str, queue: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b"])
@@ -158,7 +158,7 @@ def test_an_operator_may_put_progress_back_while_the_reader_runs_to_have_events_
         assert heard.wait(3) == ["a", "b", "b"]
 
 
-def test_progress_in_memory_begins_anew_with_each_reader_and_outlives_a_stop(dsn: str, queue: TaskQueue) -> None:
+def test_progress_in_memory_starts_again_with_each_consumer_and_outlives_a_stop(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = heard_all()
     consumer = Consumer(dsn, heard.group, "work", quick(progress="memory", partitions=2))

@@ -1,4 +1,4 @@
-"""Reader programs killed with -9 at random, one asking for two partitions and the other for three."""
+"""Consumer programs killed with -9 at random, one asking for two partitions and the other for three."""
 
 import os
 import random
@@ -124,10 +124,10 @@ def led_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
 
 def take_over(queue: TaskQueue, led: set[tuple[int, int, int]]) -> float:
     """How many seconds it takes until others lead what a dead process led, or its generation is over."""
-    begun = time.monotonic()
+    has_begun = time.monotonic()
     fences = {fence for _, _, fence in led}
     until(lambda: not fences & {consumer.fence for consumer in queue.partition_states()}, 30)
-    return time.monotonic() - begun
+    return time.monotonic() - has_begun
 
 
 def is_up(queue: TaskQueue, session: str) -> bool:
@@ -153,9 +153,9 @@ def kill_some(queue: TaskQueue, crew: Crew) -> list[float]:
     """Kills one program after the other at random; how long it took the other one to take over, where that was up."""
     chance = random.Random(3)  # noqa: S311 - which process dies next is no secret
     took: list[float] = []
-    begun = time.monotonic()
-    while time.monotonic() < begun + SECONDS or not is_enough(queue, took):
-        assert time.monotonic() < begun + SECONDS + LONGER, (handled(queue), took)
+    has_begun = time.monotonic()
+    while time.monotonic() < has_begun + SECONDS or not is_enough(queue, took):
+        assert time.monotonic() < has_begun + SECONDS + LONGER, (handled(queue), took)
         name, other = chance.sample(list(PARTITIONS), 2)
         with_heir = chance.random() < 0.7
         if with_heir:
@@ -172,7 +172,7 @@ def wrong(conn: psycopg.Connection, query: str) -> list[object]:
     return list(conn.execute(query.encode()).fetchall())
 
 
-def test_every_event_is_handled_once_and_in_order_though_readers_are_killed_and_want_different_partitions(
+def test_every_event_is_handled_once_and_in_order_though_consumers_are_killed_and_want_different_partitions(
     queue: TaskQueue, crew: Crew, stop_producing: Callable[[], None]
 ) -> None:
     for name in PARTITIONS:

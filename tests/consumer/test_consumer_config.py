@@ -1,4 +1,4 @@
-"""Settings by precedence, and all readers of a program."""
+"""Settings by precedence, and all consumers of a program."""
 
 from datetime import timedelta
 
@@ -53,7 +53,9 @@ def test_a_lease_that_the_queue_does_not_store_is_refused_by_the_settings() -> N
         ConsumerConfig(lease=timedelta(days=99_999_999))
 
 
-def test_a_program_starts_its_readers_but_those_that_are_not_to_start_by_themselves(dsn: str, queue: TaskQueue) -> None:
+def test_a_program_starts_its_consumers_but_those_that_are_not_to_start_by_themselves(
+    dsn: str, queue: TaskQueue
+) -> None:
     books, backup = heard_all("books"), heard_all("backup")
     groups: dict[str, ConsumerOptions] = {"books": {"partitions": 2}, "backup": {"auto_start": False}}
     consumers = Consumers(dsn, QUICK, groups)

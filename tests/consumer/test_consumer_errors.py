@@ -1,4 +1,4 @@
-"""What a reader does about errors: try again, skip, stop, or end quietly."""
+"""Errors of handlers: retried, skipped, ending a partition, or ending it quietly."""
 
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import timedelta
@@ -31,7 +31,7 @@ def refused() -> ThreadPoolExecutor:
 
 
 def failing(heard: Heard, identifier: str, times: int, error: BaseException | None = None) -> None:
-    """Makes the group fail with one event so many times."""
+    """Makes the group fail this many times with one event."""
 
     @heard.group.on(lambda event: event.identifier == identifier)
     def fails(_event: Task) -> None:
@@ -86,7 +86,7 @@ def test_a_predicate_that_fails_is_a_handler_that_fails(dsn: str, queue: TaskQue
 
 
 @pytest.mark.parametrize("error", [NonTransient("never"), OutOfOrder("never")], ids=["itself", "of a program"])
-def test_a_non_transient_error_stops_the_reader_and_says_why(dsn: str, queue: TaskQueue, error: NonTransient) -> None:
+def test_a_non_transient_error_stops_the_consumer_and_says_why(dsn: str, queue: TaskQueue, error: NonTransient) -> None:
     queue.push("work", ["a", "b", "c"])
     heard = heard_all()
     failing(heard, "b", 1000, error)
@@ -116,7 +116,7 @@ def test_other_partitions_go_on_where_one_has_stopped_and_a_spare_may_take_it_ov
         assert len(consumer.partitions) == 1
         with Consumer(dsn, whole.group, "work", quick(partitions=2)):
             until_at_end(queue)
-            assert len(broken.failures) == 1, "whoever gave up does not take it again"
+            assert len(broken.failures) == 1, "a consumer that gave up does not acquire it again"
         assert "id-0" in whole.identifiers
         assert all(each.error is None for each in queue.partition_states())
 
@@ -169,7 +169,7 @@ def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_succe
     assert delays(attempts, 9) == SERIES
     attempts.reset()
     assert delays(attempts, 2) == SERIES[:2]
-    assert attempts.failed(2) == timedelta(seconds=2), "another event begins anew"
+    assert attempts.failed(2) == timedelta(seconds=2), "another event starts again"
 
 
 def test_retries_can_be_bounded_by_number_and_by_time_fixed_or_left_out() -> None:
@@ -269,7 +269,7 @@ def test_a_handler_that_always_takes_longer_than_the_server_allows_ends_its_part
     assert heard.identifiers == ["a"] * 3
 
 
-def test_a_reader_whose_connection_is_lost_as_it_begins_makes_another(
+def test_a_consumer_whose_connection_is_lost_as_it_begins_makes_another(
     dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.push("work", ["a"])

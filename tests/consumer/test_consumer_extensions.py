@@ -1,4 +1,4 @@
-"""Settings of readers that are objects of the user: who decides on partitions, progress and delays."""
+"""Settings of consumers that are objects of the user: the partitions, progress and delays."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from tests.queue.conftest import until
 
 
 def by_customer(event: Task) -> str:
-    """The customer, who is not in the identifier."""
+    """The customer, which is not in the identifier."""
     assert isinstance(event.payload, dict)
     return str(event.payload["customer"])
 
@@ -82,7 +82,7 @@ class FileTracker:
         return self.folder / f"{group}-{topic}-{partition}.json"
 
 
-def test_an_object_tracks_progress_and_a_later_reader_continues_there(
+def test_an_object_tracks_progress_and_a_later_consumer_continues_there(
     dsn: str, queue: TaskQueue, tmp_path: Path
 ) -> None:
     tracker = FileTracker(tmp_path)
@@ -136,7 +136,7 @@ def test_a_series_or_a_function_gives_the_delays_between_tries_and_their_end(
     assert delays == [timedelta(milliseconds=1), timedelta(milliseconds=2), timedelta(milliseconds=3), None]
 
 
-def test_a_reader_leads_the_partitions_of_its_numbers_and_no_others(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_holds_the_partitions_of_its_numbers_and_no_others(dsn: str, queue: TaskQueue) -> None:
     heard = heard_all()
     consumer = Consumer(dsn, heard.group, "work", quick(partitions=4, only_partitions=[1, 3]))
     with consumer:

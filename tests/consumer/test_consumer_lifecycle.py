@@ -1,4 +1,4 @@
-"""Readers: started, stopped, woken, and what is refused."""
+"""Consumers: started, stopped, woken, and what is refused."""
 
 import threading
 from datetime import timedelta
@@ -13,7 +13,7 @@ from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, s
 from tests.queue.conftest import until
 
 
-def test_a_reader_that_runs_cannot_be_started_and_can_be_stopped_any_number_of_times(
+def test_a_consumer_that_runs_cannot_be_started_and_can_be_stopped_any_number_of_times(
     dsn: str, queue: TaskQueue
 ) -> None:
     queue.push("work", ["a"])
@@ -54,7 +54,7 @@ def test_a_stop_waits_for_the_event_at_hand_and_no_longer_than_its_timeout(dsn: 
     assert state(queue).leader is None
 
 
-def test_a_handler_may_stop_its_reader(dsn: str, queue: TaskQueue) -> None:
+def test_a_handler_may_stop_its_consumer(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = Heard()
 
@@ -69,7 +69,7 @@ def test_a_handler_may_stop_its_reader(dsn: str, queue: TaskQueue) -> None:
     assert heard.identifiers == ["a"]
 
 
-def test_a_reader_that_pauses_is_woken_by_resume_and_by_a_notification(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_that_pauses_is_woken_by_resume_and_by_a_notification(dsn: str, queue: TaskQueue) -> None:
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick(pause=timedelta(hours=1))) as consumer:
         until(lambda: consumer.partitions == [0])
@@ -80,7 +80,7 @@ def test_a_reader_that_pauses_is_woken_by_resume_and_by_a_notification(dsn: str,
         until(lambda: wake(queue) and len(heard.events) == 2)
 
 
-def test_a_reader_needs_the_rights_of_a_consumer_and_no_more(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_needs_the_rights_of_a_consumer_and_no_more(dsn: str, queue: TaskQueue) -> None:
     role = f"taskq_reading_{uuid4().hex[:8]}"
     queue.conn.execute(f"CREATE ROLE {role}".encode())
     queue.conn.execute("SELECT taskq.grant_access(%s, 'consumer')", (role,))
@@ -101,7 +101,7 @@ def test_a_reader_needs_the_rights_of_a_consumer_and_no_more(dsn: str, queue: Ta
 
 
 def wake(queue: TaskQueue) -> bool:
-    """Tells whoever listens that there are new tasks."""
+    """Notifies listeners of new tasks."""
     return queue.conn.execute("SELECT taskq.notify('work')").rowcount == 1
 
 

@@ -179,10 +179,12 @@ def test_a_change_waits_for_whoever_is_being_handed_events(
     assert queue.partition_states()[0].ends == handed.cursor, "what was handed out is the old partition's"
 
 
-def test_readers_with_the_old_and_the_new_setting_at_once_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:
+def test_consumers_with_the_old_and_the_new_setting_at_once_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:
     names = [f"id-{n % 7}" for n in range(300)]
     old, new = heard_all(), heard_all()
-    slow_to_lapse = timedelta(seconds=30)  # who is replaced while it handles an event has handled it all the same
+    slow_to_lapse = timedelta(
+        seconds=30
+    )  # a consumer that is replaced while it handles an event has handled it all the same
     queue.push("work", names[:100])
     with Consumer(dsn, old.group, "work", quick(partitions=2, size=10, lease=slow_to_lapse)) as first:
         old.wait(20)

@@ -40,7 +40,7 @@ def lapse(queue: TaskQueue, partition: int = 0) -> None:
 
 
 def led_by(queue: TaskQueue, leader: str, partitions: int = 1) -> PartitionLease:
-    """The group's next partition, led by somebody."""
+    """Acquires the group's next partition."""
     queue.join_group("readers", "work", partitions)
     led = queue.acquire_partition("readers", "work", leader, HOUR)
     assert led is not None
@@ -260,7 +260,7 @@ def test_a_leader_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
 
 
 @pytest.mark.usefixtures("queue")
-def test_a_program_leads_no_more_partitions_than_it_is_told(dsn: str) -> None:
+def test_a_program_holds_no_more_partitions_than_its_limit(dsn: str) -> None:
     one, two = heard_all(), heard_all()
     settings = quick(partitions=4, max_partitions=2, lease=HOUR)
     with Consumer(dsn, one.group, "work", settings) as first, Consumer(dsn, two.group, "work", settings) as second:
@@ -306,7 +306,7 @@ def test_the_operator_sees_who_leads_what_and_how_far_it_is(dsn: str, queue: Tas
     assert queue.partition_states("work") == queue.partition_states()
 
 
-def test_a_group_can_be_forgotten_and_its_readers_end(dsn: str, queue: TaskQueue) -> None:
+def test_a_group_can_be_forgotten_and_its_consumers_end(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()) as consumer:
@@ -319,7 +319,7 @@ def test_a_group_can_be_forgotten_and_its_readers_end(dsn: str, queue: TaskQueue
     assert queue.partition_states() == []
 
 
-def test_a_dropped_topic_forgets_its_readers_and_a_reader_of_it_ends_with_the_reason(
+def test_a_dropped_topic_forgets_its_consumers_and_a_consumer_of_it_ends_with_the_reason(
     dsn: str, queue: TaskQueue
 ) -> None:
     heard = heard_all()

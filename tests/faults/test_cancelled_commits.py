@@ -192,7 +192,7 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
     assert queue.conn.execute("SELECT count(*) FROM effect").fetchone() == (int(takes_queue),)
 
 
-def test_a_reader_goes_on_after_progress_that_the_server_cancels(
+def test_a_consumer_goes_on_after_progress_that_the_server_cancels(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     heard, started, go_on = Heard(), threading.Event(), threading.Event()

@@ -140,7 +140,7 @@ def test_batches_fail_a_group_whose_sort_keys_do_not_compare(dsn: str, queue: Ta
 @pytest.mark.parametrize(
     "options", [{}, {"together": 5, "transactional": True}, {"transactional": True}, {"progress": "memory"}]
 )
-def test_a_reader_skips_an_unreadable_event_at_its_first_failure(
+def test_a_consumer_skips_an_unreadable_event_at_its_first_failure(
     dsn: str, queue: TaskQueue, text: str, options: Mapping[str, object]
 ) -> None:
     bad = with_poison(queue, text)
@@ -155,7 +155,7 @@ def test_a_reader_skips_an_unreadable_event_at_its_first_failure(
 
 
 @unreadable
-def test_a_reader_of_kinds_tells_of_an_unreadable_event(dsn: str, queue: TaskQueue, text: str) -> None:
+def test_a_consumer_of_kinds_reports_an_unreadable_event(dsn: str, queue: TaskQueue, text: str) -> None:
     tasks = queue.push("work", [NewTask(f"id-{n}", {"type": "added"}) for n in range(3)])
     poison(queue.conn, tasks[1], text)
     heard = Heard()

@@ -74,7 +74,7 @@ def test_work_that_was_done_is_committed_after_the_session_was_read_only(
     assert handled == [1]
 
 
-def test_a_reader_leaves_sessions_that_are_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
+def test_a_consumer_leaves_sessions_that_are_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
     heard = Heard()
     heard.group.on()(heard.hear)
     queue.push("work", ["a"])
@@ -153,7 +153,7 @@ def test_a_connection_of_the_queue_notices_a_server_that_vanishes(dsn: str, monk
         assert (given["connect_timeout"], given["keepalives_idle"], given["tcp_user_timeout"]) == ("7", "3", "5000")
 
 
-def test_workers_and_readers_follow_a_failover_behind_one_address(run_worker: MakeWorker) -> None:
+def test_workers_and_consumers_follow_a_failover_behind_one_address(run_worker: MakeWorker) -> None:
     with (
         ServerPair(programs_of_tests()) as servers,
         TcpProxy("127.0.0.1", servers.primary.port) as proxy,

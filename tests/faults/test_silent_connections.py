@@ -224,7 +224,9 @@ def test_a_participant_that_never_ends_in_time_fails_its_tasks_with_the_reason(
     assert "no answer within" in str(slow.error)
 
 
-def test_a_reader_goes_on_when_all_of_its_connections_fall_silent(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
+def test_a_consumer_goes_on_when_all_of_its_connections_fall_silent(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy
+) -> None:
     heard = Heard()
     heard.group.on()(heard.hear)
     queue.push("work", ["a"])

@@ -23,5 +23,5 @@ def load(task: Task, batch: Batch) -> None:
 
 @orders.step(after=load)
 def tell(task: Task, batch: Batch) -> Decision:
-    """Says who did it."""
+    """Names the handler."""
     return Decision(Result.SUCCESS, f"{orders.name}: {batch.require(Order, task).name}")

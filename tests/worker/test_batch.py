@@ -1,4 +1,4 @@
-"""Work: what a batch shares among those who handle it, and what follows it."""
+"""Batches: values that handlers share, and follow-ups."""
 
 import pickle
 import threading

@@ -1,4 +1,4 @@
-"""The committing transaction: who takes part, what follows, and when nothing of it counts."""
+"""The committing transaction: commit hooks, follow-ups, and when all of it is undone."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -20,18 +20,18 @@ SECONDS = 30
 
 
 class Gate:
-    """A step that waits until it is let go, and tells that it has begun."""
+    """A step that waits until it is let go, and reports that it has started."""
 
     def __init__(self) -> None:
-        self.begun = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
         self.open = threading.Event()
 
     def __call__(self, _: Sequence[Task]) -> None:
-        self.begun.release()
+        self.started.release()
         assert self.open.wait(SECONDS)
 
     def wait_for_begin(self) -> None:
-        assert self.begun.acquire(timeout=SECONDS)
+        assert self.started.acquire(timeout=SECONDS)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_so_many_batches_are_in_flight_and_the_next_waits_for_room(gate: Gate) -
         gate.wait_for_begin()
     third = in_thread(composite)
     assert not any(each.done() for each in flying)
-    assert not gate.begun.acquire(timeout=0.1)
+    assert not gate.started.acquire(timeout=0.1)
     assert not third.done()
     gate.open.set()
     for each in [*flying, third.result(SECONDS)]:
@@ -163,11 +163,11 @@ def test_a_batch_that_is_given_up_ends_at_once_and_its_later_steps_never_begin(g
 
 
 def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
-    composite, begun, cancelled = Composite("awaiting", concurrency=1), threading.Event(), threading.Event()
+    composite, started, cancelled = Composite("awaiting", concurrency=1), threading.Event(), threading.Event()
 
     @composite.step
     async def wait_for_ever(_: Task) -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -175,7 +175,7 @@ def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
 
     given = batch()
     landing = composite.submit(given)
-    assert begun.wait(SECONDS)
+    assert started.wait(SECONDS)
     given.cancel()
     assert cancelled.wait(SECONDS)
     with pytest.raises(InterruptedError, match="was given up"):

@@ -63,7 +63,7 @@ def test_several_workers_and_batches_in_flight_share_an_executor_of_one_thread(
 
 
 def meeting(count: int) -> Callable[[Task], None]:
-    """A step that ends once so many tasks are in it at once."""
+    """A step that ends once this many tasks are in it at once."""
     barrier = threading.Barrier(count)
     return lambda _: void(barrier.wait(SECONDS))
 
@@ -126,22 +126,22 @@ def test_an_error_of_a_step_in_an_executor_is_the_failure_of_its_task(
 
 
 def test_a_shutdown_that_cancels_a_step_fails_its_batch() -> None:
-    begun, let_go, queued = threading.Event(), threading.Event(), threading.Event()
+    started, let_go, queued = threading.Event(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        begun.set()
+        started.set()
         assert let_go.wait(SECONDS)
 
     class Executor(ThreadPoolExecutor):
         def submit(self, *call: Any, **arguments: Any) -> "Future[Any]":
             future = super().submit(*call, **arguments)
-            if begun.is_set():
+            if started.is_set():
                 queued.set()
             return future
 
     executor = Executor(1)
     executor.submit(hold)
-    assert begun.wait(SECONDS)
+    assert started.wait(SECONDS)
     composite = Composite("cancelled", executor=executor, concurrency=1).with_step(nothing, name="never")
     returned = composite.submit(Batch([task(1)]))
     assert queued.wait(SECONDS)

@@ -272,7 +272,7 @@ def test_who_takes_part_in_the_commit_writes_with_the_decisions_and_decides_too(
     def decide(task: Task, batch: Batch) -> Result:
         def only_this(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
             queue.conn.execute("INSERT INTO notes VALUES (%s, 'alone')", (100 + len(decisions),))
-            return dict.fromkeys(decisions, Decision(FILTER, "by the one who takes part"))
+            return dict.fromkeys(decisions, Decision(FILTER, "by the commit hook"))
 
         if number_of(task) == 2:
             batch.in_commit(only_this, task)
@@ -300,7 +300,7 @@ def test_who_takes_part_in_the_commit_writes_with_the_decisions_and_decides_too(
     written = notes.execute("SELECT number, result FROM notes ORDER BY number").fetchall()
     assert written == [(0, "SUCCESS"), (1, "FAILURE"), (2, "FILTER"), (3, "SUCCESS"), (101, "alone")]
     assert states(queue) == [State.SUCCEEDED, State.FAILED, State.FILTERED, State.SUCCEEDED]
-    assert queue.page("work")[2].output == "by the one who takes part"
+    assert queue.page("work")[2].output == "by the commit hook"
     assert queue.page("next") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
 

@@ -273,20 +273,20 @@ def test_a_rule_and_a_result_that_is_raised_stand_before_success_on(dsn: str, qu
 def test_any_thread_may_complete_the_future_of_a_task_in_a_group(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2, 3)
     futures: dict[object, Future[Result | None]] = {number: Future() for number in (1, 2, 3)}
-    begun: SimpleQueue[object] = SimpleQueue()
+    started: SimpleQueue[object] = SimpleQueue()
 
     def start(task: Task) -> "Future[Result | None]":
-        begun.put(task.payload)
+        started.put(task.payload)
         return futures[task.payload]
 
     with GroupedWorker(dsn, "work", start):
-        assert begun.get(timeout=60) == 1
-        assert begun.empty(), "the next task of the group waits for the Future of the one before it"
+        assert started.get(timeout=60) == 1
+        assert started.empty(), "the next task of the group waits for the Future of the one before it"
         assert known(queue, tasks[0]).status == "running"
         futures[1].set_result(Result.FILTER)
-        assert begun.get(timeout=60) == 2
+        assert started.get(timeout=60) == 2
         futures[2].set_exception(LookupError("no mailbox"))
-        assert begun.get(timeout=60) == 3
+        assert started.get(timeout=60) == 3
         futures[3].set_result(None)
     assert [known(queue, task).status for task in tasks] == ["filtered", "exhausted", "succeeded"]
     assert known(queue, tasks[1]).error_summary == "LookupError: no mailbox"

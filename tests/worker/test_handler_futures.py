@@ -292,12 +292,12 @@ class ByFuture:
     """A handler of batches that returns a Future of its decisions."""
 
     def __init__(self) -> None:
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.future: Future[Mapping[Task, Decision]] = Future()
 
     def handle(self, batch: Batch) -> "Future[Mapping[Task, Decision]]":
         self.tasks = batch.tasks
-        self.begun.set()
+        self.started.set()
         return self.future
 
     def close(self) -> None: ...
@@ -308,7 +308,7 @@ def test_any_thread_may_complete_the_future_of_an_object_that_handles_batches(ds
     handler = ByFuture()
     worker = Worker(dsn, "work", handler, size=2)
     worker.start()
-    assert handler.begun.wait(SECONDS)
+    assert handler.started.wait(SECONDS)
     assert queue.count_tasks("work", state="ACTIVE") == 2
     handler.future.set_result(dict.fromkeys(handler.tasks, Decision(Result.FILTER)))
     until(lambda: queue.count_tasks("work", state="FILTERED") == 2)

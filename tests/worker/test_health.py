@@ -109,7 +109,7 @@ def test_an_owner_that_hangs_with_its_tasks_is_stuck_and_a_living_or_idle_one_is
     assert look(queue).is_healthy
 
 
-def test_a_partition_whose_reader_gave_up_is_told(dsn: str, queue: TaskQueue) -> None:
+def test_a_partition_whose_consumer_gave_up_is_reported(dsn: str, queue: TaskQueue) -> None:
     heard = Heard()
 
     @heard.group.on()
@@ -129,7 +129,7 @@ def test_health_is_looked_at_every_so_often_and_told_to_a_signal(dsn: str, queue
     signal = HealthSignal(lambda _errors: told.set(), recovered.set)
     task_in(queue, owner, State.FAILED)
     health = HealthMonitor(dsn, signal=signal, every=timedelta(milliseconds=20), error_age=SECOND * 0, grace=SECOND * 0)
-    assert health.is_healthy, "nobody has looked yet"
+    assert health.is_healthy, "no check has run yet"
     health.start()
     assert told.wait(20)
     assert health.report is not None

@@ -1,4 +1,4 @@
-"""Waiting for tasks to come: of those who wait one looks, whoever else does."""
+"""The wait of idle threads: one of them polls, the others sleep."""
 
 import threading
 from collections.abc import Callable

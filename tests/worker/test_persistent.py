@@ -1,4 +1,4 @@
-"""Workers that stay on or off: what is remembered, and who follows it."""
+"""Workers whose state, on or off, is stored and followed by several processes."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta

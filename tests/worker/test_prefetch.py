@@ -1,4 +1,4 @@
-"""Buffering: tasks kept ready, several threads to handle them, and what becomes of those that were not begun."""
+"""Prefetching: tasks polled ahead, several threads that handle them, and what happens to the rest at a stop."""
 
 import threading
 from datetime import timedelta
@@ -16,10 +16,10 @@ class Gate:
 
     def __init__(self) -> None:
         self.open = threading.Event()
-        self.begun: list[str] = []
+        self.started: list[str] = []
 
     def __call__(self, task: Task) -> None:
-        self.begun.append(task.identifier)
+        self.started.append(task.identifier)
         self.open.wait(10)
 
 
@@ -30,7 +30,7 @@ def test_tasks_are_kept_ready_and_polling_waits_while_there_are_enough(
     queue.push("work", [f"t{number}" for number in range(20)])
     worker = make_worker(gate, workers=2, prefetch=5)
     worker.start()
-    until(lambda: len(gate.begun) == 2 and worker.statistics().in_flight == 7)
+    until(lambda: len(gate.started) == 2 and worker.statistics().in_flight == 7)
     assert len(queue.held(queue.owners()[0])) == 7
     assert queue.ready("work", 100) == 13
     gate.open.set()
@@ -68,7 +68,7 @@ def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRe
     queue.push("work", ["in hand", "ready 1", "ready 2", "not polled"])
     worker = make_worker(gate, prefetch=2, pending=request.param)
     worker.start()
-    until(lambda: worker.statistics().in_flight == 3 and gate.begun)
+    until(lambda: worker.statistics().in_flight == 3 and gate.started)
     assert worker._runtime is not None
     worker._runtime.on_stopping.append(gate.open.set)
     assert worker.stop(timedelta(seconds=10))
@@ -78,13 +78,13 @@ def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRe
 
 @pytest.mark.parametrize("stopped", [Pending.FINISH], indirect=True)
 def test_a_stop_finishes_what_is_ready(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
-    assert stopped[1].begun == ["in hand", "ready 1", "ready 2"]
+    assert stopped[1].started == ["in hand", "ready 1", "ready 2"]
     assert [state for _, state in states(queue)] == [*[State.SUCCEEDED] * 3, State.READY]
 
 
 @pytest.mark.parametrize("stopped", [Pending.FAIL], indirect=True)
 def test_a_stop_fails_what_is_ready_where_it_is_to(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
-    assert stopped[1].begun == ["in hand"]
+    assert stopped[1].started == ["in hand"]
     assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.FAILED, State.FAILED, State.READY]
     assert "WorkerStopped" in (everything(queue)[1].error or "")
 
@@ -103,7 +103,7 @@ def test_a_batch_that_does_not_end_in_time_is_given_back_with_what_is_ready(
     queue.push("work", ["a", "b"])
     worker = make_worker(gate, prefetch=1)
     worker.start()
-    until(lambda: worker.statistics().in_flight == 2 and gate.begun)
+    until(lambda: worker.statistics().in_flight == 2 and gate.started)
     worker.stop(timedelta(milliseconds=50))
     gate.open.set()
     assert [state for _, state in states(queue)] == [State.READY] * 2

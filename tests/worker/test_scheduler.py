@@ -166,7 +166,7 @@ def test_a_run_takes_no_longer_than_its_interval(dsn: str, queue: TaskQueue, cap
     ticker = Scheduler(dsn)
     ticker.add("work", "p", "h", SECOND, lambda _now: far(1))
     with queue.conn.transaction():
-        queue.install_ticks("work", "p", "other", far(2))  # others who install ticks of this prefix wait for us
+        queue.install_ticks("work", "p", "other", far(2))  # other installations of this prefix wait for this one
         with caplog.at_level(logging.WARNING), ticker:
             until(lambda: "QueryCanceled" in caplog.text)
     assert installed(queue) == ["p/21000101T020000.000000Z"]

@@ -189,17 +189,17 @@ def test_a_handler_that_ends_just_at_its_limit_keeps_its_thread(queue: TaskQueue
 def test_a_thread_that_is_stuck_when_its_lease_is_lost_is_replaced_at_its_limit_too(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def handle(task: Task) -> None:
         if task.identifier == "hangs":
-            begun.set()
+            started.set()
             go_on.wait(60)
 
     queue.push("work", ["hangs", "next"])
     worker = make_worker(handle, lease=timedelta(seconds=3), limit=timedelta(seconds=2))
     worker.start()
-    assert begun.wait(10)
+    assert started.wait(10)
     queue.register(queue.owners()[0].name)  # locks the worker out, which it finds at its next heartbeat
     until(lambda: states(queue) == [("hangs", State.ACTIVE), ("next", State.SUCCEEDED)])
     go_on.set()

@@ -103,7 +103,7 @@ def test_workers_killed_at_random_lose_nothing_double_nothing_and_keep_the_order
                 next_kill = time.monotonic() + chance.uniform(0.5, 2.5)
             time.sleep(0.01)  # the rate of the load
     until(lambda: _done(queue) == pushed, 60)
-    until(lambda: len(_at_work(queue, load)) == 2, 30)  # so that whoever is told to stop has begun
+    until(lambda: len(_at_work(queue, load)) == 2, 30)  # so that the program that is stopped has a task
     for member in load.members:
         member.terminate()
     assert [member.wait(30) for member in load.members] == [0, 0], load.log.read_text()
@@ -128,7 +128,7 @@ def _push(pusher: psycopg.Connection, pushed: int) -> int:
 
 
 def _at_work(queue: TaskQueue, crew: Crew) -> set[int]:
-    """Those who work at the end and hold leases: that of one that was killed may last a little longer."""
+    """The owners with leases at the end; that of a killed program may last a little longer."""
     names = [owner.name for owner in queue.owners()]
     return {member.pid for member in crew.members if any(f"-{member.pid}-" in name for name in names)}
 

@@ -79,16 +79,16 @@ def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_forgotten(
 
 
 def test_a_stop_lets_what_is_handled_end_and_begins_nothing_new(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
     queue.push("work", ["a", "b"])
 
     def handle(_: Task) -> None:
-        begun.set()
+        started.set()
         go_on.wait(10)
 
     worker = make_worker(handle)
     worker.start()
-    assert begun.wait(10)
+    assert started.wait(10)
     assert worker._runtime is not None
     worker._runtime.on_stopping.append(go_on.set)
     assert worker.stop(timedelta(seconds=10))
@@ -99,18 +99,18 @@ def test_a_stop_lets_what_is_handled_end_and_begins_nothing_new(queue: TaskQueue
 def test_a_stop_gives_back_what_does_not_end_in_time_and_its_handler_changes_nothing(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
-    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     [task] = queue.push("work", ["a"])
 
     def handle(batch: Batch) -> None:
-        begun.set()
+        started.set()
         go_on.wait(10)
         assert batch.cancelled.is_set()
         ended.set()
 
     worker = make_worker(batch(handle))
     worker.start()
-    assert begun.wait(10)
+    assert started.wait(10)
     worker.stop(timedelta(milliseconds=50))
     assert (known(queue, task).state, known(queue, task).attempt) == (State.READY, 0)
     go_on.set()
@@ -142,7 +142,7 @@ def test_a_lease_is_kept_while_a_handler_runs_for_longer(queue: TaskQueue, make_
 def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
     queue: TaskQueue, make_worker: MakeWorker, effects: Callable[[], list[str]]
 ) -> None:
-    begun, cancelled = threading.Event(), threading.Event()
+    started, cancelled = threading.Event(), threading.Event()
     [task] = queue.push("work", ["a"])
 
     def write(own: TaskQueue, _: Mapping[Task, Decision]) -> None:
@@ -150,13 +150,13 @@ def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
 
     def handle(_: Task, batch: Batch) -> None:
         batch.in_commit(write)
-        begun.set()
+        started.set()
         if batch.cancelled.wait(10):
             cancelled.set()
 
     worker = make_worker(handle, lease=timedelta(seconds=3))
     worker.start()
-    assert begun.wait(10)
+    assert started.wait(10)
     with queue.conn.transaction():  # so that the worker neither extends the lease nor lets it expire in between
         [owner] = queue.owners()
         lapse(queue, owner)
@@ -182,18 +182,18 @@ def test_tasks_of_dead_workers_come_back_through_those_that_live(queue: TaskQueu
 def test_what_a_lost_lease_left_under_its_name_is_taken_over_and_handled(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
-    begun, go_on, seen = threading.Event(), threading.Event(), []
+    started, go_on, seen = threading.Event(), threading.Event(), []
 
     def handle(task: Task) -> None:
         seen.append(task.identifier)
         if len(seen) == 1:
-            begun.set()
+            started.set()
             go_on.wait(10)
 
     queue.push("work", ["a", "b"])
     worker = make_worker(handle, lease=timedelta(seconds=3))
     worker.start()
-    assert begun.wait(10)
+    assert started.wait(10)
     queue.register(queue.owners()[0].name)  # locks the worker out, and keeps its task ACTIVE
     until(lambda: worker.statistics().given_up == 1)
     go_on.set()
