@@ -158,14 +158,14 @@ def endless() -> Iterator[timedelta]:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"retry": endless()}, "an iterator ends after one event"),
-        ({"retry": 3}, "no name, no function and no series"),
-        ({"retry": "sometimes"}, "retry 'sometimes' is none of exponential, fixed, none"),
-        ({"level": "per_third_level"}, "level 'per_third_level' is none of per_subject"),
-        ({"level": 1.5}, "level 1.5 is no number"),
+        ({"retry": endless()}, "retry must not be an iterator, which ends after one event"),
+        ({"retry": 3}, "retry must be a name, a function or a series of durations, not 3"),
+        ({"retry": "sometimes"}, "retry 'sometimes' must be one of exponential, fixed, none"),
+        ({"level": "per_third_level"}, "level 'per_third_level' must be one of per_subject"),
+        ({"level": 1.5}, "level must be a number, a name or a function of an event, not 1.5"),
         ({"progress": object()}, "an object with the methods current and proceed"),
-        ({"progress": FileTracker(Path()), "transactional": True}, "in no transaction of the queue"),
-        ({"only_partitions": 2, "partitions": 2}, "only_partitions .2.: the partitions have the numbers 0 to 1"),
+        ({"progress": FileTracker(Path()), "transactional": True}, "transactional=True needs progress in the database"),
+        ({"only_partitions": 2, "partitions": 2}, "only_partitions .2. must be numbers of partitions, 0 to 1"),
     ],
 )
 def test_an_object_that_cannot_be_the_setting_is_refused(said: dict[str, object], words: str) -> None:

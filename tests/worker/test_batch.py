@@ -19,7 +19,7 @@ def test_a_value_is_registered_once_for_a_class_a_task_and_a_qualifier() -> None
     batch.register(str, "of the batch")
     batch.register(str, "of one", task(1))
     batch.register(str, "of one, other", task(1), "other")
-    with pytest.raises(SupplementError, match="str of task 1 is registered already"):
+    with pytest.raises(SupplementError, match="str of task 1 is already registered"):
         batch.register(str, "again", task(1))
     assert batch.require(str) == "of the batch"
     assert batch.require(str, task(1)) == "of one"
@@ -58,7 +58,7 @@ def test_a_suggestion_that_fails_is_made_anew_and_one_that_needs_itself_is_refus
     with pytest.raises(ZeroDivisionError):
         batch.suggest(int, lambda: 1 // 0)
     assert batch.suggest(int, lambda: 5) == 5
-    with pytest.raises(SupplementError, match="while it is being made"):
+    with pytest.raises(SupplementError, match="by the function that makes it"):
         batch.suggest(str, lambda: batch.require(str))
 
 

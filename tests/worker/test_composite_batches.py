@@ -94,7 +94,7 @@ def test_a_batch_that_fails_as_a_whole_is_failed_and_the_next_one_is_not() -> No
     failing = ByComposite(Composite("foreign").with_batch(foreign), 2)
     rows = pa.Table.from_batches(failing.decided(iter([_batch(3)]), Company.pickled)).to_pylist()
     assert [row["result"] for row in rows] == ["FAILURE", "FAILURE", "SUCCESS"]
-    assert "decided on what it was not given: sequence 9" in rows[0]["error"]
+    assert "returned decisions for tasks that it did not get: 9" in rows[0]["error"]
 
 
 def test_what_cannot_be_sent_to_the_driver_is_refused_in_a_sentence() -> None:

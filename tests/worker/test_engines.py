@@ -347,7 +347,7 @@ def test_a_decision_on_a_foreign_task_fails_the_batch_and_nothing_follows(queue:
     assert queue.page("next") == []
     error = queue.page("work")[0].error
     assert error is not None
-    assert "step 'foreign' decided on what it was not given: sequence 0" in error
+    assert "step 'foreign' returned decisions for tasks that it did not get: 0" in error
 
 
 def test_tasks_of_one_identifier_are_in_one_batch_in_their_order(queue: TaskQueue, engine: Engine) -> None:

@@ -202,9 +202,9 @@ def test_an_executor_that_cannot_call_the_function_is_refused() -> None:
         each(lambda _: None, executor=processes)
     with ThreadPoolExecutor(1) as threads:
         for options in ({"threads": 2}, {"processes": 2}):
-            with pytest.raises(ValueError, match="takes the place"):
+            with pytest.raises(ValueError, match="cannot be combined"):
                 each(lambda _: None, executor=threads, **options)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="not coroutines"):
+        with pytest.raises(ValueError, match="a coroutine function"):
             each(awaited, executor=threads)
 
 

@@ -44,7 +44,7 @@ def test_a_function_takes_a_task_or_a_task_and_its_batch() -> None:
 def test_what_is_no_decision_is_a_failure_that_says_so() -> None:
     [made] = each(lambda _: 5).handle(Batch([task(1)])).values()  # type: ignore[arg-type]
     assert made.result is Result.FAILURE
-    assert "not a int" in str(made.error)
+    assert "not int" in str(made.error)
 
 
 def test_a_result_that_is_raised_keeps_its_message_and_whether_the_task_is_continued() -> None:
@@ -157,7 +157,7 @@ def test_a_handler_that_was_closed_begins_anew() -> None:
 
 
 def test_a_handler_without_threads_is_refused() -> None:
-    with pytest.raises(ValueError, match="a thread at least"):
+    with pytest.raises(ValueError, match="threads must be at least 1"):
         each(lambda _: None, threads=0)
 
 

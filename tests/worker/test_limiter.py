@@ -82,7 +82,7 @@ def test_whoever_gives_up_leaves_the_line() -> None:
     assert held is not None
     assert limiter.request(lambda: True) is None
     assert limiter._waiting == []
-    with pytest.raises(ValueError, match="one through at least"):
+    with pytest.raises(ValueError, match="limit must be at least 1"):
         BoundedLimiter(0)
 
 

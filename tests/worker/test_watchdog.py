@@ -41,8 +41,8 @@ def test_a_slow_handler_is_reported_with_its_stack_while_it_runs_once_per_interv
     three = told[:3]
     assert all("waits_for_somebody" in stack and "go_on.wait(10)" in stack for _, stack in three)
     assert [later[0] - earlier[0] >= 0.2 for earlier, later in pairwise(three)] == [True, True]
-    [first, *_] = [record.getMessage() for record in caplog.records if "has been handled for" in record.getMessage()]
-    assert f"sequence {task.sequence}" in first
+    [first, *_] = [record.getMessage() for record in caplog.records if "handler is slow" in record.getMessage()]
+    assert f"sequences={task.sequence} " in first
 
 
 def test_threads_of_a_handler_are_reported_each_with_its_task(queue: TaskQueue, make_worker: MakeWorker) -> None:

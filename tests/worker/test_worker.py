@@ -66,9 +66,9 @@ def test_a_start_that_cannot_work_says_why(dsn: str) -> None:
         Worker(dsn, "none", lambda _: None).start()
     with pytest.raises(TaskQueueError, match="cannot connect"):
         Worker("host=127.0.0.1 port=1", "work", lambda _: None).start()
-    with pytest.raises(ValueError, match="size is 1 at least"):
+    with pytest.raises(ValueError, match="size must be at least 1"):
         Worker(dsn, "work", lambda _: None, size=0)
-    with pytest.raises(ValueError, match="lease is at most 3650 days"):
+    with pytest.raises(ValueError, match="lease must be at most 3650 days"):
         Worker(dsn, "work", lambda _: None, lease=timedelta(days=99_999_999))
 
 
@@ -77,7 +77,7 @@ def test_a_start_that_gets_no_lease_in_time_is_a_timeout_and_leaves_nothing_behi
     with connect(dsn) as blocker:
         blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
         worker = Worker(f"{dsn} options='-c lock_timeout=1s'", "work", lambda _: None)
-        with pytest.raises(TimeoutError, match="did not begin"):
+        with pytest.raises(TimeoutError, match="got no lease"):
             worker.start(timedelta(milliseconds=100))
     assert not worker.is_active
 
@@ -89,7 +89,7 @@ def test_a_thread_that_gets_its_lease_when_the_start_was_given_up_takes_nothing(
     with connect(dsn) as blocker:
         blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
         worker = Worker(dsn, "work", lambda task: seen.append(task.identifier))
-        with pytest.raises(TimeoutError, match="did not begin"):
+        with pytest.raises(TimeoutError, match="got no lease"):
             worker.start(timedelta(milliseconds=100))
         late = set(threading.enumerate()) - before
     for thread in late:
