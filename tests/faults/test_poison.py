@@ -138,7 +138,7 @@ def test_batches_fail_a_group_whose_sort_keys_do_not_compare(dsn: str, queue: Ta
 
 @unreadable
 @pytest.mark.parametrize(
-    "options", [{}, {"together": 5, "transactional": True}, {"transactional": True}, {"progress": "memory"}]
+    "options", [{}, {"transaction_size": 5, "transactional": True}, {"transactional": True}, {"progress": "memory"}]
 )
 def test_a_consumer_skips_an_unreadable_event_at_its_first_failure(
     dsn: str, queue: TaskQueue, text: str, options: Mapping[str, object]
