@@ -37,7 +37,7 @@ def only_failure(queue: TaskQueue) -> Task:
 
 @unreadable
 @pytest.mark.parametrize(
-    "options", [{}, {"ready": 10, "workers": 2, "pause": SOON}, {"condition": Condition.SINGULAR_BY_IDENTIFIER}]
+    "options", [{}, {"prefetch": 10, "workers": 2, "pause": SOON}, {"condition": Condition.SINGULAR_BY_IDENTIFIER}]
 )
 def test_a_drain_ends_with_every_task_handled_but_the_unreadable_one(
     queue: TaskQueue, make_worker: MakeWorker, text: str, options: Mapping[str, object]
