@@ -105,7 +105,7 @@ class TestHealth:
         result = health()
         assert (result["worst"], result["critical"]) == ("CRITICAL", 1)
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "error" in line]
-        assert "nobody seems to poll it" in line
+        assert "no worker seems to poll it" in line
 
     def test_fails_if_it_is_as_bad_as_that(self) -> None:
         with pytest.raises(AirflowException, match="health is CRITICAL: waiting tasks: topic 'work'"):

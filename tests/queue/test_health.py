@@ -163,7 +163,7 @@ def test_a_topic_that_nobody_polls_is_told_by_its_oldest_due_task(queue: TaskQue
     pass_time(queue, timedelta(minutes=6))
     told = found(queue, "waiting tasks")
     assert told.severity is Severity.WARNING
-    assert f"topic 'work', sequence {task.sequence} has been due for 6 min: nobody seems to poll it" in told.detail
+    assert f"topic 'work', sequence {task.sequence} has been due for 6 min: no worker seems to poll it" in told.detail
     assert told.value is not None
     assert 360 <= told.value < 420
 
@@ -185,7 +185,7 @@ def test_what_is_held_under_a_lapsed_lease_is_no_sign_that_a_topic_is_served(que
     queue.poll("work", owner)
     pass_time(queue, timedelta(minutes=6))
     lapse(queue, owner)
-    assert "nobody seems to poll it" in found(queue, "waiting tasks").detail
+    assert "no worker seems to poll it" in found(queue, "waiting tasks").detail
 
 
 def test_a_paused_topic_with_due_tasks_is_told_as_paused(queue: TaskQueue) -> None:

@@ -190,7 +190,7 @@ def test_many_locks_in_one_transaction(queue: TaskQueue, session: TaskQueue) -> 
     ("name", "by", "at_most", "at_least", "reason"),
     [
         (" ", "a", HOUR, MINUTE, "name is out of its range"),
-        ("job", " ", HOUR, MINUTE, "who takes it has to have a name"),
+        ("job", " ", HOUR, MINUTE, "its holder has to have a name"),
         ("job", "a", timedelta(0), timedelta(0), "at_most 00:00:00 has to be more than nothing"),
         ("job", "a", -HOUR, timedelta(0), "at_most -01:00:00 has to be more than nothing"),
         ("job", "a", HOUR, 2 * HOUR, "at_least 02:00:00 between nothing and that"),

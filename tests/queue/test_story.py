@@ -176,7 +176,7 @@ def failed(queue: TaskQueue, owner: Owner) -> Task:
         (abandoned, r"it was taken by .*, whose lease lapsed 60 min ago: the next expire\(\) takes it back"),
         (
             unserved,
-            r"nobody seems to poll its topic: none of its tasks has ended yet; it is ready, and the next in line",
+            r"no worker seems to poll its topic: none of its tasks has ended yet; it is ready, and the next in line",
         ),
         (next_in_line, r"it is ready, and the next in line"),
         (third_in_line, r"it is ready, with 2 before it"),

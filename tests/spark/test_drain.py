@@ -133,7 +133,7 @@ def test_a_lease_lost_on_the_way_commits_nothing(
     push(100)
     gate = tmp_path / "gate"
     gated = {"gate": str(gate)}
-    with taken_over(dsn, gate), pytest.raises(LeaseLost, match="registered anew"):
+    with taken_over(dsn, gate), pytest.raises(LeaseLost, match="registered again"):
         drain(
             spark,
             "work",

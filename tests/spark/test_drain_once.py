@@ -164,7 +164,7 @@ def test_a_lease_that_is_lost_on_the_way(
     gate = tmp_path / "gate"
     gated = {"gate": str(gate)}
     with taken_over(dsn, gate):
-        with pytest.raises(LeaseLost, match="registered anew"):
+        with pytest.raises(LeaseLost, match="registered again"):
             drain(
                 spark,
                 "work",

@@ -33,7 +33,7 @@ def test_a_lease_that_was_taken_is_told_at_the_next_heartbeat(dsn: str, queue: T
     with DrainLease(brief, Route.found(dsn), lost.set) as keeper:
         queue.register("owner")
         assert lost.wait(30)
-        assert "the name was registered anew" in str(keeper.lost)
+        assert "the name was registered again" in str(keeper.lost)
 
 
 def test_two_thirds_of_a_lease_without_a_heartbeat_is_lost(brief: Owner) -> None:

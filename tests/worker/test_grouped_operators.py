@@ -28,9 +28,9 @@ def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(qu
     assert queue.pause_task("work", a.sequence) is True
     assert queue.pause_task("work", a.sequence) is False
     assert known(queue, a).status == "paused"
-    assert queue.explain("work", a.sequence) == "it is paused, until somebody resumes it"
+    assert queue.explain("work", a.sequence) == "it is paused until it is resumed"
     told = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (a.sequence,)).fetchone()
-    assert told == ("paused, until somebody resumes it",)
+    assert told == ("paused until it is resumed",)
     assert queue.count("work")["work"][State.READY].count == 2
     assert queue.ready("work", 10) == 1
     assert queue.resume_task("work", a.sequence) is True

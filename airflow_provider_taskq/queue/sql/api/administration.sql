@@ -234,7 +234,7 @@ owners.';
 CREATE FUNCTION taskq.record_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF taskq_internal.current_actor() IS NULL THEN
-        PERFORM taskq_internal.raise_error('TQ000', 'an action that leaves a trail needs somebody who acts: call acting() first');
+        PERFORM taskq_internal.raise_error('TQ000', 'record_action() needs an actor: call set_actor() first');
     END IF;
     INSERT INTO taskq_internal.audit (happened, actor, role, action, topic, what, count)
     VALUES (clock_timestamp(), taskq_internal.current_actor(), session_user, p_action, p_topic, left(p_what, 2000), p_count);

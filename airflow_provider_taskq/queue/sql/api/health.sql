@@ -146,7 +146,7 @@ BEGIN
            coalesce(extract(epoch FROM clock_timestamp() - h.since)::bigint, h.age), h.pid
     FROM taskq_internal.horizon() h ORDER BY h.age DESC LIMIT 3;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'oldest transaction', 'nobody keeps vacuum from removing what is dead', 0::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'oldest transaction', 'nothing keeps vacuum from removing dead rows', 0::bigint, NULL::int;
     END IF;
     IF NOT pg_has_role('pg_read_all_stats', 'USAGE') THEN
         RETURN QUERY SELECT 'notice', 'what this role sees', format('role %I sees other roles'' sessions by pid, application and age'
@@ -169,7 +169,7 @@ RETURNS TABLE (who text, age bigint, since timestamptz, state text, pid int) LAN
       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
     UNION ALL
     SELECT format('replication slot %I', s.slot_name), age(s.xmin)::bigint, NULL,
-           CASE WHEN s.active THEN 'in use' ELSE 'not in use: pg_drop_replication_slot() if nobody will come back for it' END, s.active_pid
+           CASE WHEN s.active THEN 'in use' ELSE 'not in use: pg_drop_replication_slot() if its client is gone' END, s.active_pid
     FROM pg_replication_slots s WHERE s.xmin IS NOT NULL
     UNION ALL
     SELECT format('prepared transaction %L', p.gid), age(p.transaction)::bigint, p.prepared, 'COMMIT PREPARED or ROLLBACK PREPARED ends it', NULL
@@ -300,7 +300,7 @@ BEGIN
             detail := coalesce(v_why, 'it is worked on, but more comes in than goes out, or what goes first passes by');
         ELSE
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'warning' ELSE 'critical' END;
-            detail := format('nobody seems to poll it: no running lease holds any of its tasks, and none of its newest has ended for %s%s',
+            detail := format('no worker seems to poll it: no running lease holds any of its tasks, and none of its newest has ended for %s%s',
                              taskq.format_duration(p_patience), coalesce('; ' || v_why, ''));
         END IF;
         detail := format('topic %L, sequence %s has been due for %s: %s', v_topic.name, v_topic.sequence, taskq.format_duration(v_topic.age), detail);
@@ -357,7 +357,7 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT 'warning', 'dependencies',
-           format('%s dependencies can''t be fulfilled until somebody revives, reassigns or replaces what they wait for: sequence %s of topic %L'
+           format('%s dependencies can''t be fulfilled until an operator revives, reassigns or replaces the tasks that have ended: sequence %s of topic %L'
                   ' waits for sequence %s of topic %L, which is %s', v_count, v_example.sequence, a.name, v_example.on_sequence, b.name,
                   taskq.state_name(v_example.state)), v_count, NULL::int, a.name, v_example.sequence, NULL::text
     FROM taskq_internal.topic a, taskq_internal.topic b WHERE a.topic_id = v_example.topic_id AND b.topic_id = v_example.on_topic_id;
@@ -372,7 +372,7 @@ BEGIN
            format('%s has an open push to %s: readers of these logs wait for its end, %s', h.who,
                   CASE WHEN h.everywhere THEN 'a topic whose lock another session holds, so to any topic'
                        ELSE format('topic %L', p.name) || CASE WHEN h.topics > 1 THEN format(' and %s others', h.topics - 1) ELSE '' END END,
-                  coalesce('for ' || taskq.format_duration(clock_timestamp() - h.since) || ' now', 'nobody may see since when')),
+                  coalesce('for ' || taskq.format_duration(clock_timestamp() - h.since) || ' now', 'the start is not visible to the owner of the schema')),
            extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid, p.name, NULL::bigint, NULL::text
     FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
                                  format('prepared transaction %L', x.gid)) AS who,

@@ -115,7 +115,7 @@ CREATE FUNCTION taskq.explain_ready(p_paused boolean, p_topic_id int, p_sequence
 RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_paused THEN 'the topic is paused'
-                WHEN p_due = taskq_internal.paused_until() THEN 'paused, until somebody resumes it'
+                WHEN p_due = taskq_internal.paused_until() THEN 'paused until it is resumed'
                 WHEN p_waits = 1 THEN taskq.explain_dependency(p_topic_id, p_sequence)
                 WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
                 WHEN p_due > statement_timestamp() THEN
@@ -194,7 +194,7 @@ BEGIN
     IF p_topic.paused THEN
         RETURN 'its topic is paused';
     ELSIF taskq_internal.due_time(p_task) = taskq_internal.paused_until() THEN
-        RETURN 'it is paused, until somebody resumes it';
+        RETURN 'it is paused until it is resumed';
     ELSIF p_task.waits = 1 THEN
         RETURN format('it %s', taskq.explain_dependency(p_topic.topic_id, p_task.sequence));
     ELSIF p_task.waits = 2 AND p_task.available_at <= statement_timestamp() THEN
@@ -219,7 +219,7 @@ BEGIN
     IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq_internal.served_topics()) THEN
         RETURN NULL;
     END IF;
-    RETURN 'nobody seems to poll its topic: ' || coalesce(
+    RETURN 'no worker seems to poll its topic: ' || coalesce(
         'the last task of it ended ' || taskq.format_duration(statement_timestamp() - v_last) || ' ago', 'none of its tasks has ended yet');
 END $$;
 

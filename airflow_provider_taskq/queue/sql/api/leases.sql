@@ -252,7 +252,7 @@ COMMENT ON FUNCTION taskq.forget_worker IS
 -- Raises TQ005 for an owner whose lease is gone.
 CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
     SELECT taskq_internal.raise_error('TQ005', format(
-        'the lease of owner %L under fence %s is gone: it expired, was released, or the name was registered anew',
+        'the lease of owner %L under fence %s is gone: it expired, was released, or the name was registered again',
         p_owner, p_fence))
 $$;
 
@@ -301,7 +301,7 @@ END $$;
 CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_by IS NULL OR p_by !~ '\S' THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: who takes it has to have a name', p_name));
+        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: its holder has to have a name', p_name));
     END IF;
     IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0' AND p_at_most THEN
         PERFORM taskq_internal.raise_error('TQ000', format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',

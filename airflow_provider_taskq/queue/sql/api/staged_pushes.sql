@@ -74,7 +74,7 @@ BEGIN
     SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
     IF v_last.query <> p_query THEN
         PERFORM taskq_internal.raise_error('TQ000', format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
-            ' numbers its batches anew, so that they would be taken for replays and lost; name the stream otherwise, or forget'
+            ' numbers its batches from 0 again, so that they would be taken for replays and lost; name the stream otherwise, or forget'
             ' the old one by taskq.forget_stream', p_stream, v_last.batch));
     END IF;
     RETURN false;
