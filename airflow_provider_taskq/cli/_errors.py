@@ -103,5 +103,13 @@ def _with_grant(session: Session, sentence: str) -> str:
     # Of these the subcommands change something, and who is denied a function may look at least.
     changes = verb in ("topics", "ticks", "owners") and "function" in sentence
     kind = _KINDS.get(verb, "operator" if changes else "reader")
-    role = (session.role or "ROLE").replace("'", "''")
-    return f"{sentence}; the owner of the schema grants the right by: SELECT taskq.grant_access('{role}', '{kind}')"
+    role, topics = (session.role or "ROLE").replace("'", "''"), ""
+    if limited := re.search(
+        r"may not (push|consume|read).* topic '([^']+)'", sentence
+    ):  # the role is limited to other topics
+        kind, topics = (
+            {"push": "producer", "consume": "consumer", "read": "reader"}[limited[1]],
+            f", ARRAY['{limited[2]}']",
+        )
+    grant = f"SELECT taskq.grant_access('{role}', '{kind}'{topics})"
+    return f"{sentence}; the owner of the schema grants the right by: {grant}"

@@ -70,6 +70,7 @@ SECTIONS = {
         "verify": ("schema", "Tell whether the schema is this release's."),
         "uninstall": ("schema", "Drop the schema with everything in it."),
         "sql": ("schema", "Print the DDL, for a DBA to run."),
+        "access": ("access", "Grant roles access to the queue, revoke it, list it."),
     },
     "Shell": {"completion": ("program", "Print the completion of a shell.")},
 }

@@ -80,7 +80,7 @@ CREATE FUNCTION taskq.browse_holders(p_topic text) RETURNS TABLE (name text, hel
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT o.name, h.held, o.lease_until, o.lease_until < clock_timestamp()
@@ -123,7 +123,7 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id   bigint := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id   bigint := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_identifier text COLLATE "C" := '';
     v_parts      text[];
     v_key        text COLLATE "C";
@@ -164,7 +164,7 @@ CREATE FUNCTION taskq.find_tasks(
 ) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_topic  taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_topic  taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_state  int := coalesce(p_state, taskq_internal.state_of_status(p_status));
     v_low    bigint := CASE WHEN p_since IS NOT NULL THEN coalesce(taskq.resolve(p_since, false), 9223372036854775807) ELSE 0 END;
     v_high   bigint := CASE WHEN p_until IS NOT NULL THEN coalesce(taskq.resolve(p_until, true), -1) ELSE 9223372036854775807 END;
@@ -239,7 +239,7 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY  -- OFFSET 0: one task at a time, as the planner would otherwise walk all that has ended for a handful
     SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt, i.crashes::int, i.redelivered,
@@ -284,7 +284,7 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = on AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner);
 BEGIN
     RETURN QUERY
@@ -304,7 +304,7 @@ newest p_budget ended tasks of the topic. Errors: TQ001.';
 CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN ARRAY(
         SELECT w.sequence FROM (
@@ -320,7 +320,7 @@ CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[]) RETUR
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT u.identifier, (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = u.identifier AND t.topic_id = v_topic_id
@@ -334,10 +334,12 @@ CREATE FUNCTION taskq.dependencies(p_topic text, p_sequence bigint)
 RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT p.name, d.on_identifier, n.sequence, taskq_internal.task_state_name(d.on_topic_id, n.sequence)
-    FROM (SELECT * FROM taskq_internal.dependency d WHERE d.topic_id = (taskq_internal.find_topic(p_topic)).topic_id AND d.sequence = p_sequence LIMIT 50) d
+    FROM (SELECT * FROM taskq_internal.dependency d WHERE d.topic_id = v_topic_id AND d.sequence = p_sequence LIMIT 50) d
     JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
     LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
                        ORDER BY t.sequence DESC LIMIT 1) n ON true;
@@ -349,10 +351,12 @@ Errors: TQ001.';
 CREATE FUNCTION taskq.task_texts(p_topic text, p_sequence bigint, p_length int)
 RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT left(i.payload::text, greatest(p_length, 0)), octet_length(i.payload::text), left(i.output::text, greatest(p_length, 0)), octet_length(i.output::text)
-    FROM taskq.task_info i WHERE i.topic_id = (taskq_internal.find_topic(p_topic)).topic_id AND i.sequence = p_sequence;
+    FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
 END $$;
 COMMENT ON FUNCTION taskq.task_texts IS
 'Payload and output of a task as text, cut to p_length characters, and their sizes in bytes. No row for an unknown

@@ -17,7 +17,7 @@ CREATE FUNCTION taskq.join_group(p_group text, p_topic text, p_partitions int, p
 RETURNS TABLE (generation int, partitions int, level int, next_partitions int, next_level int) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_reader   taskq_internal.consumer_group;
 BEGIN
     PERFORM taskq_internal.check_log_read(0, p_partitions, p_level);
@@ -51,7 +51,7 @@ CREATE FUNCTION taskq.acquire_partition(p_group text, p_topic text, p_leader tex
 RETURNS TABLE (generation int, partitions int, level int, partition int, fence bigint, taken_over boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_reader   taskq_internal.consumer_group;
     v_found    taskq_internal.consumer_partition;
     v_fence    bigint;
@@ -81,7 +81,7 @@ the next generation if it is due. Returns its fence, or no row if no partition i
 
 CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_leader text) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
     PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader
     ORDER BY h.partition FOR UPDATE;
@@ -98,7 +98,7 @@ RETURNS TABLE (place bigint, identifier text, payload json, reference text, afte
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_led      taskq_internal.consumer_partition := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
     v_reader   taskq_internal.consumer_group;
     v_after    bigint;
@@ -145,7 +145,7 @@ partition.';
 CREATE FUNCTION taskq.advance_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_led      taskq_internal.consumer_partition := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', least(ceil(extract(epoch FROM v_led.lease) * 1000), 2147483647)::bigint::text, true);
@@ -163,7 +163,7 @@ partition.';
 CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
     UPDATE taskq_internal.consumer_partition h SET fence = NULL, leader = NULL, lease = NULL, lease_until = NULL, leader_since = NULL,
         failed = CASE WHEN p_error IS NULL THEN h.failed ELSE clock_timestamp() END, error = coalesce(left(p_error, 10000), h.error)

@@ -7,7 +7,7 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_created  timestamptz := (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence);
 BEGIN
     RETURN QUERY
@@ -40,7 +40,7 @@ ended. state: the state before the entry, or now (held, ended). waited and ran: 
 CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_topic taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_live  taskq_internal.live;
     v_ended record;
 BEGIN

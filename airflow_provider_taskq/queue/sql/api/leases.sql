@@ -15,12 +15,17 @@ DECLARE
     v_owner taskq_internal.owner;
 BEGIN
     PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
-    INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen)
-    VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp())
+    INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen, registered_by)
+    VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(), taskq_internal.acting_role())
     ON CONFLICT (name) DO UPDATE SET  -- drawn anew, as the wait for the row may have let others pass
         fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
-        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp()
+        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by
+    WHERE taskq_internal.may_act_as(o.registered_by)
     RETURNING o.* INTO v_owner;
+    IF NOT FOUND THEN
+        PERFORM taskq_internal.raise_error('42501', format('owner %L was registered by another role than %I, which is limited to topics: register'
+                                                      ' another name', p_owner, taskq_internal.acting_role()));
+    END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
@@ -39,8 +44,9 @@ BEGIN
     PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
     UPDATE taskq_internal.owner o SET
         fence = nextval('taskq_internal.fence'), claim_fence = p_claim, lease = p_lease,
-        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp()
+        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = taskq_internal.acting_role()
     WHERE o.name = p_owner AND o.fence IS NOT NULL AND (o.fence = p_claim OR o.claim_fence = p_claim)
+      AND taskq_internal.may_act_as(o.registered_by)
     RETURNING o.* INTO v_owner;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_claim);
@@ -58,7 +64,7 @@ DECLARE
     v_until timestamptz;
 BEGIN
     UPDATE taskq_internal.owner SET lease_until = clock_timestamp() + lease, seen = clock_timestamp()
-    WHERE name = p_owner AND fence = p_fence RETURNING lease_until INTO v_until;
+    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) RETURNING lease_until INTO v_until;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
@@ -73,6 +79,7 @@ LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
     WHERE o.fence IS NOT NULL AND o.lease_until > clock_timestamp()
       AND (p_within IS NULL OR o.seen >= clock_timestamp() - taskq_internal.clamp_age(p_within))
+      AND ((SELECT taskq_internal.may_access_all('SELECT')) OR taskq_internal.may_act_as(o.registered_by))
     ORDER BY o.name
 $$;
 COMMENT ON FUNCTION taskq.owners IS
@@ -84,6 +91,7 @@ LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
     WHERE o.name = p_owner AND o.fence IS NOT NULL
       AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
+      AND (taskq_internal.may_access_all('SELECT') OR taskq_internal.may_act_as(o.registered_by))
 $$;
 COMMENT ON FUNCTION taskq.owner IS
 'The owner of this name whose lease is not gone, lapsed or not; else no row. p_claim: only if it holds the claim that
@@ -97,7 +105,7 @@ DECLARE
 BEGIN
     PERFORM taskq_internal.require_read_committed('leases end');
     UPDATE taskq_internal.owner SET fence = NULL, seen = clock_timestamp()
-    WHERE name = p_owner AND fence = p_fence RETURNING owner_id INTO v_owner_id;
+    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) RETURNING owner_id INTO v_owner_id;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -162,7 +170,8 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner AND o.fence = p_fence);
+    v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner AND o.fence = p_fence
+                           AND taskq_internal.may_act_as(o.registered_by));
     v_held     bigint[] := ARRAY(SELECT l.sequence FROM taskq_internal.live l WHERE l.holder = v_owner_id);
     v_topics   int[] := ARRAY(SELECT DISTINCT l.topic_id FROM taskq_internal.live l WHERE l.holder = v_owner_id);
 BEGIN
@@ -262,7 +271,8 @@ CREATE FUNCTION taskq_internal.require_lease(p_owner text, p_fence bigint) RETUR
 DECLARE
     v_owner_id bigint;
 BEGIN
-    SELECT owner_id INTO v_owner_id FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence FOR KEY SHARE;
+    SELECT owner_id INTO v_owner_id FROM taskq_internal.owner
+    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) FOR KEY SHARE;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
@@ -276,10 +286,12 @@ DECLARE
     v_owner_id bigint;
 BEGIN
     SELECT owner_id INTO v_owner_id FROM taskq_internal.owner
-    WHERE name = p_owner AND fence = p_fence AND lease_until > clock_timestamp() FOR KEY SHARE SKIP LOCKED;
+    WHERE name = p_owner AND fence = p_fence AND lease_until > clock_timestamp() AND taskq_internal.may_act_as(registered_by)
+    FOR KEY SHARE SKIP LOCKED;
     IF NOT FOUND AND NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
-                                 AND lease_until > clock_timestamp()) THEN
-        IF EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence) THEN
+                                 AND lease_until > clock_timestamp() AND taskq_internal.may_act_as(registered_by)) THEN
+        IF EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
+                   AND taskq_internal.may_act_as(registered_by)) THEN
             PERFORM taskq_internal.raise_error('TQ005', format(
                 'the lease of owner %L under fence %s has lapsed; a heartbeat renews it', p_owner, p_fence));
         END IF;

@@ -39,7 +39,7 @@
 CREATE FUNCTION taskq.log_blockers(p_topic text)
 RETURNS TABLE (pid int, since timestamptz, application text, floor bigint) LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT o.pid, coalesce(a.xact_start, p.prepared),
@@ -62,7 +62,7 @@ RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANG
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
     v_after    bigint := coalesce(p_after, 0);
     v_horizon  bigint;
     v_count    bigint;
@@ -90,7 +90,7 @@ COMMITTED, on a standby, or for an invalid partition.';
 
 CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
     RETURN (SELECT p.cursor FROM taskq_internal.progress p
             WHERE p.group_name = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
@@ -102,7 +102,7 @@ CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cur
 LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO taskq_internal.progress AS p (group_name, topic_id, partition, cursor, advanced)
-    VALUES (p_group, (taskq_internal.find_topic(p_topic)).topic_id, p_partition, p_cursor, clock_timestamp())
+    VALUES (p_group, (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id, p_partition, p_cursor, clock_timestamp())
     ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
 END $$;
 COMMENT ON FUNCTION taskq.advance IS

@@ -6,7 +6,7 @@ RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, a
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_taken    bigint[] := taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
 BEGIN
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic_id, v_taken);
@@ -38,7 +38,7 @@ CREATE FUNCTION taskq.ready(p_topic text, p_limit int, p_condition text) RETURNS
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
-    RETURN taskq_internal.count_ready(taskq_internal.find_topic(p_topic), least(p_limit, taskq_internal.max_tasks()), p_condition);
+    RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE'), least(p_limit, taskq_internal.max_tasks()), p_condition);
 END $$;
 COMMENT ON FUNCTION taskq.ready IS
 'How many tasks could be polled now, counted up to p_limit, without the rows and, under a condition, the identifiers
@@ -49,7 +49,7 @@ CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS bool
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
-    RETURN taskq_internal.count_ready(taskq_internal.find_topic(p_topic), 1, p_condition, true) > 0;
+    RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'UPDATE'), 1, p_condition, true) > 0;
 END $$;
 COMMENT ON FUNCTION taskq.has_unclaimed IS
 'Whether a topic has a task that could be polled now, also one of an identifier that an open poll has locked. An empty
@@ -61,7 +61,7 @@ RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
     SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), coalesce(u.condition, 'NONE')) END
     FROM unnest(p_topics, p_limits, p_conditions) WITH ORDINALITY AS u (topic, bound, condition, place)
-    LEFT JOIN taskq_internal.topic t ON t.name = u.topic
+    LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
 $$;
 COMMENT ON FUNCTION taskq.ready_many IS
 'taskq.ready for many topics in one call: one row for each; NULL for an unknown topic.';
@@ -71,7 +71,7 @@ RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, a
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_limit    int := least(p_identifiers, taskq_internal.max_tasks());
     v_out      bigint[];
@@ -177,7 +177,7 @@ END $$;
 CREATE FUNCTION taskq_internal.claim_for_owner(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
 RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
     v_size     int := least(p_size, taskq_internal.max_tasks());

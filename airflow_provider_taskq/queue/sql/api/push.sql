@@ -20,7 +20,7 @@ CREATE FUNCTION taskq.push(
 ) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.lock_topic_shared(topic);
+    v_topic    taskq_internal.topic := taskq_internal.lock_topic_shared(topic, 'INSERT');
     v_floor    bigint := taskq_internal.announce_push();
     v_now      timestamptz := clock_timestamp();
     v_due      timestamptz := v_now;
@@ -85,7 +85,7 @@ CREATE FUNCTION taskq.push(
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic);
+    v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_floor     bigint := taskq_internal.announce_push();
     v_now       timestamptz := clock_timestamp();
     v_sequences bigint[];
@@ -96,6 +96,9 @@ BEGIN
     END IF;
     PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities,
                               p_offset);
+    IF p_insertion = 'DELETE' THEN
+        PERFORM taskq_internal.check_access(p_topic, 'DELETE');
+    END IF;
     IF p_insertion <> 'APPEND' THEN
         PERFORM taskq_internal.displace_older_tasks(v_topic.topic_id, p_insertion, p_identifiers, p_since);
     END IF;
@@ -145,7 +148,7 @@ topic; TQ002 invalid task, naming its position from 0; then nothing is stored.';
 
 CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'INSERT')).topic_id;
 BEGIN
     RETURN (SELECT t.sequence FROM taskq_internal.task t
             WHERE t.topic_id = v_topic_id AND t.sequence >= p_since AND t.pushed_in = pg_current_xact_id()
@@ -178,7 +181,7 @@ CREATE FUNCTION taskq.offer_many(
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic  taskq_internal.topic := taskq_internal.lock_topic_open(p_topic);
+    v_topic  taskq_internal.topic := taskq_internal.lock_topic_open(p_topic, 'INSERT');
     v_round  bigint[];
     v_places bigint[] := '{}';
     v_made   record;
@@ -220,7 +223,7 @@ in errors. Errors: those of taskq.offer.';
 
 CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.lock_topic_open(topic)).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_open(topic, 'INSERT')).topic_id;
     v_waiting  bigint[];
 BEGIN
     PERFORM taskq.lock_offers(topic, ARRAY[identifier]);
@@ -242,6 +245,7 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bit
 DECLARE
     v_buckets int[] := ARRAY(SELECT DISTINCT (hashtext(p_topic || '/' || u.identifier) & 65535) FROM unnest(p_identifiers) AS u (identifier));
 BEGIN
+    PERFORM taskq_internal.check_access(p_topic, 'INSERT');
     PERFORM taskq_internal.require_read_committed('tasks are offered and dropped');
     PERFORM FROM taskq_internal.offer_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
 END $$;

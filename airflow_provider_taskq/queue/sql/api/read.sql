@@ -39,7 +39,7 @@ numbers (taskq.state_name); status is ready, scheduled, retrying, blocked, pause
 CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
 END $$;
@@ -49,7 +49,7 @@ COMMENT ON FUNCTION taskq.task IS
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
-    v_topic_id  int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_sequences bigint[];
 BEGIN
     v_sequences := ARRAY(
@@ -70,7 +70,7 @@ CREATE FUNCTION taskq.page(
 ) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id  int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_direction text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
     v_source    text := CASE WHEN p_state <= 1 THEN 'live' WHEN p_state <= 4 THEN 'ended'
                              WHEN coalesce(p_identifier, p_reference) IS NULL AND p_state IS NOT NULL THEN 'ended' ELSE 'task' END;
@@ -124,6 +124,7 @@ DECLARE
                  (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
              FROM taskq_internal.task s WHERE %1$s' END, v_where);
 BEGIN
+    PERFORM taskq_internal.check_access(p_topic, 'SELECT');
     IF p_recent THEN
         v_rows := format('SELECT DISTINCT ON (r.topic_id, r.identifier) r.* FROM (%s) r
                           ORDER BY r.topic_id, r.identifier, r.sequence DESC', v_rows);
@@ -177,7 +178,7 @@ CREATE FUNCTION taskq.task_bounds(
 ) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_low      bigint := greatest(p_low, 0);
     v_high     bigint := least(p_high, (SELECT s.last_value FROM taskq_internal.task_sequence s));
 BEGIN
@@ -206,7 +207,7 @@ CREATE FUNCTION taskq.task_slice(
                  available_at timestamptz, completed timestamptz, output text, error text) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET work_mem = '32MB' AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY EXECUTE format(
         'SELECT i.sequence, i.topic, i.identifier, CASE WHEN $8 THEN i.payload::text END, i.reference, i.attempt, i.redelivered,
@@ -227,7 +228,7 @@ TQ001.';
 CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
     v_horizon  bigint;
     v_end      bigint;
 BEGIN
@@ -253,7 +254,7 @@ RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT min(n.sequence), max(n.sequence), count(*)
@@ -271,7 +272,7 @@ LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET work_mem = '32MB' AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT t.sequence, p_topic, t.identifier, t.payload::text, t.reference, t.priority::int, t.created FROM taskq_internal.task t

@@ -4,7 +4,7 @@ CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS TABLE (old bigint, new bigint) LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.lock_topic_open(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id;
     v_old      bigint[];
     v_new      bigint[];
 BEGIN

@@ -40,7 +40,8 @@ DECLARE
     v_topic    record;
     v_deferred bigint[];
 BEGIN
-    SELECT owner_id INTO v_owner_id FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence;
+    SELECT owner_id INTO v_owner_id FROM taskq_internal.owner
+    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by);
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
@@ -90,7 +91,8 @@ BEGIN
         INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
     END IF;
     PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR KEY SHARE;
-    IF NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence) THEN
+    IF NOT EXISTS (SELECT FROM taskq_internal.owner
+                   WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by)) THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage AND committed IS NOT NULL) THEN
@@ -237,7 +239,7 @@ CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.find_topic(p_topic);
+    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_limit    int;
     v_heads    bigint[];
@@ -278,12 +280,17 @@ CREATE FUNCTION taskq.begin_drain(p_name text, p_fence bigint, p_topic text) RET
 DECLARE
     v_began timestamptz;
 BEGIN
-    PERFORM taskq_internal.find_topic(p_topic);
+    PERFORM taskq_internal.accessible_topic(p_topic, 'UPDATE');
     INSERT INTO taskq_internal.drain AS d (name, topic, fence, began) VALUES (p_name, p_topic, p_fence, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET
         began = CASE WHEN d.finished IS NULL AND d.topic = p_topic THEN d.began ELSE clock_timestamp() END,
         topic = p_topic, fence = p_fence, finished = NULL, report = NULL
+    WHERE taskq_internal.may_access(d.topic, 'UPDATE')
     RETURNING d.began INTO v_began;
+    IF NOT FOUND THEN
+        PERFORM taskq_internal.raise_error('42501', format('drain %L is one of another topic, which role %I may not consume', p_name,
+                                                      taskq_internal.acting_role()));
+    END IF;
     RETURN v_began;
 END $$;
 COMMENT ON FUNCTION taskq.begin_drain IS
@@ -296,7 +303,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ008', format('the report of drain %L is not JSON of at most 64 KiB', p_name));
     END IF;
     UPDATE taskq_internal.drain SET finished = clock_timestamp(), report = p_report::json
-    WHERE name = p_name AND fence IS NOT DISTINCT FROM p_fence AND finished IS NULL;
+    WHERE name = p_name AND fence IS NOT DISTINCT FROM p_fence AND finished IS NULL AND taskq_internal.may_access(topic, 'UPDATE');
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.end_drain IS
@@ -305,7 +312,8 @@ fence.';
 
 CREATE FUNCTION taskq.find_drain(p_name text)
 RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json) LANGUAGE sql STABLE AS $$
-    SELECT d.topic, d.began, d.finished, d.report FROM taskq_internal.drain d WHERE d.name = p_name
+    SELECT d.topic, d.began, d.finished, d.report FROM taskq_internal.drain d
+    WHERE d.name = p_name AND taskq_internal.may_access(d.topic, 'SELECT, UPDATE')
 $$;
 COMMENT ON FUNCTION taskq.find_drain IS
 'The latest drain of this name; finished and report are NULL until its end. No row if there was none.';
@@ -316,7 +324,7 @@ CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timesta
 RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT e.state::int, count(*) FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
@@ -332,7 +340,7 @@ CREATE FUNCTION taskq.find_failed_by(p_topic text, p_owner text, p_since timesta
 RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT e.sequence, e.identifier::text, e.error_summary FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder

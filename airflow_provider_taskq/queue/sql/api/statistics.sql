@@ -8,8 +8,12 @@ SET enable_seqscan = off SET enable_indexscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_since    timestamptz := clock_timestamp() - taskq_internal.clamp_age(p_within);
-    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.find_topic(p_topic)).topic_id END;
+    v_topic_id int;
 BEGIN
+    PERFORM taskq_internal.check_access(p_topic, 'SELECT');
+    IF p_topic IS NOT NULL THEN
+        v_topic_id := (taskq_internal.find_topic(p_topic)).topic_id;
+    END IF;
     RETURN QUERY
     SELECT p.name, s.ended, s.succeeded, s.failed, s.retried, s.retries, s.shortest, s.mean, s.longest, s.p[1], s.p[2], s.p[3], s.p[4]
     FROM (SELECT e.topic_id, count(*) AS ended, count(*) FILTER (WHERE e.state = 6) AS succeeded,
@@ -30,7 +34,7 @@ Errors: TQ001.';
 
 CREATE FUNCTION taskq.record_handling_times(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
 BEGIN
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;  -- which each new row needs, by its foreign key
@@ -110,7 +114,7 @@ RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint
                looked_at bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
     SELECT coalesce(f.error_group, r.error_group), coalesce(f.failed, 0), coalesce(r.retrying, 0), coalesce(f.messages, r.messages),

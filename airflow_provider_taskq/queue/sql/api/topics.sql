@@ -2,7 +2,7 @@
 
 CREATE FUNCTION taskq.policy(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN taskq_internal.find_topic(p_topic);
+    RETURN taskq_internal.accessible_topic(p_topic, 'SELECT, INSERT, UPDATE');
 END $$;
 COMMENT ON FUNCTION taskq.policy IS
 'A topic with its policy. Errors: TQ001.';
@@ -73,7 +73,9 @@ COMMENT ON FUNCTION taskq.set_paused IS
 was so already. Errors: TQ001.';
 
 CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
-    SELECT name FROM taskq_internal.topic ORDER BY name
+    SELECT name FROM taskq_internal.topic
+    WHERE (SELECT taskq_internal.may_access_all('SELECT, INSERT, UPDATE')) OR taskq_internal.may_access_topic(name, 'SELECT, INSERT, UPDATE')
+    ORDER BY name
 $$;
 COMMENT ON FUNCTION taskq.topics IS
 'The names of all topics in alphabetical order.';

@@ -29,7 +29,7 @@ BEGIN
     SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
            THEN extract(epoch FROM clock_timestamp() - (taskq.oldest_due(t.topic_id)).since)::double precision END
     FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY AS u (topic, bound, condition, aged, place)
-    LEFT JOIN taskq_internal.topic t ON t.name = u.topic
+    LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
     CROSS JOIN LATERAL (
         -- Two index probes tell most topics, and cost a tenth of the count.
         SELECT CASE WHEN t.topic_id IS NULL THEN -1
@@ -41,7 +41,7 @@ BEGIN
     SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq_internal.newest_state(t.topic_id, u.identifier) END,
            NULL::double precision
     FROM unnest(p_state_topics, p_state_identifiers) WITH ORDINALITY AS u (topic, identifier, place)
-    LEFT JOIN taskq_internal.topic t ON t.name = u.topic;
+    LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE');
 END $$;
 COMMENT ON FUNCTION taskq.watch_tasks IS
 'The kinds ready and state of taskq.watch. It changes nothing, so it also works for readers and on a standby.';
@@ -58,7 +58,7 @@ CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
-    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_open(p_topic)).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
+    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
 END $$;
 COMMENT ON FUNCTION taskq.junction IS
 'Releases groups of identifiers: their SUSPENDED tasks become READY. The arrays go together: an identifier and the
@@ -69,7 +69,7 @@ with a task that another transaction holds stays for a later call. Errors: TQ001
 CREATE FUNCTION taskq.release_groups_once(p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS int[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.lock_topic_open(p_topic)).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id;
     v_open     int[];
     v_released int[];
 BEGIN
@@ -116,7 +116,7 @@ BEGIN
            coalesce((SELECT least(h.held, p_cap) FROM held h WHERE h.topic_id = t.topic_id), 0),
            t.paused, t.paused_by, t.paused_since
     FROM unnest(p_topics, p_conditions) WITH ORDINALITY AS u (topic, condition, place)
-    JOIN taskq_internal.topic t ON t.name = u.topic
+    JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
     CROSS JOIN LATERAL taskq_internal.count_ready_by_reason(t.topic_id, p_cap) w
     CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition) ELSE 0 END::bigint AS ready
                         OFFSET 0) r;
@@ -141,7 +141,7 @@ BEGIN
                coalesce(m.numbers, '{}') AS numbers
         FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
         LEFT JOIN member m ON m.place = u.place
-        LEFT JOIN taskq_internal.topic t ON t.name = u.topic
+        LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'UPDATE')
         ORDER BY u.place
     LOOP
         place := v_wait.place;

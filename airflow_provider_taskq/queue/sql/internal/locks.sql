@@ -24,11 +24,14 @@ $$;
 -- The topic of this name, which no transaction can drop until this one ends; for a push, which calls announce_push
 -- next. If the topic was dropped and created again during the wait, the new one. Above READ COMMITTED the snapshot
 -- cannot tell, so there the row is locked as well: a topic that was dropped since is a serialization failure.
-CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text, p_rights text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
 DECLARE
     v_kept  int;
     v_topic taskq_internal.topic;
 BEGIN
+    IF NOT taskq_internal.may_access(p_topic, p_rights) THEN
+        PERFORM taskq_internal.check_access(p_topic, p_rights);
+    END IF;
     LOOP
         SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;  -- in place: a call of find_topic costs 2 us
         IF NOT FOUND THEN
@@ -47,10 +50,10 @@ BEGIN
 END $$;
 
 -- The same for a transaction that relies on a topic and may draw no sequences.
-CREATE FUNCTION taskq_internal.lock_topic_open(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_topic_open(p_topic text, p_rights text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
-    RETURN taskq_internal.lock_topic_shared(p_topic);
+    RETURN taskq_internal.lock_topic_shared(p_topic, p_rights);
 END $$;
 
 -- Locks the row of a topic whose advisory lock is not available. Waits for a transaction that drops, closes or moves

@@ -93,6 +93,9 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 DECLARE
     v_unknown record;
 BEGIN
+    IF NOT taskq_internal.may_access_all('INSERT') THEN
+        PERFORM taskq_internal.check_access(u.topic, 'SELECT, INSERT, UPDATE') FROM (SELECT DISTINCT unnest(p_topics)) AS u (topic);
+    END IF;
     SELECT u.place, u.topic, u.identifier INTO v_unknown
     FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
     WHERE NOT EXISTS (

@@ -54,7 +54,8 @@ CREATE TABLE taskq_internal.owner (
     claim_fence bigint,  -- the fence under which the held tasks were claimed, after take_over; NULL: `fence` itself
     lease       interval NOT NULL CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until timestamptz NOT NULL,
-    seen        timestamptz NOT NULL
+    seen        timestamptz NOT NULL,
+    registered_by name   -- the role of the last registration: a role that is limited to topics uses its own owners only
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- Named locks: held until `until`, and blocked until `at_least` even if the holder unlocks earlier.
@@ -75,10 +76,12 @@ CREATE TABLE taskq_internal.worker (
 
 -- The grants of roles. An upgrade replaces the functions, and then repeats the grants.
 CREATE TABLE taskq_internal.access (
-    role name NOT NULL,
-    kind text NOT NULL CHECK (kind IN ('producer', 'consumer', 'reader', 'operator')),
-    PRIMARY KEY (role, kind)
+    role       name NOT NULL,
+    kind       text NOT NULL CHECK (kind IN ('producer', 'consumer', 'reader', 'operator')),
+    topic      text COLLATE "C",               -- by name, as it may be granted before the topic is created; NULL: every topic
+    may_delete boolean NOT NULL                -- whether a producer may push with DELETE
 );
+CREATE UNIQUE INDEX access_grant ON taskq_internal.access (role, kind, (coalesce(topic, '')));
 
 -- Actions of people on the page and the command line. A row is written in the transaction of the action, so a rollback leaves none.
 -- It has no payloads. Rows stay until the schema's owner deletes them.

@@ -64,7 +64,7 @@ CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier t
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_topic_id  int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_sequences bigint[];
 BEGIN
     IF p_identifier IS NULL THEN

@@ -1,0 +1,480 @@
+"""Roles that are limited to topics: what they may do there, and that nothing gets them into another topic."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.queue import (
+    Insertion,
+    InvalidTask,
+    LeaseLost,
+    NewTask,
+    NotHeld,
+    Owner,
+    Result,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    UnknownTopic,
+    connect,
+    install,
+)
+from airflow_provider_taskq.queue.errors import translate_errors
+
+Limited = Callable[..., TaskQueue]
+Denied = psycopg.errors.InsufficientPrivilege
+
+NOW = datetime.now(UTC)
+LEASE = timedelta(minutes=5)
+
+
+@pytest.fixture
+def queue(own_queue: TaskQueue) -> TaskQueue:
+    """The queue as its owner: orders has a READY task, invoices a READY, a SUSPENDED and a FAILED one."""
+    own_queue.create_topic("orders")
+    own_queue.create_topic("invoices")
+    own_queue.push("orders", ["order"])
+    own_queue.push("invoices", [NewTask("secret", {"total": 12}), NewTask("group", suspended=True), NewTask("failed")])
+    return own_queue
+
+
+@pytest.fixture
+def limited(queue: TaskQueue, own_dsn: str) -> Iterator[Limited]:
+    """Logs a new role in, which has these kinds of access to `topics`."""
+    made: list[tuple[str, psycopg.Connection[Any]]] = []
+
+    def limited(*kinds: str, topics: list[str] | None = None, may_delete: bool | None = None) -> TaskQueue:
+        name, password = f"taskq_limited_{uuid4().hex[:8]}", uuid4().hex
+        statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
+        queue.conn.execute(statement.format(sql.Identifier(name), sql.Literal(password)))
+        for kind in kinds:
+            grant(queue, name, kind, topics or ["orders"], may_delete)
+        conn = connect(make_conninfo(own_dsn, user=name, password=password), autocommit=True)
+        made.append((name, conn))
+        return TaskQueue(conn)
+
+    yield limited
+    queue.conn.execute("RESET ROLE")
+    for name, conn in made:
+        conn.close()
+        queue.conn.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
+        queue.conn.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+def grant(
+    queue: TaskQueue, role: str, kind: str, topics: list[str] | None = None, may_delete: bool | None = None
+) -> None:
+    queue.conn.execute("SELECT taskq.grant_access(%s, %s, %s::text[], %s::boolean)", (role, kind, topics, may_delete))
+
+
+def name_of(queue: TaskQueue) -> str:
+    return queue.conn.info.user
+
+
+def run(queue: TaskQueue, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    with translate_errors():
+        return queue.conn.execute(statement.encode(), values).fetchall()
+
+
+def contents(queue: TaskQueue) -> list[tuple[Any, ...]]:
+    """Everything that a hostile call could have changed in invoices."""
+    return run(
+        queue,
+        "SELECT sequence, identifier, state, attempt, owner, priority, available_at FROM taskq.task_info"
+        " WHERE topic = 'invoices' ORDER BY sequence",
+    )
+
+
+PUSHES: dict[str, Callable[[TaskQueue, str], object]] = {
+    "push one": lambda queue, topic: queue.push(topic, ["a"]),
+    "push many": lambda queue, topic: queue.push(topic, ["a", "b"]),
+    "supersede": lambda queue, topic: queue.push(topic, ["a"], Insertion.SUPERSEDE),
+    "replace": lambda queue, topic: queue.push(topic, ["a"], Insertion.REPLACE),
+    "stream": lambda queue, topic: queue.push_stream(topic, iter(["a"])),
+    "offer": lambda queue, topic: queue.offer(topic, "a"),
+    "offer many": lambda queue, topic: queue.offer_many(topic, ["a", "b"]),
+    "drop": lambda queue, topic: queue.drop(topic, "secret"),
+    "ticks": lambda queue, topic: queue.install_ticks(topic, "daily", "hash", [(NOW, None)]),
+    "policy": lambda queue, topic: queue.policy(topic),
+    "lock_offers": lambda queue, topic: run(queue, "SELECT taskq.lock_offers(%s, '{a}')", topic),
+    "first_pushed": lambda queue, topic: run(queue, "SELECT taskq.first_pushed(%s, 1)", topic),
+    "staged": lambda queue, topic: push_staged(queue, topic, topic),
+    "staged to their own topics": lambda queue, topic: push_staged(queue, topic, None),
+}
+
+
+def push_staged(queue: TaskQueue, topic: str, named: str | None, insertion: str = "APPEND") -> int:
+    [(stage,)] = run(queue, "SELECT taskq.open_push()")
+    queue.conn.execute(
+        "INSERT INTO taskq.staged_task (stage, part, attempt, place, topic, identifier) VALUES (%s, 0, 1, 0, %s, 'a')",
+        (stage, topic),
+    )
+    return int(run(queue, "SELECT taskq.push_staged(%s, %s, %s, '{0}', '{1}', '{1}')", stage, named, insertion)[0][0])
+
+
+@pytest.mark.parametrize("verb", PUSHES)
+def test_a_producer_of_a_topic_pushes_to_it_and_to_no_other(queue: TaskQueue, limited: Limited, verb: str) -> None:
+    producer, before = limited("producer"), contents(queue)
+    PUSHES[verb](producer, "orders")
+    for topic in ("invoices", "unknown"):  # the error does not tell whether a topic exists
+        with pytest.raises(Denied, match=f"may not (push to|read) topic '{topic}'"):
+            PUSHES[verb](producer, topic)
+    assert contents(queue) == before
+
+
+def test_a_producer_of_a_topic_pushes_with_delete_only_if_that_was_granted(queue: TaskQueue, limited: Limited) -> None:
+    producer = limited("producer")
+    with pytest.raises(Denied, match="may not push with DELETE to topic 'orders'"):
+        producer.push("orders", ["order"], Insertion.DELETE)
+    with pytest.raises(Denied, match="may not push with DELETE to topic 'orders'"):
+        push_staged(producer, "orders", None, "DELETE")
+    grant(queue, name_of(producer), "producer", ["orders"], may_delete=True)
+    producer.push("orders", ["order"], Insertion.DELETE)
+    assert [task.identifier for task in queue.page("orders")] == ["order"]
+    with pytest.raises(Denied):
+        producer.push("invoices", ["secret"], Insertion.DELETE)
+
+
+def test_a_producer_of_every_topic_may_be_denied_delete(queue: TaskQueue, limited: Limited) -> None:
+    producer = limited()
+    grant(queue, name_of(producer), "producer")
+    producer.push("orders", ["order"], Insertion.DELETE)
+    grant(queue, name_of(producer), "producer", may_delete=False)
+    producer.push("invoices", ["order"])
+    with pytest.raises(Denied, match="DELETE"):
+        producer.push("orders", ["order"], Insertion.DELETE)
+
+
+def test_a_dependency_on_another_topic_needs_some_access_to_it(queue: TaskQueue, limited: Limited) -> None:
+    producer = limited("producer")
+    for identifier in ("secret", "no such task"):  # else the answer would tell which identifiers exist
+        with pytest.raises(Denied, match="may not read topic 'invoices'"):
+            producer.push("orders", [NewTask("next", depends_on=[("invoices", identifier)])])
+    producer.push("orders", [NewTask("next", depends_on=[("orders", "order")])])
+    grant(queue, name_of(producer), "reader", ["invoices"])
+    producer.push("orders", [NewTask("last", depends_on=[("invoices", "secret")])])
+    with pytest.raises(InvalidTask):
+        producer.push("orders", [NewTask("last", depends_on=[("invoices", "no such task")])])
+
+
+CONSUMES: dict[str, Callable[[TaskQueue, str, Owner], object]] = {
+    "poll": lambda queue, topic, owner: queue.poll(topic, owner),
+    "poll_batch": lambda queue, topic, owner: queue.poll_batch(topic, owner),
+    "claim": lambda queue, topic, owner: queue.claim(topic, owner, 1),
+    "exchange": lambda queue, topic, owner: queue.exchange(owner, {}, topic),
+    "claim_batch": lambda queue, topic, owner: run(
+        queue, "SELECT taskq.claim_batch(%s, %s, %s, 1, 'SINGULAR_BY_IDENTIFIER')", topic, owner.name, owner.fence
+    ),
+    "ready": lambda queue, topic, _: queue.ready(topic),
+    "has_unclaimed": lambda queue, topic, _: queue.has_unclaimed(topic),
+    "task": lambda queue, topic, _: queue.task(topic, 2),
+    "junction": lambda queue, topic, _: queue.junction(topic, [["group"]]),
+    "release_groups_once": lambda queue, topic, _: queue.release_groups_once("wait", topic, [["group"]]),
+    "events": lambda queue, topic, _: queue.events(topic, None, 10),
+    "progress": lambda queue, topic, _: queue.progress("readers", topic, 0),
+    "advance": lambda queue, topic, _: run(queue, "SELECT taskq.advance('readers', %s, 0, 0)", topic),
+    "log_slice": lambda queue, topic, _: run(queue, "SELECT * FROM taskq.log_slice(%s, 0, 99)", topic),
+    "begin_drain": lambda queue, topic, owner: run(
+        queue, "SELECT taskq.begin_drain('mine', %s, %s)", owner.fence, topic
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", CONSUMES)
+def test_a_consumer_of_a_topic_reaches_no_other(queue: TaskQueue, limited: Limited, verb: str) -> None:
+    consumer, before = limited("consumer"), contents(queue)
+    owner = consumer.register("mine")
+    CONSUMES[verb](consumer, "orders", owner)
+    for topic in ("invoices", "unknown"):
+        with pytest.raises(Denied, match=f"may not (consume|read) topic '{topic}'"):
+            CONSUMES[verb](consumer, topic, owner)
+    assert contents(queue) == before
+
+
+def test_a_consumer_of_a_topic_waits_for_others_in_vain(limited: Limited) -> None:
+    """Where many topics are asked for at once, a topic that the role may not consume counts as unknown."""
+    consumer = limited("consumer")
+    assert consumer.topics() == ["orders"]
+    both = "ARRAY['orders', 'invoices']"
+    assert run(consumer, f"SELECT position FROM taskq.topic_status({both}, '{{NONE, NONE}}', 9)") == [(1,)]
+    ready = run(consumer, f"SELECT * FROM taskq.ready_many({both}, '{{9, 9}}')")
+    assert ready == [(1, 1), (2, None)]
+    none = "'{}', '{}', '{}', '{}', '{}', '{}'"
+    watched = run(consumer, f"SELECT number FROM taskq.watch({both}, '{{9, 9}}', '{{NONE, NONE}}', '{{f, f}}',"
+                            f" ARRAY['invoices'], ARRAY['secret'], {none})")  # fmt: skip
+    assert watched == [(1,), (-1,), (-1,)]
+    groups = "ARRAY['wait'], ARRAY['invoices'], ARRAY['SINGULAR'], '{1}', '{0}', ARRAY['group']"
+    empty = "'{}', '{}', '{}', '{}', '{}', '{}'"
+    assert run(consumer, f"SELECT number FROM taskq.watch({empty}, {groups})") == [(-1,)]
+
+
+def test_a_consumer_of_a_topic_cannot_use_the_owner_of_another_role(queue: TaskQueue, limited: Limited) -> None:
+    theirs = queue.register("theirs")
+    [task] = queue.poll("invoices", theirs)
+    consumer, before = limited("consumer"), contents(queue)
+    key = (theirs.name, theirs.fence)
+    assert consumer.owners() == []
+    assert consumer.owner("theirs") is None
+    assert consumer.held(theirs) == []
+    assert consumer.release(theirs) == 0
+    for call in (
+        lambda: consumer.heartbeat(theirs),
+        lambda: consumer.complete(theirs, {task.sequence: Result.FAILURE}),
+        lambda: consumer.exchange(theirs, {task.sequence: Result.FAILURE}, "orders"),
+        lambda: consumer.poll("orders", theirs),
+        lambda: consumer.release_tasks(theirs, [task.sequence]),
+        lambda: consumer.take_over("theirs", theirs.fence, LEASE),
+        lambda: run(consumer, "SELECT * FROM taskq.held_bounds(%s, %s, NULL, 4)", *key),
+        lambda: run(consumer, "SELECT * FROM taskq.held_slice(%s, %s, NULL, 0, 99)", *key),
+        lambda: run(consumer, "SELECT taskq.open_stage(%s, %s)", *key),
+        lambda: run(consumer, "SELECT taskq.check_stage(%s, %s, %s)", *key, uuid4()),
+        lambda: run(consumer, "SELECT taskq.complete_staged(%s, %s, %s, '{}', '{}', '{}')", *key, uuid4()),
+        lambda: run(consumer, "SELECT taskq.defer_held_tasks(%s, %s)", *key),
+    ):
+        with pytest.raises(LeaseLost):
+            call()
+    with pytest.raises(Denied, match="owner 'theirs' was registered by another role"):
+        consumer.register("theirs")
+    assert contents(queue) == before
+    queue.complete(theirs, {task.sequence: Result.SUCCESS})
+
+
+def test_a_consumer_of_a_topic_cannot_complete_by_the_sequence_of_another_topic(
+    queue: TaskQueue, limited: Limited
+) -> None:
+    [task] = queue.poll("invoices", queue.register("theirs"))
+    consumer, before = limited("consumer"), contents(queue)
+    mine = consumer.register("mine")
+    with pytest.raises(NotHeld):
+        consumer.complete(mine, {task.sequence: Result.FAILURE})
+    [(stage,)] = run(consumer, "SELECT taskq.open_stage(%s, %s)", mine.name, mine.fence)
+    consumer.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 0)",
+        (stage, task.sequence),
+    )
+    commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')"
+    with pytest.raises(NotHeld):
+        run(consumer, commit, mine.name, mine.fence, stage)
+    assert contents(queue) == before
+
+
+@pytest.mark.parametrize("follow_up", ["task", "junction"])
+def test_what_follows_a_decision_reaches_no_other_topic(queue: TaskQueue, limited: Limited, follow_up: str) -> None:
+    worker, before = limited("consumer", "producer"), contents(queue)
+    mine = worker.register("mine")
+    [task] = worker.poll("orders", mine)
+    [(stage,)] = run(worker, "SELECT taskq.open_stage(%s, %s)", mine.name, mine.fence)
+    worker.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
+        (stage, task.sequence),
+    )
+    if follow_up == "task":
+        worker.conn.execute(
+            "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, topic, identifier)"
+            " VALUES (%s, 0, 1, 0, %s, 'invoices', 'secret')",
+            (stage, task.sequence),
+        )
+    else:
+        worker.conn.execute(
+            "INSERT INTO taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction)"
+            " VALUES (%s, 0, 1, %s, 'invoices', '[[\"group\"]]', 'SINGULAR')",
+            (stage, task.sequence),
+        )
+    with pytest.raises(Denied, match="topic 'invoices'"):
+        run(worker, "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')", mine.name, mine.fence, stage)
+    assert contents(queue) == before
+    assert [held.sequence for held in worker.held(mine)] == [task.sequence]
+
+
+READS: dict[str, Callable[[TaskQueue, str], object]] = {
+    "task": lambda queue, topic: queue.task(topic, 2),
+    "page": lambda queue, topic: queue.page(topic),
+    "latest": lambda queue, topic: queue.latest(topic, ["secret"]),
+    "count": lambda queue, topic: queue.count(topic),
+    "explain": lambda queue, topic: queue.explain(topic, 2),
+    "timeline": lambda queue, topic: queue.timeline(topic, 2),
+    "error_groups": lambda queue, topic: queue.error_groups(topic),
+    "statistics": lambda queue, topic: queue.statistics(LEASE, topic),
+    "events": lambda queue, topic: queue.events(topic, None, 10),
+    "ready": lambda queue, topic: queue.ready(topic),
+    "newest": lambda queue, topic: run(queue, "SELECT * FROM taskq.newest(%s)", topic),
+    "task_slice": lambda queue, topic: run(
+        queue, "SELECT * FROM taskq.task_slice(%s, 0, 99, NULL, NULL, NULL, NULL, true)", topic
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", READS)
+def test_a_reader_of_a_topic_reads_no_other(limited: Limited, verb: str) -> None:
+    reader = limited("reader")
+    READS[verb](reader, "orders")
+    for topic in ("invoices", "unknown"):
+        with pytest.raises(Denied, match=f"may not read topic '{topic}'"):
+            READS[verb](reader, topic)
+
+
+def test_a_reader_of_a_topic_gets_no_figures_and_no_view_of_all_topics(limited: Limited) -> None:
+    reader = limited("reader")
+    assert reader.topics() == ["orders"]
+    for call in (reader.count, reader.results, reader.health, reader.audit_trail, lambda: reader.statistics(LEASE)):
+        with pytest.raises(Denied):
+            call()
+    for view in ("tasks", "topics_at_a_glance", "task_info"):
+        with pytest.raises(Denied):
+            run(reader, f"SELECT * FROM taskq.{view}")
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer", "reader"])
+def test_every_function_for_limited_roles_refuses_another_topic(queue: TaskQueue, limited: Limited, kind: str) -> None:
+    """A function that is added later and does not check the topic fails here."""
+    role = limited(kind)
+    functions = run(
+        queue,
+        """SELECT p.oid::regproc::text, p.proargnames[:p.pronargs], p.proargtypes::oid[]::regtype[]::text[]
+           FROM pg_proc p JOIN taskq.privileges r ON r.function = p.proname
+           WHERE p.pronamespace = 'taskq'::regnamespace AND r.kind = %s AND r.by_topic""",
+        kind,
+    )
+    given = {
+        **dict.fromkeys(("p_topic", "topic"), "'invoices'"),
+        "p_condition": "'NONE'",
+        "p_order": "'FIRST_IN_FIRST_OUT'",
+        "p_junction": "'SINGULAR'",
+    }
+    reached = {}
+    for function, names, types in functions:
+        if not {"p_topic", "topic"} & set(names or ()):
+            continue
+        values = ", ".join(given.get(name, f"NULL::{of}") for name, of in zip(names, types, strict=True))
+        try:
+            reached[function] = run(role, f"SELECT * FROM {function}({values})")
+        except (Denied, LeaseLost):
+            continue
+        except (psycopg.Error, TaskQueueError) as error:
+            reached[function] = [(str(error),)]
+    reached.pop("taskq.push_staged", None)  # pushes nothing here, as it names no stage; tested above
+    reached.pop("taskq.notify", None)  # any role can send a notification
+    assert reached == ({"taskq.held": []} if kind == "consumer" else {})
+
+
+def test_a_role_has_the_access_of_the_roles_that_it_is_a_member_of(queue: TaskQueue, limited: Limited) -> None:
+    member, group = limited("producer"), limited("producer", topics=["invoices"])
+    statement = sql.SQL("GRANT {} TO {}")
+    queue.conn.execute(statement.format(sql.Identifier(name_of(group)), sql.Identifier(name_of(member))))
+    member.push("orders", ["a"])
+    member.push("invoices", ["a"])
+    queue.conn.execute(
+        sql.SQL("REVOKE {} FROM {}").format(sql.Identifier(name_of(group)), sql.Identifier(name_of(member)))
+    )
+    with pytest.raises(Denied):
+        member.push("invoices", ["a"])
+
+
+def test_a_pooled_connection_acts_with_the_access_of_the_role_that_it_sets(queue: TaskQueue, limited: Limited) -> None:
+    pool, shop, billing = limited(), limited("producer"), limited("producer", topics=["invoices"])
+    for role in (shop, billing):
+        queue.conn.execute(
+            sql.SQL("GRANT {} TO {}").format(sql.Identifier(name_of(role)), sql.Identifier(name_of(pool)))
+        )
+    pool.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name_of(shop))))
+    pool.push("orders", ["a"])
+    with pytest.raises(Denied, match=name_of(shop)):
+        pool.push("invoices", ["a"])
+    pool.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name_of(billing))))
+    pool.push("invoices", ["a"])
+    with pytest.raises(Denied):
+        pool.push("orders", ["a"])
+
+
+def test_an_administrator_who_sets_a_limited_role_is_limited_and_else_is_not(
+    queue: TaskQueue, limited: Limited
+) -> None:
+    role = sql.Identifier(name_of(limited("producer")))
+    queue.push("invoices", ["a"], Insertion.DELETE)
+    queue.conn.execute(sql.SQL("SET ROLE {}").format(role))
+    with pytest.raises(Denied):
+        queue.push("invoices", ["a"])
+    queue.conn.execute("RESET ROLE")
+    queue.push("invoices", ["a"], Insertion.DELETE)
+
+
+def test_a_role_without_access_gets_nowhere_through_a_function_of_a_limited_role(
+    queue: TaskQueue, limited: Limited
+) -> None:
+    owner, caller = limited(), limited()
+    grant(queue, name_of(owner), "producer")
+    queue.conn.execute("CREATE SCHEMA shop; GRANT ALL ON SCHEMA shop TO PUBLIC")
+    owner.conn.execute(
+        "CREATE FUNCTION shop.order(topic text) RETURNS bigint[] LANGUAGE sql SECURITY DEFINER"
+        " AS $$ SELECT taskq.push(topic, 'APPEND', ARRAY['a']) $$"
+    )
+    call = "SELECT shop.order('invoices')"
+    run(caller, call)  # no role is limited: the rights of the function's owner decide
+    queue.conn.execute("SELECT taskq.revoke_access(%s)", (name_of(owner),))
+    grant(queue, name_of(owner), "producer", ["orders"])
+    for role in (owner, caller):
+        with pytest.raises(Denied, match="may not push to topic 'invoices'"):
+            run(role, call)
+
+
+def test_limits_outlive_an_upgrade_and_end_with_a_revocation(queue: TaskQueue, own_dsn: str, limited: Limited) -> None:
+    producer = limited("producer", may_delete=True)
+    with connect(own_dsn) as conn:
+        conn.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number = 0")
+        install(conn)
+    producer.push("orders", ["order"], Insertion.DELETE)
+    with pytest.raises(Denied):
+        producer.push("invoices", ["a"])
+    grant(queue, name_of(producer), "producer", ["invoices"])
+    queue.conn.execute("SELECT taskq.revoke_access(%s, 'producer', '{orders}')", (name_of(producer),))
+    producer.push("invoices", ["a"])
+    with pytest.raises(Denied, match="may not push to topic 'orders'"):
+        producer.push("orders", ["a"])
+    queue.conn.execute("SELECT taskq.revoke_access(%s)", (name_of(producer),))
+    with pytest.raises(Denied):
+        producer.push("invoices", ["a"])
+
+
+def test_a_limit_is_never_ignored_and_a_grant_for_every_topic_lifts_it(queue: TaskQueue, limited: Limited) -> None:
+    producer = limited("producer")
+    grant(queue, name_of(producer), "producer")
+    producer.push("invoices", ["a"])
+    with pytest.raises(
+        psycopg.Error, match=r"has access 'producer' to every topic; to limit it, call taskq\.revoke_access"
+    ):
+        grant(queue, name_of(producer), "producer", ["orders"])
+    queue.conn.execute("SELECT taskq.revoke_access(%s, 'producer')", (name_of(producer),))
+    grant(queue, name_of(producer), "producer", ["orders"])
+    with pytest.raises(Denied):
+        producer.push("invoices", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "topics", "reason"),
+    [
+        ("operator", ["orders"], "operator cannot be limited to topics"),
+        ("producer", [], "at least one topic"),
+        ("producer", ["orders", None], "each has a name"),
+        ("producer", [""], "each has a name"),
+    ],
+)
+def test_a_limit_that_means_nothing_is_an_error(
+    queue: TaskQueue, limited: Limited, kind: str, topics: list[str], reason: str
+) -> None:
+    with pytest.raises(psycopg.Error, match=reason):
+        grant(queue, name_of(limited()), kind, topics)
+
+
+def test_a_limit_holds_for_a_topic_that_is_created_later(queue: TaskQueue, limited: Limited) -> None:
+    producer = limited("producer", topics=["returns"])
+    with pytest.raises(UnknownTopic):
+        producer.push("returns", ["a"])
+    queue.create_topic("returns")
+    producer.push("returns", ["a"])
+    assert queue.count("returns")["returns"][State.READY].count == 1
