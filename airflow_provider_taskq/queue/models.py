@@ -52,6 +52,32 @@ class Result(NamedEnum, IntEnum):
     SUCCESS = 3
 
 
+class Waits(IntEnum):
+    """What a READY task waits for besides its due time: a column of `live`. A poll looks at MET and NOTHING only."""
+
+    MET = -1  # it has dependencies, which were fulfilled at the last look
+    NOTHING = 0
+    DEPENDENCIES = 1
+    PROBE = 2  # the retry that its topic tries first
+    RESUME = 3  # it is paused
+
+
+class HistoryKind(IntEnum):
+    """What happened to a task: a column of the table `history`."""
+
+    FAILED = 1
+    LAPSED = 2
+    RESET = 3
+    RECREATED = 4
+    REASSIGNED = 5
+    PAUSED = 6
+    RESUMED = 7
+    DUE_SET = 8
+    ATTEMPTS_SET = 9
+    PRIORITY_SET = 10
+    CANCELED = 11
+
+
 class Insertion(NamedEnum, StrEnum):
     """What a push does to older tasks of the same identifiers."""
 

@@ -1,6 +1,7 @@
 """The schema in the database: installed by numbered migrations, under a ledger with checksums."""
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.connection import all_or_nothing
 from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQueueError
+from airflow_provider_taskq.queue.models import HistoryKind, Result, State, Waits
 
 OLDEST_SERVER = 140_000
 # One installer at a time. A lock on a table, as any role that can connect can take an advisory lock; in a mode that a
@@ -24,6 +26,15 @@ _VIEW = sql.Identifier("taskq", "migrations")  # readable by every granted role
 _FUNCTIONS = 0  # the number in the ledger under which all function files together stand
 _VIEWS = -1  # the number of the readable views, or of the choice to leave them out
 RELEASE = 1  # of the functions: raised by every release that changes one, so that an older package leaves them alone
+
+_CONSTANT = re.compile(r"(?<![:\w]):([A-Z][A-Z_]+)\b")
+_CONSTANTS = {
+    **{state.name: state.value for state in State},
+    **{result.name: result.value for result in Result},
+    **{f"WAITS_{waits.name}": waits.value for waits in Waits},
+    **{f"HISTORY_{kind.name}": kind.value for kind in HistoryKind},
+    "NOT_STORED": 0,  # in the place of a state: a task that a push with DELETE does not store
+}
 
 # They depend on each other, views on functions and functions on views: so what is left is tried again while any goes.
 _DROP_FUNCTIONS = """DO $$ DECLARE
@@ -75,8 +86,7 @@ class Step:
 def migrations() -> tuple[Step, ...]:
     """The numbered migrations of this package, in order: tables, which a later release only adds to."""
     return tuple(
-        Step(int(file.name[:4]), file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))
-        for file in _sql_files("migrations")
+        Step(int(file.name[:4]), file.name.removesuffix(".sql"), _read(file)) for file in _sql_files("migrations")
     )
 
 
@@ -96,7 +106,15 @@ NO_VIEWS = Step(_VIEWS, "no views", "")
 
 
 def _scripts(*folders: str) -> str:
-    return "\n".join(file.read_text(encoding="utf-8") for folder in folders for file in _sql_files(folder))
+    return "\n".join(_read(file) for folder in folders for file in _sql_files(folder))
+
+
+def _read(file: Traversable) -> str:
+    """The text of an SQL file, with the values of the constants in the place of their names: `:SUCCEEDED`.
+
+    A function for each constant would cost a parse for each use in each session.
+    """
+    return _CONSTANT.sub(lambda found: str(_CONSTANTS[found[1]]), file.read_text(encoding="utf-8"))
 
 
 def _sql_files(folder: str) -> Iterator[Traversable]:

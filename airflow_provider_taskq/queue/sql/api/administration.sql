@@ -5,10 +5,12 @@ CREATE FUNCTION taskq.pause_task(p_topic text, p_sequence bigint) RETURNS boolea
 DECLARE
     v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
 BEGIN
-    IF taskq_internal.due_time(v_task) = taskq_internal.paused_until() THEN
+    IF v_task.waits = :WAITS_RESUME THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.set_due_time(v_task, taskq_internal.paused_until(), 6);
+    UPDATE taskq_internal.live SET waits = :WAITS_RESUME, available_at = taskq_internal.due_time(v_task), due_again = NULL
+    WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
+    PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_PAUSED, NULL);
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.pause_task IS
@@ -19,10 +21,11 @@ CREATE FUNCTION taskq.resume_task(p_topic text, p_sequence bigint) RETURNS boole
 DECLARE
     v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
 BEGIN
-    IF taskq_internal.due_time(v_task) <> taskq_internal.paused_until() THEN
+    IF v_task.waits <> :WAITS_RESUME THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.set_due_time(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.original_due_time(v_task) END, 7);
+    PERFORM taskq_internal.set_due_time(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.original_due_time(v_task) END,
+                                   :HISTORY_RESUMED);
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.resume_task IS
@@ -36,7 +39,7 @@ BEGIN
     IF NOT taskq_internal.is_moment(p_due) THEN
         PERFORM taskq_internal.raise_error('TQ002', format('topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
     END IF;
-    PERFORM taskq_internal.set_due_time(v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), 8);
+    PERFORM taskq_internal.set_due_time(v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), :HISTORY_DUE_SET);
 END $$;
 COMMENT ON FUNCTION taskq.set_due IS
 'Sets when a READY task is due; NULL restores the time of its push. Errors: TQ001, TQ003 as for pause_task; TQ008 for a
@@ -52,9 +55,10 @@ BEGIN
             v_topic.max_attempts, CASE v_topic.max_attempts WHEN 1 THEN 'none' ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
     UPDATE taskq_internal.live SET attempt = p_attempts,
-        waits = CASE WHEN waits = 1 THEN 1 WHEN p_attempts > 0 AND v_topic.probe THEN 2 WHEN waits = 2 THEN 0 ELSE waits END
+        waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits WHEN p_attempts > 0 AND v_topic.probe THEN :WAITS_PROBE
+                     WHEN waits = :WAITS_PROBE THEN :WAITS_NOTHING ELSE waits END
     WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
-    PERFORM taskq_internal.record_ready_change(v_task, 9, p_attempts);
+    PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_ATTEMPTS_SET, p_attempts);
 END $$;
 COMMENT ON FUNCTION taskq.set_attempts IS
 'Sets the number of counted attempts of a READY task: 0 as after its push, max_attempts - 1 for one last attempt.
@@ -67,8 +71,8 @@ DECLARE
     v_count bigint := 0;
 BEGIN
     FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
-        IF taskq_internal.due_time(v_task) > v_now THEN
-            PERFORM taskq_internal.set_due_time(v_task, v_now, 8);
+        IF v_task.waits = :WAITS_RESUME OR taskq_internal.due_time(v_task) > v_now THEN
+            PERFORM taskq_internal.set_due_time(v_task, v_now, :HISTORY_DUE_SET);
             v_count := v_count + 1;
         END IF;
     END LOOP;
@@ -91,7 +95,7 @@ BEGIN
     FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
         CONTINUE WHEN v_task.priority = p_priority;
         UPDATE taskq_internal.live SET priority = p_priority WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
-        PERFORM taskq_internal.record_ready_change(v_task, 10, p_priority);
+        PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_PRIORITY_SET, p_priority);
         v_count := v_count + 1;
     END LOOP;
     RETURN v_count;
@@ -108,7 +112,7 @@ DECLARE
     v_count bigint := 0;
 BEGIN
     FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
-        PERFORM taskq_internal.record_ready_change(v_task, 11, NULL);
+        PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_CANCELED, NULL);
         DELETE FROM taskq_internal.live WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
         INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes, redelivered, identifier, error,
                                  error_summary)
@@ -136,7 +140,7 @@ BEGIN
         ORDER BY l.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF l SKIP LOCKED)
      || ARRAY(
         SELECT e.sequence FROM taskq_internal.ended e JOIN taskq_internal.task t ON t.topic_id = v_topic.topic_id AND t.sequence = e.sequence
-        WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (2, 3, 4) AND e.state::int = 3 AND e.error IS NOT NULL
+        WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state::int = :FAILED AND e.error IS NOT NULL
           AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
         ORDER BY e.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF e SKIP LOCKED);
     PERFORM taskq_internal.delete_tasks(v_topic.topic_id, v_found);
@@ -172,10 +176,10 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
-    IF p_state NOT BETWEEN 0 AND 8 THEN
+    IF p_state NOT BETWEEN :ACTIVE AND :REDUNDANT THEN
         PERFORM taskq_internal.raise_error('TQ000', format('state %s is none of 0 ACTIVE to 8 REDUNDANT', p_state));
     END IF;
-    RETURN taskq_internal.purge_by_state(v_topic_id, coalesce(p_state, 3), coalesce(p_state, 8), p_from, p_to, p_size);
+    RETURN taskq_internal.purge_by_state(v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), p_from, p_to, p_size);
 END $$;
 COMMENT ON FUNCTION taskq.purge IS
 'Removes the p_size lowest tasks from sequence p_from to p_to, both included; NULL leaves a bound open. p_state: only
@@ -193,7 +197,8 @@ BEGIN
     IF v_count IS NOT NULL THEN
         RETURN v_count;
     END IF;
-    RETURN taskq_internal.purge_by_state(v_topic_id, 0, 1, NULL, NULL, NULL) + taskq_internal.purge_by_state(v_topic_id, 2, 8, NULL, NULL, NULL);
+    RETURN taskq_internal.purge_by_state(v_topic_id, :ACTIVE, :READY, NULL, NULL, NULL)
+         + taskq_internal.purge_by_state(v_topic_id, :EXPIRED, :REDUNDANT, NULL, NULL, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.purge_all IS
 'Removes every task of a topic, held ones too, and returns how many. Never waits: a task that another transaction holds
@@ -263,7 +268,7 @@ BEGIN
                  WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND 1 = ANY (p_states)
                  ORDER BY l.sequence FOR UPDATE SKIP LOCKED)
         || ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN 2 AND 6 AND e.state = ANY (p_states)
+                 WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN :EXPIRED AND :SUCCEEDED AND e.state = ANY (p_states)
                  ORDER BY e.sequence FOR UPDATE SKIP LOCKED);
 END $$;
 COMMENT ON FUNCTION taskq.lock_tasks IS
@@ -300,11 +305,6 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.count_lapsed IS
 'The number of leases that lapsed more than p_grace ago, and of the tasks held under them, each counted up to 1,000.';
-
--- The due time of a paused task: a time that no producer sets.
-CREATE FUNCTION taskq_internal.paused_until() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
-    SELECT timestamptz '4999-12-03 10:15:30Z'
-$$;
 
 -- Locks a READY task until the transaction ends. Never waits. Raises TQ003 if the task is not READY, is unknown, or
 -- is being claimed.
@@ -346,7 +346,7 @@ END $$;
 -- When a waiting task is due, whatever else it waits for.
 CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN CASE WHEN p_task.waits = 1 THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
+    RETURN CASE WHEN p_task.waits = :WAITS_DEPENDENCIES THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
 END $$;
 
 -- When a task was due as it was pushed.
@@ -356,13 +356,25 @@ BEGIN
     RETURN (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id AND t.sequence = p_task.sequence);
 END $$;
 
--- Gives a task, whose row this transaction holds, another due time, and records it.
+-- Gives a task, whose row this transaction holds, another due time, and records it. A paused task
+-- then waits for what it would wait for without the pause.
 CREATE FUNCTION taskq_internal.set_due_time(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
+DECLARE
+    v_waits smallint := p_task.waits;
 BEGIN
+    IF v_waits = :WAITS_RESUME THEN
+        v_waits := CASE
+            WHEN p_task.attempt > 0 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_task.topic_id) THEN :WAITS_PROBE
+            WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = p_task.topic_id AND d.sequence = p_task.sequence)
+                THEN :WAITS_DEPENDENCIES
+            ELSE :WAITS_NOTHING END;
+        UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'  -- when the next poll looks at its dependencies
+        WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
+    END IF;
     UPDATE taskq_internal.live SET
-        available_at = CASE WHEN waits = 1 THEN available_at ELSE p_due END,
-        due_again = CASE WHEN waits = 1 THEN p_due ELSE due_again END
+        available_at = CASE WHEN v_waits = :WAITS_DEPENDENCIES THEN available_at ELSE p_due END,
+        due_again = CASE WHEN v_waits = :WAITS_DEPENDENCIES THEN p_due ELSE due_again END
     WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
     PERFORM taskq_internal.record_ready_change(p_task, p_kind, NULL);
 END $$;
@@ -370,7 +382,7 @@ END $$;
 -- Records in the history what is done to a READY task. p_other: the new number of attempts, for kind 9.
 CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void LANGUAGE sql AS $$
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
-    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, 1, p_task.attempt, p_other, taskq_internal.current_actor(), session_user
+    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, :READY, p_task.attempt, p_other, taskq_internal.current_actor(), session_user
 $$;
 
 -- Removes tasks of the states p_low to p_high, either two of ACTIVE and READY or two of the rest, in batches that bound the
@@ -386,7 +398,7 @@ BEGIN
     LOOP
         v_batch := least(50000, p_size - v_count);
         EXIT WHEN v_batch <= 0;
-        v_found := CASE WHEN p_high <= 1 THEN taskq_internal.lock_live_tasks(p_topic_id, p_low, p_high, v_next, p_to, v_batch)
+        v_found := CASE WHEN p_high <= :READY THEN taskq_internal.lock_live_tasks(p_topic_id, p_low, p_high, v_next, p_to, v_batch)
                         ELSE taskq_internal.lock_ended(p_topic_id, p_low, p_high, v_next, p_to, v_batch) END;
         PERFORM taskq_internal.delete_tasks(p_topic_id, v_found);
         v_count := v_count + cardinality(v_found);
@@ -406,7 +418,7 @@ DECLARE
     v_to   bigint := coalesce(p_to, 9223372036854775807);
 BEGIN
     RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND CASE WHEN l.holder IS NULL THEN 1 ELSE 0 END BETWEEN p_low AND p_high
+                 WHERE l.topic_id = p_topic_id AND CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END BETWEEN p_low AND p_high
                    AND l.sequence BETWEEN v_from AND v_to
                  ORDER BY l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
 END $$;

@@ -28,9 +28,9 @@ BEGIN
         running := v_topic.held; running_capped := v_capped; consumers := v_topic.consumers;
         SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked, paused_tasks
         FROM taskq_internal.count_ready_by_status(v_topic.topic_id, v_topic.paused, p_cap) r;
-        expired := taskq_internal.count_in_state(v_topic.topic_id, 2, p_cap);
-        failed := taskq_internal.count_in_state(v_topic.topic_id, 3, p_cap);
-        suspended := taskq_internal.count_in_state(v_topic.topic_id, 4, p_cap);
+        expired := taskq_internal.count_in_state(v_topic.topic_id, :EXPIRED, p_cap);
+        failed := taskq_internal.count_in_state(v_topic.topic_id, :FAILED, p_cap);
+        suspended := taskq_internal.count_in_state(v_topic.topic_id, :SUSPENDED, p_cap);
         oldest_seconds := (SELECT extract(epoch FROM v_now - d.since)::bigint FROM taskq.oldest_due(v_topic.topic_id) d);
         last_end_seconds := extract(epoch FROM v_now - taskq_internal.last_completed(v_topic.topic_id))::bigint;
         RETURN NEXT;
@@ -183,7 +183,7 @@ BEGIN
     ELSE
         v_low := greatest(v_low, p_after + 1);
     END IF;
-    IF v_state = 0 AND coalesce(p_identifier, p_reference) IS NULL THEN
+    IF v_state = :ACTIVE AND coalesce(p_identifier, p_reference) IS NULL THEN
         v_held := taskq_internal.held_sequences(v_topic.topic_id, p_budget);
     END IF;
     v_source := taskq_internal.filter_source(v_state, p_status, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
@@ -244,10 +244,10 @@ BEGIN
     RETURN QUERY  -- OFFSET 0: one task at a time, as the planner would otherwise walk all that has ended for a handful
     SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt, i.crashes::int, i.redelivered,
            i.priority::int, i.created, i.available_at, i.completed, i.owner,
-           CASE WHEN i.state = 0 THEN (SELECT o.lease_until FROM taskq_internal.owner o WHERE o.name = i.owner) END,
+           CASE WHEN i.state = :ACTIVE THEN (SELECT o.lease_until FROM taskq_internal.owner o WHERE o.name = i.owner) END,
            CASE WHEN p_error > 0 THEN left(i.error, p_error) END, i.error_summary, octet_length(i.payload::text), octet_length(i.output::text),
            taskq_internal.queue_time(i.created, i.available_at, i.polled),
-           taskq_internal.run_time(i.polled, CASE WHEN i.state = 0 THEN statement_timestamp() ELSE i.completed END)
+           taskq_internal.run_time(i.polled, CASE WHEN i.state = :ACTIVE THEN statement_timestamp() ELSE i.completed END)
     FROM unnest(p_sequences) AS u (sequence)
     CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.sequence = u.sequence OFFSET 0) i;
 END $$;
@@ -289,7 +289,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT n.sequence, n.state FROM (
-        (SELECT l.sequence, 0 AS state FROM taskq_internal.live l WHERE l.holder = v_owner_id AND l.topic_id + 0 = v_topic_id
+        (SELECT l.sequence, :ACTIVE AS state FROM taskq_internal.live l WHERE l.holder = v_owner_id AND l.topic_id + 0 = v_topic_id
          ORDER BY l.sequence LIMIT greatest(p_budget, 0))
         UNION ALL
         SELECT e.sequence, e.state::int FROM (
@@ -383,49 +383,45 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_priority smallint := 101;
-    v_asleep   bigint;
 BEGIN
     ready := 0; scheduled := 0; paused := 0;
     IF p_paused THEN
         retrying := 0; blocked := 0;
         paused := (SELECT count(*) FROM (
-            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
              ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT p_cap)
             UNION ALL
-            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0
+            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
              ORDER BY l.waits, l.available_at, l.sequence LIMIT p_cap) LIMIT p_cap) n);
         RETURN;
     END IF;
     LOOP
         v_priority := (SELECT l.priority FROM taskq_internal.live l
-                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
+                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_priority
                        ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
-        EXIT WHEN v_priority IS NULL OR ready >= p_cap AND scheduled >= p_cap AND paused >= p_cap;
+        EXIT WHEN v_priority IS NULL OR ready >= p_cap AND scheduled >= p_cap;
         ready := ready + (SELECT count(*) FROM (SELECT FROM (
-            SELECT l.attempt FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+            SELECT l.attempt FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
                 AND l.priority = v_priority AND l.available_at <= v_now
             ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w WHERE w.attempt = 0 LIMIT p_cap - ready) n);
         scheduled := scheduled + (SELECT count(*) FROM (SELECT FROM (
-            SELECT l.attempt, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+            SELECT l.attempt, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
                 AND l.priority = v_priority AND l.available_at > v_now
             ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w
-            WHERE w.attempt = 0 AND w.available_at <> taskq_internal.paused_until() LIMIT p_cap - scheduled) n);
-        paused := paused + (SELECT count(*) FROM (
-            SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
-                AND l.priority = v_priority AND l.available_at = taskq_internal.paused_until()
-            ORDER BY l.available_at, l.sequence LIMIT p_cap - paused) n);
+            WHERE w.attempt = 0 LIMIT p_cap - scheduled) n);
     END LOOP;
-    SELECT count(*) FILTER (WHERE n.due_again IS DISTINCT FROM taskq_internal.paused_until()), count(*) FILTER (WHERE n.due_again = taskq_internal.paused_until())
-    INTO blocked, v_asleep FROM (
-        SELECT l.due_again FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0 AND l.waits = 1
-        ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n;
-    paused := least(p_cap, paused + v_asleep);
-    SELECT count(*) FILTER (WHERE n.available_at <> taskq_internal.paused_until()), count(*) FILTER (WHERE n.available_at = taskq_internal.paused_until() AND n.waits = 2)
-    INTO retrying, v_asleep FROM (
-        SELECT l.available_at, l.waits FROM taskq_internal.live l
-        WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> 1
-        ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n;
-    paused := least(p_cap, paused + v_asleep);
+    blocked := (SELECT count(*) FROM (
+        SELECT FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING AND l.waits = :WAITS_DEPENDENCIES
+        ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n);
+    paused := (SELECT count(*) FROM (
+        SELECT FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING AND l.waits = :WAITS_RESUME
+        ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n);
+    retrying := (SELECT count(*) FROM (
+        SELECT l.waits FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.attempt > 0 AND l.waits <> :WAITS_DEPENDENCIES
+        ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n WHERE n.waits <> :WAITS_RESUME);
 END $$;
 
 -- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.
@@ -433,7 +429,7 @@ CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
-        SELECT FROM taskq_internal.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state AND e.state::int IN (2, 3, 4)
+        SELECT FROM taskq_internal.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
         ORDER BY e.sequence LIMIT greatest(p_cap, 0)) n);
 END $$;
 
@@ -447,8 +443,8 @@ END $$;
 
 -- The state of tasks with this status; NULL for an unknown status.
 CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN 1
-                WHEN p_status = 'exhausted' THEN 3 WHEN p_status = '' THEN NULL
+    SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN :READY
+                WHEN p_status = 'exhausted' THEN :FAILED WHEN p_status = '' THEN NULL
                 ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded', 'recreated',
                                           'redundant'], p_status) - 1 END
 $$;
@@ -469,8 +465,8 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
                 WHEN p_reference IS NOT NULL THEN 'reference'
                 WHEN p_held IS NOT NULL THEN 'held'
                 WHEN p_status = 'retrying' THEN 'retrying'
-                WHEN p_state <= 1 THEN 'live'
-                WHEN p_state <= 4 THEN 'troubled'
+                WHEN p_state <= :READY THEN 'live'
+                WHEN p_state <= :SUSPENDED THEN 'troubled'
                 WHEN p_state IS NOT NULL THEN 'ended'
                 WHEN p_error IS NOT NULL THEN 'any trouble'
                 ELSE 'task' END
@@ -488,12 +484,12 @@ BEGIN
         WHEN 'held' THEN 'SELECT s.sequence FROM unnest($8) s (sequence) WHERE ' || v_rest
         WHEN 'retrying' THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id::bigint = $1 AND s.holder IS NULL AND s.attempt > 0
                                 AND ' || v_rest
-        WHEN 'troubled' THEN 'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4)
+        WHEN 'troubled' THEN 'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
                                 AND s.state::int = $4 AND ' || v_rest
         WHEN 'any trouble' THEN (
             SELECT format('SELECT n.sequence FROM (%s) n ORDER BY n.sequence %s LIMIT $7', string_agg(format(
-                '(SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4) AND s.state::int = %s
-                  AND %s)', u.state, v_rest), ' UNION ALL '), p_order) FROM unnest(ARRAY[2, 3, 4]) AS u (state))
+                '(SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = %s
+                  AND %s)', u.state, v_rest), ' UNION ALL '), p_order) FROM unnest(ARRAY[:EXPIRED, :FAILED, :SUSPENDED]) AS u (state))
         ELSE format('SELECT s.sequence FROM taskq_internal.%I s WHERE s.topic_id = $1 AND %s', p_source, v_rest) END;
 END $$;
 
@@ -502,14 +498,14 @@ END $$;
 CREATE FUNCTION taskq_internal.filter_condition(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text)
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' AND ', 'WHERE true',
-        CASE WHEN p_state = 0 THEN 'l.holder IS NOT NULL' WHEN p_state = 1 THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
+        CASE WHEN p_state = :ACTIVE THEN 'l.holder IS NOT NULL' WHEN p_state = :READY THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
              WHEN p_state IS NOT NULL THEN 'e.state = $4' END,
         CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN CASE p_status WHEN 'paused' THEN '' ELSE 'NOT ' END
-            || '($12 OR coalesce(CASE WHEN l.waits = 1 THEN l.due_again END, l.available_at) = taskq_internal.paused_until())' END,
-        CASE p_status WHEN 'blocked' THEN 'l.waits = 1'
-                      WHEN 'retrying' THEN 'l.waits <> 1 AND l.attempt > 0'
-                      WHEN 'scheduled' THEN 'l.waits <> 1 AND l.attempt = 0 AND l.available_at > clock_timestamp()'
-                      WHEN 'ready' THEN 'l.waits <> 1 AND l.attempt = 0 AND l.available_at <= clock_timestamp()'
+            || '($12 OR l.waits = :WAITS_RESUME)' END,
+        CASE p_status WHEN 'blocked' THEN 'l.waits = :WAITS_DEPENDENCIES'
+                      WHEN 'retrying' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt > 0'
+                      WHEN 'scheduled' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt = 0 AND l.available_at > clock_timestamp()'
+                      WHEN 'ready' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt = 0 AND l.available_at <= clock_timestamp()'
                       WHEN 'exhausted' THEN 'e.attempt >= $11' END,
         CASE WHEN p_reference IS NOT NULL THEN 't.reference = $6' END,
         CASE WHEN p_since IS NOT NULL THEN 't.created >= $13' END,

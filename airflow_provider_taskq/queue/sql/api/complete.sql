@@ -21,7 +21,7 @@ BEGIN
     IF p_errors IS NOT NULL THEN
         v_summaries := taskq_internal.error_summaries(p_errors, p_summaries);
     END IF;
-    IF 0 = ANY (p_results) OR p_delays IS NOT NULL THEN
+    IF :FAILURE = ANY (p_results) OR p_delays IS NOT NULL THEN
         v_done := taskq_internal.return_to_ready(v_owner_id, p_sequences, p_results, p_errors, v_summaries, p_delays);
     END IF;
     v_done := v_done || taskq_internal.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors, v_summaries);
@@ -70,7 +70,7 @@ DECLARE
     v_sequence bigint;
 BEGIN
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
-    WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN 0 AND 3 LIMIT 1;
+    WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN :FAILURE AND :SUCCESS LIMIT 1;
     IF FOUND THEN
         PERFORM taskq_internal.raise_error('TQ002', format('the decision on sequence %s has no result in 0..3', v_sequence));
     END IF;
@@ -106,7 +106,7 @@ BEGIN
     ), moved AS (
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
                              identifier, output, error, error_summary)
-    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, d.result + 3, g.crashes,
+    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, taskq_internal.state_of_result(d.result), g.crashes,
            g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error),
            CASE WHEN d.error IS NULL THEN g.error_summary ELSE d.summary END
     FROM gone g
@@ -129,12 +129,12 @@ DECLARE
     v_back   bigint[];
 BEGIN
     v_asked := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
-                     WHERE d.result = 0 OR d.result = 1 AND d.delay IS NOT NULL);
+                     WHERE d.result = :FAILURE OR d.result = :SUSPENSION AND d.delay IS NOT NULL);
     v_topics := taskq_internal.held_topics(p_owner_id, v_asked);
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
-               d.result = 0 AND NOT f.young AS noted, p.probe, d.error, d.summary,
-               CASE WHEN d.result = 1 THEN taskq_internal.snoozed_until(v_now, d.delay)
+               d.result = :FAILURE AND NOT f.young AS noted, p.probe, d.error, d.summary,
+               CASE WHEN d.result = :SUSPENSION THEN taskq_internal.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
                                timestamptz '9999-12-31 00:00Z') END AS due
@@ -144,10 +144,10 @@ BEGIN
         JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
         CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
                                    taskq_internal.retry_delay(p, l.attempt) AS delay) f
-        WHERE d.result = 1 OR f.young OR f.delay IS NOT NULL
+        WHERE d.result = :SUSPENSION OR f.young OR f.delay IS NOT NULL
     ), told AS (
         INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder, error, error_summary)
-        SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, 1, 0, j.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
+        SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, :HISTORY_FAILED, :ACTIVE, j.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
                right(j.error, 2000), j.summary
         FROM judged j
         WHERE j.noted AND taskq_internal.is_attempt_recorded(j.attempt)
@@ -157,7 +157,7 @@ BEGIN
             polled = NULL,
             available_at = j.due,
             attempt = CASE WHEN j.noted THEN l.attempt ELSE l.attempt - 1 END,
-            waits = CASE WHEN j.noted AND j.probe THEN 2 ELSE l.waits END,
+            waits = CASE WHEN j.noted AND j.probe THEN :WAITS_PROBE ELSE l.waits END,
             failed_at = CASE WHEN j.noted THEN v_now ELSE l.failed_at END,
             error = CASE WHEN j.noted THEN left(j.error, 10000) ELSE l.error END,
             error_summary = CASE WHEN j.noted THEN j.summary ELSE l.error_summary END

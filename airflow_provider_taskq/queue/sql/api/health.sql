@@ -45,7 +45,7 @@ DECLARE
 BEGIN
     LOOP
         SELECT l.priority, l.available_at, l.sequence INTO v_first FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_below
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_below
         ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1;
         EXIT WHEN NOT FOUND;
         v_below := v_first.priority;
@@ -73,8 +73,8 @@ BEGIN
                  WHEN v_other.lease_until < clock_timestamp() THEN format('held by %L, whose lease has lapsed', v_other.name)
                  ELSE format('held by %L', v_other.name) END);
     END IF;
-    SELECT e.sequence, (ARRAY['EXPIRED', 'FAILED', 'SUSPENDED'])[e.state - 1] AS state INTO v_other FROM taskq_internal.ended e
-    WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (2, 3, 4) ORDER BY e.state, e.sequence LIMIT 1;
+    SELECT e.sequence, taskq.state_name(e.state) AS state INTO v_other FROM taskq_internal.ended e
+    WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) ORDER BY e.state, e.sequence LIMIT 1;
     IF FOUND THEN
         RETURN format('under the conditions that suspend an identifier, sequence %s of its identifier blocks it, which is %s',
                       v_other.sequence, v_other.state);
@@ -349,7 +349,7 @@ BEGIN
     FROM (SELECT * FROM taskq_internal.dependency n WHERE n.waiting LIMIT 2000) d
     CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
                         ORDER BY t.sequence DESC LIMIT 1) n
-    JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence AND e.state <> 6;
+    JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence AND e.state <> :SUCCEEDED;
     v_count := v_example.count;
     IF v_count = 0 THEN
         RETURN QUERY SELECT 'fine', 'dependencies', 'no task waits for one that has ended otherwise than by success', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
@@ -470,8 +470,8 @@ BEGIN
         IF v_ended = 1000 OR v_failed = 1000 THEN  -- there may be more: only a sample bounds the cost
             v_sampled := coalesce(v_sampled, (
                 SELECT jsonb_object_agg(n.topic, jsonb_build_object('failed', n.failed, 'ended', n.ended))
-                FROM (SELECT t.topic, sum(t.count) FILTER (WHERE t.state = 3) AS failed, sum(t.count) AS ended
-                      FROM taskq.throughput('1 hour', 1) t WHERE t.state BETWEEN 3 AND 6 GROUP BY t.topic) n), '{}');
+                FROM (SELECT t.topic, sum(t.count) FILTER (WHERE t.state = :FAILED) AS failed, sum(t.count) AS ended
+                      FROM taskq.throughput('1 hour', 1) t WHERE t.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY t.topic) n), '{}');
             v_ended := greatest(v_ended, (v_sampled -> v_topic.name ->> 'ended')::bigint);
             v_failed := CASE WHEN v_failed < 1000 THEN v_failed
                              ELSE greatest(v_failed, (v_sampled -> v_topic.name ->> 'failed')::bigint) END;
@@ -496,7 +496,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
                 SELECT e.completed FROM taskq_internal.ended e
-                WHERE e.topic_id::bigint = p_topic_id AND e.state::int = 3 AND e.state::int IN (2, 3, 4)
+                WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
                 ORDER BY e.sequence DESC LIMIT p_most) n
             WHERE n.completed >= p_since);
 END $$;
@@ -508,5 +508,5 @@ BEGIN
     RETURN (SELECT count(*) FROM (
                 SELECT e.completed, e.state FROM taskq_internal.ended e
                 WHERE e.topic_id = p_topic_id ORDER BY e.sequence DESC LIMIT p_most) n
-            WHERE n.completed >= p_since AND n.state BETWEEN 3 AND 6);
+            WHERE n.completed >= p_since AND n.state BETWEEN :FAILED AND :SUCCEEDED);
 END $$;

@@ -18,7 +18,12 @@ BEGIN
                NULL::text AS error_summary, NULL::timestamptz AS due, NULL::timestamptz AS polled, NULL::timestamptz AS until, 0 AS place
         FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
-        SELECT h.happened, (ARRAY['failed', 'lapsed', 'started anew', 'recreated', 'reassigned', 'paused', 'resumed', 'due set', 'attempts set', 'priority set', 'canceled'])[h.kind], h.state, h.attempt, h.holder,
+        SELECT h.happened,
+               CASE h.kind WHEN :HISTORY_FAILED THEN 'failed' WHEN :HISTORY_LAPSED THEN 'lapsed' WHEN :HISTORY_RESET THEN 'started anew'
+                   WHEN :HISTORY_RECREATED THEN 'recreated' WHEN :HISTORY_REASSIGNED THEN 'reassigned' WHEN :HISTORY_PAUSED THEN 'paused'
+                   WHEN :HISTORY_RESUMED THEN 'resumed' WHEN :HISTORY_DUE_SET THEN 'due set'
+                   WHEN :HISTORY_ATTEMPTS_SET THEN 'attempts set' WHEN :HISTORY_PRIORITY_SET THEN 'priority set'
+                   WHEN :HISTORY_CANCELED THEN 'canceled' END, h.state, h.attempt, h.holder,
                h.actor, h.role, h.other, h.error, h.error_summary, h.due, h.polled, h.happened, 1
         FROM (SELECT * FROM taskq_internal.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
               ORDER BY m.happened DESC LIMIT 200) h
@@ -54,7 +59,7 @@ BEGIN
     IF FOUND THEN
         RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE WHEN v_ended.completed IS NOT NULL
             THEN format(' since %s', taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))) END), v_ended.why,
-            CASE WHEN v_ended.state = 3 THEN v_ended.error_summary END);
+            CASE WHEN v_ended.state = :FAILED THEN v_ended.error_summary END);
     END IF;
     RETURN NULL;
 END $$;
@@ -80,7 +85,7 @@ BEGIN
         RETURN QUERY EXECUTE format(
             'SELECT p.name, n.span, n.state, round(n.count * 100 / $1)::bigint, $1 / 100 FROM (
                  SELECT e.topic_id, e.state::int, floor(extract(epoch FROM $2 - e.completed) / $3)::int AS span, count(*) AS count
-                 FROM %s e %s WHERE e.completed > $2 - $4 AND e.completed <= $2 AND e.state BETWEEN 3 AND 6
+                 FROM %s e %s WHERE e.completed > $2 - $4 AND e.completed <= $2 AND e.state BETWEEN :FAILED AND :SUCCEEDED
                  GROUP BY 1, 2, 3) n
              JOIN taskq_internal.topic p ON p.topic_id = n.topic_id WHERE $5 IS NULL OR p.name = $5',
             v_table.name, CASE WHEN v_share < 100 THEN format('TABLESAMPLE SYSTEM (%s)', v_share) ELSE '' END)
@@ -97,16 +102,16 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 DECLARE
     v_first record;
 BEGIN
-    SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, 1) AS state INTO v_first
+    SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, :READY) AS state INTO v_first
     FROM taskq_internal.dependency d
     CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
                         ORDER BY t.sequence DESC LIMIT 1) n
     LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
     LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
-    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM 6 LIMIT 1;
+    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM :SUCCEEDED LIMIT 1;
     RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll looks again'
                 ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name, v_first.sequence,
-                            CASE WHEN v_first.state = 1 THEN 'not ended' ELSE taskq.state_name(v_first.state) END) END;
+                            CASE WHEN v_first.state = :READY THEN 'not ended' ELSE taskq.state_name(v_first.state) END) END;
 END $$;
 COMMENT ON FUNCTION taskq.explain_dependency IS
 'The first dependency that is not fulfilled, as a sentence.';
@@ -115,9 +120,9 @@ CREATE FUNCTION taskq.explain_ready(p_paused boolean, p_topic_id int, p_sequence
 RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_paused THEN 'the topic is paused'
-                WHEN p_due = taskq_internal.paused_until() THEN 'paused until it is resumed'
-                WHEN p_waits = 1 THEN taskq.explain_dependency(p_topic_id, p_sequence)
-                WHEN p_waits = 2 THEN 'waits for the retry that its topic tries first'
+                WHEN p_waits = :WAITS_RESUME THEN 'paused until it is resumed'
+                WHEN p_waits = :WAITS_DEPENDENCIES THEN taskq.explain_dependency(p_topic_id, p_sequence)
+                WHEN p_waits = :WAITS_PROBE THEN 'waits for the retry that its topic tries first'
                 WHEN p_due > statement_timestamp() THEN
                     format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp()))
                 ELSE concat_ws('; ', 'may be polled', taskq.explain_turn(p_topic_id, p_sequence)) END;
@@ -127,11 +132,11 @@ COMMENT ON FUNCTION taskq.explain_ready IS
 
 CREATE FUNCTION taskq.explain_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_state = 2 THEN format('the lease of %s ran out; it waits to be revived', p_owner)
-                WHEN p_state = 3 AND p_attempt < p_max_attempts THEN
+    SELECT CASE WHEN p_state = :EXPIRED THEN format('the lease of %s ran out; it waits to be revived', p_owner)
+                WHEN p_state = :FAILED AND p_attempt < p_max_attempts THEN
                     format('given up at attempt %s; now its topic allows %s', p_attempt, p_max_attempts)
-                WHEN p_state = 3 THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
-                WHEN p_state = 4 THEN 'waits to be released or revived'
+                WHEN p_state = :FAILED THEN format('given up after %s of %s attempts', p_attempt, p_max_attempts)
+                WHEN p_state = :SUSPENDED THEN 'waits to be released or revived'
                 WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END
 $$;
 COMMENT ON FUNCTION taskq.explain_ended IS
@@ -143,7 +148,7 @@ CREATE FUNCTION taskq_internal.current_actor() RETURNS text LANGUAGE sql STABLE 
     SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
 $$;
 
--- Records what is about to happen to ended tasks: kind 3, 4 or 5. p_others goes with p_sequences if the kind has
+-- Records what is about to happen to ended tasks: RESET, RECREATED or REASSIGNED. p_others goes with p_sequences if the kind has
 -- one.
 CREATE FUNCTION taskq_internal.record_ended_change(p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql
@@ -193,11 +198,11 @@ DECLARE
 BEGIN
     IF p_topic.paused THEN
         RETURN 'its topic is paused';
-    ELSIF taskq_internal.due_time(p_task) = taskq_internal.paused_until() THEN
+    ELSIF p_task.waits = :WAITS_RESUME THEN
         RETURN 'it is paused until it is resumed';
-    ELSIF p_task.waits = 1 THEN
+    ELSIF p_task.waits = :WAITS_DEPENDENCIES THEN
         RETURN format('it %s', taskq.explain_dependency(p_topic.topic_id, p_task.sequence));
-    ELSIF p_task.waits = 2 AND p_task.available_at <= statement_timestamp() THEN
+    ELSIF p_task.waits = :WAITS_PROBE AND p_task.available_at <= statement_timestamp() THEN
         RETURN 'retries of its topic fail, and another one is tried first';
     ELSIF p_task.available_at > statement_timestamp() THEN
         RETURN concat_ws(': ', format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
@@ -231,7 +236,7 @@ DECLARE
 BEGIN
     SELECT f.place INTO v_place FROM (
         SELECT l.sequence, row_number() OVER () AS place FROM (
-            SELECT n.sequence FROM taskq_internal.live n WHERE n.topic_id = p_topic_id AND n.holder IS NULL AND n.waits <= 0
+            SELECT n.sequence FROM taskq_internal.live n WHERE n.topic_id = p_topic_id AND n.holder IS NULL AND n.waits <= :WAITS_NOTHING
             ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) f
     WHERE f.sequence = p_sequence;
     RETURN CASE WHEN v_place = 1 THEN 'it is ready, and the next in line'

@@ -134,7 +134,7 @@ BEGIN
                       FOR UPDATE SKIP LOCKED);
     UPDATE taskq_internal.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
     INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
-    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, 2, 0, l.attempt, o.name
+    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt, o.name
     FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = ANY (v_lapsed);
     WITH gone AS (
         DELETE FROM taskq_internal.live l USING taskq_internal.topic p
@@ -144,7 +144,7 @@ BEGIN
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
                              identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
-           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry WHEN 'redeliver' THEN 3 ELSE 2 END, g.crashes + 1, g.redelivered,
+           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
            g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
     FROM gone g
     CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
@@ -304,7 +304,7 @@ END $$;
 CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id) THEN
-        RETURN 2;
+        RETURN :WAITS_PROBE;
     END IF;
     RETURN p_waits;
 END $$;

@@ -128,19 +128,19 @@ BEGIN
     LOOP
         EXIT WHEN cardinality(v_locked) >= p_size;
         SELECT l.priority INTO v_priority FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_priority
         ORDER BY l.priority DESC LIMIT 1;
         EXIT WHEN NOT FOUND;
         IF p_lifo THEN
             v_found := ARRAY(
                 SELECT l.sequence FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at <= v_now
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
                 ORDER BY l.available_at DESC, l.sequence DESC
                 LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
         ELSE
             v_found := ARRAY(
                 SELECT l.sequence FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at <= v_now
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
                 ORDER BY l.available_at, l.sequence
                 LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
         END IF;
@@ -162,7 +162,7 @@ BEGIN
     WITH taken AS (
         UPDATE taskq_internal.live SET holder = p_holder, polled = v_now, attempt = attempt + 1
         WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences) RETURNING waits)
-    SELECT bool_or(t.waits < 0) INTO v_depend FROM taken t;
+    SELECT bool_or(t.waits < :WAITS_NOTHING) INTO v_depend FROM taken t;
     IF v_depend IS NOT TRUE THEN
         RETURN p_sequences;
     END IF;
@@ -249,7 +249,7 @@ BEGIN
     END IF;
     v_count := CASE p_condition WHEN 'NONE' THEN taskq_internal.count_first_due(p_topic.topic_id, p_limit)
                                 ELSE taskq_internal.count_turns(p_topic.topic_id, p_limit, p_condition, p_locked) END;
-    IF v_count < p_limit AND EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > 0) THEN
+    IF v_count < p_limit AND EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING) THEN
         v_more := taskq_internal.waiting_to_promote(p_topic, p_limit, p_condition);
         v_count := v_count + CASE p_condition WHEN 'NONE' THEN cardinality(v_more)
                                               ELSE taskq_internal.count_turns_among(p_topic.topic_id, v_more, p_condition, p_locked) END;
@@ -271,14 +271,14 @@ BEGIN
     LOOP
         EXIT WHEN v_count >= p_limit;
         SELECT l.priority INTO v_priority FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_priority
         ORDER BY l.priority DESC LIMIT 1;
         EXIT WHEN NOT FOUND;
         SELECT count(*) INTO v_found FROM (
             SELECT FROM taskq_internal.live l
-            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at <= v_now
+            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
               AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next) AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
-              AND (l.waits = 0 OR taskq_internal.is_fulfilled(p_topic_id, l.sequence))
+              AND (l.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, l.sequence))
             ORDER BY l.available_at, l.sequence LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;
     END LOOP;
@@ -321,13 +321,13 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all identifiers
+              AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now  -- not by live_ready, which has all identifiers
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
         WHERE (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = u.identifier AND a.topic_id = p_topic_id
                                                      AND a.attempt > 0 AND a.holder IS NOT NULL
                ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
           AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = u.identifier AND e.topic_id = p_topic_id
-                                                      AND e.state IN (2, 3, 4) AND e.state = 3
+                                                      AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = :FAILED
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL
           AND NOT taskq_internal.has_undue_retry(p_topic_id, u.identifier, p_now)
         ORDER BY u.place, l.priority DESC, l.available_at, l.sequence);

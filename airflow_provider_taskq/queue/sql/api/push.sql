@@ -114,28 +114,28 @@ BEGIN
            v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
     FROM unnest(v_sequences, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, v_states)
          AS n (sequence, identifier, payload, reference, available_at, delay, ttl, priority, state)
-    WHERE n.state IS DISTINCT FROM 0;
+    WHERE n.state IS DISTINCT FROM :NOT_STORED;
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
     SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0), n.identifier
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, p_priorities, v_states)
          AS n (sequence, identifier, available_at, delay, priority, state)
-    WHERE coalesce(n.state, 1) = 1;
+    WHERE coalesce(n.state, :READY) = :READY;
     IF v_states IS NULL AND p_depend_places IS NULL THEN
         RETURN v_sequences;
     END IF;
     INSERT INTO taskq_internal.ended (sequence, available_at, topic_id, state, descent, identifier)
     SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, n.state,
-           CASE WHEN n.state = 8 THEN CASE WHEN n.suspended THEN 4 ELSE 1 END END, n.identifier
+           CASE WHEN n.state = :REDUNDANT THEN CASE WHEN n.suspended THEN :SUSPENDED ELSE :READY END END, n.identifier
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, v_states, p_suspended)
          AS n (sequence, identifier, available_at, delay, state, suspended)
-    WHERE n.state IN (4, 8);
+    WHERE n.state IN (:SUSPENDED, :REDUNDANT);
     IF p_depend_places IS NOT NULL THEN
         PERFORM taskq_internal.add_dependencies(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
     END IF;
     IF v_states IS NULL THEN
         RETURN v_sequences;
     END IF;
-    RETURN ARRAY(SELECT CASE WHEN n.state <> 0 THEN n.sequence END
+    RETURN ARRAY(SELECT CASE WHEN n.state <> :NOT_STORED THEN n.sequence END
                  FROM unnest(v_sequences, v_states) WITH ORDINALITY AS n (sequence, state, place) ORDER BY n.place);
 END $$;
 COMMENT ON FUNCTION taskq.push(
@@ -294,10 +294,10 @@ END $$;
 CREATE FUNCTION taskq_internal.push_states(p_insertion text, p_identifiers text[], p_suspended boolean[])
 RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(
-        SELECT CASE WHEN n.again AND p_insertion = 'DELETE' THEN 0
-                    WHEN n.again AND p_insertion <> 'APPEND' THEN 8
-                    WHEN n.suspended THEN 4
-                    ELSE 1 END
+        SELECT CASE WHEN n.again AND p_insertion = 'DELETE' THEN :NOT_STORED
+                    WHEN n.again AND p_insertion <> 'APPEND' THEN :REDUNDANT
+                    WHEN n.suspended THEN :SUSPENDED
+                    ELSE :READY END
         FROM (SELECT place, suspended, lead(place) OVER (PARTITION BY identifier ORDER BY place) IS NOT NULL AS again
               FROM unnest(p_identifiers, p_suspended) WITH ORDINALITY AS u (identifier, suspended, place)) n
         ORDER BY n.place)::smallint[]
@@ -344,12 +344,12 @@ BEGIN
         DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
     INSERT INTO taskq_internal.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes, redelivered,
                              identifier, error, error_summary)
-    SELECT g.sequence, CASE WHEN g.waits = 1 THEN (  -- that was when to look at its dependencies
+    SELECT g.sequence, CASE WHEN g.waits = :WAITS_DEPENDENCIES THEN (  -- that was when to look at its dependencies
                SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence) ELSE g.available_at END,
-           g.holder, g.topic_id, g.attempt, 8, 1, g.crashes, g.redelivered, g.identifier, g.error, g.error_summary
+           g.holder, g.topic_id, g.attempt, :REDUNDANT, :READY, g.crashes, g.redelivered, g.identifier, g.error, g.error_summary
     FROM gone g;
-    UPDATE taskq_internal.ended SET descent = state, state = 8
-    WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN 2 AND 6;
+    UPDATE taskq_internal.ended SET descent = state, state = :REDUNDANT
+    WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN :EXPIRED AND :SUCCEEDED;
 END $$;
 
 -- Locks and returns the newest waiting task of each identifier, NULL if there is none, in input order. The caller has called lock_offers.
@@ -426,19 +426,16 @@ DECLARE
     v_now     timestamptz := clock_timestamp();
     v_changed bigint[];
     v_dues    timestamptz[];
-    v_paused  boolean[];
 BEGIN
-    SELECT array_agg(c.sequence), array_agg(c.due), array_agg(c.paused) INTO v_changed, v_dues, v_paused
-    FROM (SELECT t.sequence, s.due AS was_due, coalesce(n.available_at, v_now + n.delay, least(s.due, v_now)) AS due, w.paused,
+    SELECT array_agg(c.sequence), array_agg(c.due) INTO v_changed, v_dues
+    FROM (SELECT t.sequence, d.due AS was_due, coalesce(n.available_at, v_now + n.delay, least(d.due, v_now)) AS due,
                  (t.payload::text, t.reference, t.ttl, t.priority::int) IS DISTINCT FROM
                  (n.payload, n.reference, n.ttl, coalesce(n.priority, 0)) AS differs
           FROM unnest(p_sequences, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities)
                AS n (sequence, payload, reference, available_at, delay, ttl, priority)
           JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t USING (sequence)
           JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l USING (sequence)
-          CROSS JOIN LATERAL (SELECT CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE l.available_at END AS due) d
-          CROSS JOIN LATERAL (SELECT d.due = taskq_internal.paused_until() AS paused) w
-          CROSS JOIN LATERAL (SELECT CASE WHEN w.paused THEN t.due ELSE d.due END AS due) s) c
+          CROSS JOIN LATERAL (SELECT CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due) ELSE l.available_at END AS due) d) c
     WHERE c.differs OR c.due <> c.was_due;
     IF v_changed IS NULL THEN
         RETURN '{}';
@@ -449,10 +446,10 @@ BEGIN
     WHERE t.topic_id = p_topic_id AND t.sequence = ANY (v_changed) AND t.sequence = n.sequence;
     UPDATE taskq_internal.live l SET
         priority = coalesce(n.priority, 0),
-        available_at = CASE WHEN l.waits = 1 OR c.paused THEN l.available_at ELSE c.due END,
-        due_again = CASE WHEN c.paused THEN l.due_again END
+        available_at = CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN l.available_at ELSE c.due END,
+        due_again = NULL
     FROM unnest(p_sequences, p_priorities) AS n (sequence, priority)
-    JOIN unnest(v_changed, v_dues, v_paused) AS c (sequence, due, paused) USING (sequence)
+    JOIN unnest(v_changed, v_dues) AS c (sequence, due) USING (sequence)
     WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_changed) AND l.sequence = n.sequence;
     RETURN v_changed;
 END $$;

@@ -5,23 +5,23 @@ CREATE VIEW taskq.task_info AS
 SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        coalesce(l.attempt, e.attempt) AS attempt,
        coalesce(l.redelivered, e.redelivered) AS redelivered,
-       CASE WHEN l.sequence IS NULL THEN e.state WHEN l.holder IS NULL THEN 1 ELSE 0 END AS state,
+       CASE WHEN l.sequence IS NULL THEN e.state WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END AS state,
        e.descent,
        CASE WHEN l.holder IS NOT NULL THEN 'running'
             WHEN l.sequence IS NOT NULL THEN CASE
-                WHEN p.paused OR coalesce(CASE WHEN l.waits = 1 THEN l.due_again END, l.available_at) = timestamptz '4999-12-03 10:15:30Z'
-                    THEN 'paused'  -- taskq_internal.paused_until()
-                WHEN l.waits = 1 THEN 'blocked'
+                WHEN p.paused OR l.waits = :WAITS_RESUME THEN 'paused'
+                WHEN l.waits = :WAITS_DEPENDENCIES THEN 'blocked'
                 WHEN l.attempt > 0 THEN 'retrying'
                 WHEN l.available_at > clock_timestamp() THEN 'scheduled'
                 ELSE 'ready' END
-            WHEN e.state = 3 AND e.attempt >= p.max_attempts THEN 'exhausted'
-            ELSE (ARRAY['expired', 'failed', 'suspended', 'filtered', 'succeeded', 'recreated', 'redundant'])[e.state - 1]
+            WHEN e.state = :FAILED AND e.attempt >= p.max_attempts THEN 'exhausted'
+            ELSE CASE e.state WHEN :EXPIRED THEN 'expired' WHEN :FAILED THEN 'failed' WHEN :SUSPENDED THEN 'suspended' WHEN :FILTERED THEN 'filtered'
+                WHEN :SUCCEEDED THEN 'succeeded' WHEN :RECREATED THEN 'recreated' WHEN :REDUNDANT THEN 'redundant' END
             END AS status,
        o.name AS owner,
        coalesce(l.crashes, e.crashes) AS crashes,
        coalesce(l.priority, t.priority) AS priority, t.created,
-       CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE coalesce(l.available_at, e.available_at) END AS available_at,
+       CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due) ELSE coalesce(l.available_at, e.available_at) END AS available_at,
        e.completed, e.output,
        coalesce(l.error, e.error) AS error,
        coalesce(l.error_summary, e.error_summary) AS error_summary,
@@ -72,18 +72,18 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_direction text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
-    v_source    text := CASE WHEN p_state <= 1 THEN 'live' WHEN p_state <= 4 THEN 'ended'
+    v_source    text := CASE WHEN p_state <= :READY THEN 'live' WHEN p_state <= :SUSPENDED THEN 'ended'
                              WHEN coalesce(p_identifier, p_reference) IS NULL AND p_state IS NOT NULL THEN 'ended' ELSE 'task' END;
     v_where     text;
     v_sequences bigint[];
 BEGIN
-    v_where := CASE WHEN p_state BETWEEN 2 AND 4 THEN 's.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4)' ELSE 's.topic_id = $1' END
+    v_where := CASE WHEN p_state BETWEEN :EXPIRED AND :SUSPENDED THEN 's.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)' ELSE 's.topic_id = $1' END
         || CASE WHEN p_after IS NOT NULL THEN ' AND s.sequence > $2' ELSE '' END
         || CASE WHEN p_before IS NOT NULL THEN ' AND s.sequence < $3' ELSE '' END
         || CASE WHEN p_from = 0 THEN '' ELSE ' AND s.sequence >= $8' END
         || CASE WHEN p_to IS NOT NULL THEN ' AND s.sequence <= $9' ELSE '' END
         || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
-        || CASE WHEN p_state IS NULL THEN '' WHEN p_state = 0 THEN ' AND s.holder IS NOT NULL' WHEN p_state = 1 THEN ' AND s.holder IS NULL'
+        || CASE WHEN p_state IS NULL THEN '' WHEN p_state = :ACTIVE THEN ' AND s.holder IS NOT NULL' WHEN p_state = :READY THEN ' AND s.holder IS NULL'
                 WHEN v_source = 'ended' THEN ' AND s.state::int = $5'
                 ELSE ' AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence) = $5' END
         || CASE WHEN p_reference IS NULL THEN ''
@@ -114,12 +114,12 @@ DECLARE
         || CASE WHEN p_reference IS NOT NULL THEN ' AND s.reference = $5' ELSE '' END;
     v_rows     text := format(
         CASE WHEN coalesce(p_identifier, p_reference) IS NULL THEN
-            'SELECT s.topic_id, s.sequence, s.identifier, CASE WHEN s.holder IS NULL THEN 1 ELSE 0 END AS state
+            'SELECT s.topic_id, s.sequence, s.identifier, CASE WHEN s.holder IS NULL THEN :READY ELSE :ACTIVE END AS state
              FROM taskq_internal.live s WHERE %1$s
              UNION ALL SELECT s.topic_id, s.sequence, s.identifier, s.state FROM taskq_internal.ended s WHERE %1$s'
         ELSE
             'SELECT s.topic_id, s.sequence, s.identifier, coalesce(
-                 (SELECT CASE WHEN l.holder IS NULL THEN 1 ELSE 0 END FROM taskq_internal.live l
+                 (SELECT CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END FROM taskq_internal.live l
                   WHERE l.topic_id = s.topic_id AND l.sequence = s.sequence),
                  (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
              FROM taskq_internal.task s WHERE %1$s' END, v_where);
@@ -145,7 +145,7 @@ RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS 
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT p.name, c.state - 3, c.count FROM taskq_internal.topic p
+    SELECT p.name, taskq_internal.result_of_state(c.state), c.count FROM taskq_internal.topic p
     LEFT JOIN taskq_internal.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c ON c.topic_id = p.topic_id
     ORDER BY p.name, c.state;
 END $$;
@@ -290,7 +290,7 @@ SET enable_seqscan = off SET enable_indexscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT e.topic_id, e.state::int, count(*) FROM taskq_internal.ended e
-    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN 3 AND 6 GROUP BY e.topic_id, e.state;
+    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY e.topic_id, e.state;
 END $$;
 
 -- When the first and the last task of all topics were created, by their sequences.
@@ -355,10 +355,10 @@ END $$;
 CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN p_identifiers IS NOT NULL THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = ANY ($5) AND s.topic_id = $1'
-        WHEN p_states <@ ARRAY[0, 1] THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id = $1'
-        WHEN p_states <@ ARRAY[2, 3, 4] THEN
-            'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (2, 3, 4) AND s.state::int = ANY ($4)'
-        WHEN p_states <@ ARRAY[2, 3, 4, 5, 6, 7, 8] THEN
+        WHEN p_states <@ ARRAY[:ACTIVE, :READY] THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id = $1'
+        WHEN p_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED] THEN
+            'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = ANY ($4)'
+        WHEN p_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED, :FILTERED, :SUCCEEDED, :RECREATED, :REDUNDANT] THEN
             'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id = $1 AND s.state = ANY ($4)'
         ELSE 'SELECT s.sequence FROM taskq_internal.task s WHERE s.topic_id = $1' END
         || ' AND s.sequence BETWEEN $2 AND $3'

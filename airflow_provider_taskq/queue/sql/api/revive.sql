@@ -35,15 +35,15 @@ DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_found    bigint[];
 BEGIN
-    IF p_result IS NULL OR p_result NOT BETWEEN 0 AND 3 THEN
+    IF p_result IS NULL OR p_result NOT BETWEEN :FAILURE AND :SUCCESS THEN
         PERFORM taskq_internal.raise_error('TQ000', format('result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
     END IF;
     v_found := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
-                                CASE WHEN p_state = p_result + 3 THEN 0 END);
-    PERFORM taskq_internal.record_ended_change(v_topic_id, 5, v_found, array_fill((p_result + 3)::bigint, ARRAY[cardinality(v_found)]));
-    UPDATE taskq_internal.ended SET state = p_result + 3, completed = coalesce(completed, clock_timestamp())
+                                CASE WHEN p_state = taskq_internal.state_of_result(p_result) THEN 0 END);
+    PERFORM taskq_internal.record_ended_change(v_topic_id, :HISTORY_REASSIGNED, v_found, array_fill((taskq_internal.state_of_result(p_result))::bigint, ARRAY[cardinality(v_found)]));
+    UPDATE taskq_internal.ended SET state = taskq_internal.state_of_result(p_result), completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
-    IF p_result = 3 AND taskq_internal.has_dependents(v_topic_id) THEN
+    IF p_result = :SUCCESS AND taskq_internal.has_dependents(v_topic_id) THEN
         PERFORM taskq_internal.wake_dependents(v_topic_id, ARRAY(
             SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = ANY (v_found)));
     END IF;
@@ -52,6 +52,18 @@ END $$;
 COMMENT ON FUNCTION taskq.reassign IS
 'Gives ended tasks another result, 0 FAILURE to 3 SUCCESS, and keeps their output. The tasks are chosen as in
 taskq.revive. Returns how many. Errors: those of taskq.revive.';
+
+-- The state in which a result ends a task.
+CREATE FUNCTION taskq_internal.state_of_result(p_result int) RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
+    SELECT (CASE p_result WHEN :SUCCESS THEN :SUCCEEDED WHEN :FAILURE THEN :FAILED WHEN :FILTER THEN :FILTERED
+                          WHEN :SUSPENSION THEN :SUSPENDED END)::smallint
+$$;
+
+-- The result of a completed state.
+CREATE FUNCTION taskq_internal.result_of_state(p_state int) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE p_state WHEN :SUCCEEDED THEN :SUCCESS WHEN :FAILED THEN :FAILURE WHEN :FILTERED THEN :FILTER
+                        WHEN :SUSPENDED THEN :SUSPENSION END
+$$;
 
 CREATE FUNCTION taskq.state_name(p_state int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce((ARRAY['ACTIVE', 'READY', 'EXPIRED', 'FAILED', 'SUSPENDED', 'FILTERED', 'SUCCEEDED', 'RECREATED',
@@ -75,7 +87,7 @@ BEGIN
             PERFORM taskq_internal.raise_error('TQ003', format('topic %L: a range and a size go with a state, not with sequences', p_topic));
         END IF;
         RETURN taskq_internal.lock_named_ended(p_topic_id, p_topic, p_sequences);
-    ELSIF p_state NOT BETWEEN 2 AND 6 THEN
+    ELSIF p_state NOT BETWEEN :EXPIRED AND :SUCCEEDED THEN
         PERFORM taskq_internal.raise_error('TQ003', format('topic %L: tasks in state %s have not ended; EXPIRED to SUCCEEDED have',
                                              p_topic, taskq.state_name(p_state)));
     END IF;
@@ -88,7 +100,7 @@ SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS
 DECLARE
     v_named   bigint[] := ARRAY(SELECT DISTINCT u.sequence FROM unnest(p_sequences) AS u (sequence) ORDER BY 1);
     v_held    bigint[] := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                                WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_named) AND e.state BETWEEN 2 AND 6
+                                WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_named) AND e.state BETWEEN :EXPIRED AND :SUCCEEDED
                                 ORDER BY e.sequence FOR UPDATE);
     v_missing bigint[];
 BEGIN
@@ -115,9 +127,9 @@ DECLARE
     v_to   bigint := coalesce(p_to, 9223372036854775807);
     v_size bigint := CASE WHEN p_size < 0 THEN 0 ELSE p_size END;
 BEGIN
-    IF p_low = p_high AND p_low <= 4 THEN
+    IF p_low = p_high AND p_low <= :SUSPENDED THEN
         RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                     WHERE e.topic_id::bigint = p_topic_id AND e.state::int IN (2, 3, 4) AND e.state::int = p_low
+                     WHERE e.topic_id::bigint = p_topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state::int = p_low
                        AND e.sequence BETWEEN v_from AND v_to
                      ORDER BY e.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
     END IF;
@@ -131,7 +143,7 @@ END $$;
 CREATE FUNCTION taskq_internal.reset_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
-    PERFORM taskq_internal.record_ended_change(p_topic_id, 3, p_sequences);
+    PERFORM taskq_internal.record_ended_change(p_topic_id, :HISTORY_RESET, p_sequences);
     DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, p_sequences);
 END $$;
@@ -143,7 +155,7 @@ SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS
 BEGIN
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, waits, identifier)
     SELECT t.sequence, CASE WHEN d.sequence IS NULL THEN t.due ELSE '-infinity' END, t.topic_id, t.priority,
-           CASE WHEN d.sequence IS NULL THEN 0 ELSE 1 END, t.identifier
+           CASE WHEN d.sequence IS NULL THEN :WAITS_NOTHING ELSE :WAITS_DEPENDENCIES END, t.identifier
     FROM (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
     LEFT JOIN (SELECT DISTINCT sequence FROM taskq_internal.dependency
                WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) d USING (sequence);
@@ -163,8 +175,8 @@ DECLARE
 BEGIN
     PERFORM taskq_internal.announce_push();
     v_new := taskq_internal.draw_sequences(cardinality(p_sequences));
-    PERFORM taskq_internal.record_ended_change(p_topic_id, 4, p_sequences, v_new);
-    UPDATE taskq_internal.ended SET descent = state, state = 7 WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
+    PERFORM taskq_internal.record_ended_change(p_topic_id, :HISTORY_RECREATED, p_sequences, v_new);
+    UPDATE taskq_internal.ended SET descent = state, state = :RECREATED WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     v_identifiers := ARRAY(SELECT t.identifier FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
                            JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
                                USING (sequence) ORDER BY u.place);
@@ -182,10 +194,10 @@ BEGIN
     FROM unnest(v_new, p_sequences) AS n (sequence, old)
     JOIN (SELECT * FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) d ON d.sequence = n.old;
     INSERT INTO taskq_internal.ended (sequence, available_at, topic_id, state, descent, identifier)
-    SELECT n.sequence, v_now, p_topic_id, 8, 1, n.identifier
-    FROM unnest(v_new, v_identifiers, v_states) AS n (sequence, identifier, state) WHERE n.state = 8;
+    SELECT n.sequence, v_now, p_topic_id, :REDUNDANT, :READY, n.identifier
+    FROM unnest(v_new, v_identifiers, v_states) AS n (sequence, identifier, state) WHERE n.state = :REDUNDANT;
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, ARRAY(
-        SELECT n.sequence FROM unnest(v_new, v_states) AS n (sequence, state) WHERE n.state = 1));
+        SELECT n.sequence FROM unnest(v_new, v_states) AS n (sequence, state) WHERE n.state = :READY));
     RETURN v_new;
 END $$;
 

@@ -328,7 +328,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT e.state::int, count(*) FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
-    WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state BETWEEN 3 AND 6
+    WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state BETWEEN :FAILED AND :SUCCEEDED
       AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
     GROUP BY e.state ORDER BY 1;
 END $$;
@@ -344,7 +344,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT e.sequence, e.identifier::text, e.error_summary FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
-    WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state + 0 = 3
+    WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state + 0 = :FAILED
       AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
     ORDER BY e.sequence LIMIT p_size;
 END $$;
@@ -438,7 +438,7 @@ END $$;
 
 -- Whether a decision may return its task to READY. True for an invalid decision, which is then refused.
 CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_result NOT BETWEEN 1 AND 3 OR p_delay IS NOT NULL
+    SELECT p_result NOT BETWEEN :SUSPENSION AND :SUCCESS OR p_delay IS NOT NULL
 $$;
 
 -- Ends the tasks of a stage whose decisions cannot return them to READY, and returns how many. This is end_tasks for
@@ -465,7 +465,7 @@ BEGIN
     ), moved AS (
         INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
                                  identifier, output, error, error_summary)
-        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, g.result + 3, g.crashes,
+        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, taskq_internal.state_of_result(g.result), g.crashes,
                g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
                coalesce(taskq_internal.error_summary(g.reason), g.error_summary)
         FROM gone g
@@ -496,7 +496,7 @@ BEGIN
         FROM taskq.staged_task t WHERE t.stage = p_stage AND t.topic IS NULL AND t.identifier IS NULL GROUP BY t.parent
     ), continued AS (
         SELECT d.sequence
-        FROM (SELECT s.sequence, count(*) FILTER (WHERE s.result <> 3) AS others
+        FROM (SELECT s.sequence, count(*) FILTER (WHERE s.result <> :SUCCESS) AS others
               FROM taskq.staged s WHERE s.stage = p_stage GROUP BY s.sequence) d
         LEFT JOIN said m ON m.parent = d.sequence
         WHERE d.others <= coalesce(m.yes, 0) AND coalesce(m.no, 0) = 0
@@ -577,7 +577,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              AND b.waits + 0 <= 0 AND b.available_at <= p_now  -- not by live_ready, which has all identifiers
+              AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now  -- not by live_ready, which has all identifiers
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_size) t
         LIMIT p_size);
     v_locked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
@@ -618,7 +618,7 @@ DECLARE
     v_topics int[];
     v_count  bigint;
 BEGIN
-    v_failed := ARRAY(SELECT sequence FROM taskq.staged WHERE stage = p_stage AND result = 0);
+    v_failed := ARRAY(SELECT sequence FROM taskq.staged WHERE stage = p_stage AND result = :FAILURE);
     v_topics := taskq_internal.held_topics(p_owner_id, v_failed);
     DELETE FROM taskq.staged s USING (
         SELECT t.sequence
@@ -641,7 +641,7 @@ DECLARE
 BEGIN
     DELETE FROM taskq.staged s USING (
         SELECT l.sequence,
-               bool_or(d.result IS NULL OR d.result = 0 OR d.result = 1 AND (d.delay IS NOT NULL OR p_condition = 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS')) OVER (
+               bool_or(d.result IS NULL OR d.result = :FAILURE OR d.result = :SUSPENSION AND (d.delay IS NOT NULL OR p_condition = 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS')) OVER (
                    PARTITION BY l.topic_id, l.identifier
                    ORDER BY (l.attempt > 1) DESC, CASE WHEN l.attempt > 1 THEN l.sequence END,
                             l.priority DESC, l.available_at, l.sequence

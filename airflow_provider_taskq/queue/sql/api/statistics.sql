@@ -16,14 +16,14 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT p.name, s.ended, s.succeeded, s.failed, s.retried, s.retries, s.shortest, s.mean, s.longest, s.p[1], s.p[2], s.p[3], s.p[4]
-    FROM (SELECT e.topic_id, count(*) AS ended, count(*) FILTER (WHERE e.state = 6) AS succeeded,
-                 count(*) FILTER (WHERE e.state = 3) AS failed, count(*) FILTER (WHERE e.attempt > 1) AS retried,
+    FROM (SELECT e.topic_id, count(*) AS ended, count(*) FILTER (WHERE e.state = :SUCCEEDED) AS succeeded,
+                 count(*) FILTER (WHERE e.state = :FAILED) AS failed, count(*) FILTER (WHERE e.attempt > 1) AS retried,
                  coalesce(sum(e.attempt - 1) FILTER (WHERE e.attempt > 1), 0)::bigint AS retries,
                  min(d.seconds) AS shortest, avg(d.seconds) AS mean, max(d.seconds) AS longest,
                  percentile_cont(ARRAY[0.5, 0.9, 0.95, 0.99]) WITHIN GROUP (ORDER BY d.seconds) AS p
           FROM taskq_internal.ended e
           CROSS JOIN LATERAL (SELECT greatest(0, extract(epoch FROM taskq_internal.clamp_moment(e.completed) - taskq_internal.clamp_moment(e.available_at)))::float8 AS seconds) d
-          WHERE e.completed >= v_since AND e.state BETWEEN 3 AND 6 AND (v_topic_id IS NULL OR e.topic_id = v_topic_id)
+          WHERE e.completed >= v_since AND e.state BETWEEN :FAILED AND :SUCCEEDED AND (v_topic_id IS NULL OR e.topic_id = v_topic_id)
           GROUP BY e.topic_id) s
     JOIN taskq_internal.topic p ON p.topic_id = s.topic_id ORDER BY p.name;
 END $$;
@@ -87,7 +87,7 @@ BEGIN
     CROSS JOIN LATERAL (
         SELECT count(*), min(e.sequence) AS first FROM (
             SELECT s.sequence FROM taskq_internal.ended s
-            WHERE s.topic_id::bigint = p.topic_id AND s.state::int IN (2, 3, 4) AND s.state::int = 3 ORDER BY s.sequence LIMIT 1000) e) f
+            WHERE s.topic_id::bigint = p.topic_id AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = :FAILED ORDER BY s.sequence LIMIT 1000) e) f
     CROSS JOIN LATERAL (
         SELECT count(*), min(l.sequence) AS first FROM (
             SELECT s.sequence FROM taskq_internal.live s
@@ -164,7 +164,7 @@ BEGIN
     SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
            (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence), taskq_internal.clamp_moment(max(n.completed))
     FROM (SELECT e.sequence, e.identifier, e.error_summary, e.completed FROM taskq_internal.ended e
-          WHERE e.topic_id::bigint = p_topic_id AND e.state::int = 3 AND e.state::int IN (2, 3, 4)
+          WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
           ORDER BY e.sequence DESC LIMIT greatest(p_budget, 0)) n
     WHERE n.completed >= p_since GROUP BY 1;
 END $$;

@@ -123,7 +123,7 @@ BEGIN
     v_suspended := ARRAY(
         SELECT e.sequence FROM taskq_internal.ended e
         WHERE e.topic_id = p_topic_id AND e.identifier >= p_prefix || '/' AND e.identifier < p_prefix || '0'
-          AND e.state = 4 AND e.attempt = 0 AND (taskq_internal.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
+          AND e.state = :SUSPENDED AND e.attempt = 0 AND (taskq_internal.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
         FOR UPDATE SKIP LOCKED);
     PERFORM taskq_internal.delete_tasks(p_topic_id, v_waiting || v_suspended);
     RETURN cardinality(v_waiting || v_suspended);

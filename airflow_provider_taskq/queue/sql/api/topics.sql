@@ -44,7 +44,7 @@ BEGIN
         ttl = v_altered.ttl, notify = v_altered.notify
     WHERE topic_id = v_topic.topic_id;
     IF v_altered.probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
-        UPDATE taskq_internal.live SET waits = 2 WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= 0;
+        UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= :WAITS_NOTHING;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.alter_topic IS

@@ -33,8 +33,8 @@ BEGIN
     CROSS JOIN LATERAL (
         -- Two index probes tell most topics, and cost a tenth of the count.
         SELECT CASE WHEN t.topic_id IS NULL THEN -1
-                    WHEN EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits <= 0)
-                      OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits > 0)
+                    WHEN EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING)
+                      OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING)
                     THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), u.condition) ELSE 0 END AS number
         OFFSET 0) n;
     RETURN QUERY
@@ -202,7 +202,7 @@ BEGIN
     identifiers := '{}';
     numbers := '{}';
     SELECT array_agg(e.sequence), array_agg(e.identifier) INTO v_suspended, v_of FROM taskq_internal.ended e
-    WHERE e.identifier = ANY (p_identifiers) AND e.topic_id::bigint = p_topic_id AND e.state = 4;
+    WHERE e.identifier = ANY (p_identifiers) AND e.topic_id::bigint = p_topic_id AND e.state = :SUSPENDED;
     IF v_of IS NULL THEN
         RETURN;
     END IF;
@@ -245,7 +245,7 @@ BEGIN
         SELECT n.identifier FROM (SELECT DISTINCT unnest(p_identifiers) AS identifier) n
         CROSS JOIN LATERAL (
             SELECT FROM taskq_internal.task t WHERE t.identifier = n.identifier AND t.topic_id = p_topic_id
-            AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = t.sequence) IS DISTINCT FROM 8
+            AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = t.sequence) IS DISTINCT FROM :REDUNDANT
             ORDER BY t.sequence DESC LIMIT 1) newest);
 END $$;
 
@@ -254,7 +254,7 @@ CREATE FUNCTION taskq_internal.lock_suspended(p_topic_id int, p_sequences bigint
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = 4 FOR UPDATE SKIP LOCKED);
+                 WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = :SUSPENDED FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- The READY tasks of a topic by what they wait for, each count up to p_cap. due: wait for no dependency and no
@@ -265,33 +265,31 @@ CREATE FUNCTION taskq_internal.count_ready_by_reason(
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
-    v_paused   timestamptz := taskq_internal.paused_until();
     v_priority smallint := 101;
     v_later    record;
 BEGIN
-    due := 0; scheduled := 0; retrying := 0; paused := 0;
+    due := 0; scheduled := 0; retrying := 0;
     LOOP
         v_priority := (SELECT l.priority FROM taskq_internal.live l
-                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v_priority
+                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_priority
                        ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
         EXIT WHEN v_priority IS NULL;
         due := due + (SELECT count(*) FROM (
-            SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority
+            SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority
                                        AND l.available_at <= v_now
             ORDER BY l.available_at, l.sequence LIMIT p_cap - due) n);
-        SELECT count(*) FILTER (WHERE n.available_at < v_paused AND n.attempt = 0) AS scheduled,
-               count(*) FILTER (WHERE n.available_at < v_paused AND n.attempt > 0) AS retrying,
-               count(*) FILTER (WHERE n.available_at >= v_paused) AS paused INTO v_later
+        SELECT count(*) FILTER (WHERE n.attempt = 0) AS scheduled, count(*) FILTER (WHERE n.attempt > 0) AS retrying INTO v_later
         FROM (SELECT l.available_at, l.attempt FROM taskq_internal.live l
-              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority = v_priority AND l.available_at > v_now
-              ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap - scheduled - retrying - paused, 0)) n;
+              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at > v_now
+              ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap - scheduled - retrying, 0)) n;
         scheduled := scheduled + v_later.scheduled;
         retrying := retrying + v_later.retrying;
-        paused := paused + v_later.paused;
     END LOOP;
-    -- Behind dependencies (1) or the probe of the topic (2); a retry that is not due yet is one that waits for its time.
-    SELECT count(*) FILTER (WHERE n.waits = 1 OR n.available_at <= v_now), retrying + count(*) FILTER (WHERE n.waits = 2 AND n.available_at > v_now)
-    INTO blocked, retrying
-    FROM (SELECT l.waits, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > 0
+    -- A retry that waits for the probe of the topic and is not due waits for its time.
+    SELECT count(*) FILTER (WHERE n.waits = :WAITS_DEPENDENCIES OR n.waits = :WAITS_PROBE AND n.available_at <= v_now),
+           retrying + count(*) FILTER (WHERE n.waits = :WAITS_PROBE AND n.available_at > v_now),
+           count(*) FILTER (WHERE n.waits = :WAITS_RESUME)
+    INTO blocked, retrying, paused
+    FROM (SELECT l.waits, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
           ORDER BY l.waits, l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n;
 END $$;

@@ -23,9 +23,9 @@
 CREATE FUNCTION taskq_internal.blocking_states(p_condition text) RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT (CASE p_condition
         WHEN 'SINGULAR_BY_IDENTIFIER' THEN '{}'
-        WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE' THEN '{2,3}'
-        WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS' THEN '{2,3,4}'
-        WHEN 'BATCH' THEN '{3}' END)::smallint[]
+        WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE' THEN ARRAY[:EXPIRED, :FAILED]::smallint[]
+        WHEN 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS' THEN ARRAY[:EXPIRED, :FAILED, :SUSPENDED]::smallint[]
+        WHEN 'BATCH' THEN ARRAY[:FAILED]::smallint[] END)::smallint[]
 $$;
 
 -- Finds turns among the first p_window due tasks: at most p_size, in polled order, without the identifiers in
@@ -42,22 +42,22 @@ DECLARE
 BEGIN
     WITH RECURSIVE level (priority) AS (
         (SELECT l.priority FROM taskq_internal.live l
-         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 ORDER BY l.priority DESC LIMIT 1)
+         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING ORDER BY l.priority DESC LIMIT 1)
         UNION ALL
         SELECT (SELECT l.priority FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0 AND l.priority < v.priority
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v.priority
                 ORDER BY l.priority DESC LIMIT 1)
         FROM level v WHERE v.priority IS NOT NULL
     ), front AS MATERIALIZED (
         SELECT row_number() OVER () AS place, f.sequence, f.identifier FROM (
             SELECT d.sequence, d.identifier FROM level v CROSS JOIN LATERAL (
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
-                 WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                 WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
                    AND l.priority = v.priority AND l.available_at <= p_now
                  ORDER BY l.available_at, l.sequence LIMIT p_window)
                 UNION ALL
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
-                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
                    AND l.priority = v.priority AND l.available_at <= p_now
                  ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)) d
             LIMIT p_window) f
@@ -76,7 +76,7 @@ BEGIN
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed)
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
-                                                     AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                                                     AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(((SELECT p.sequences FROM places p))[c.place] ORDER BY c.place), '{}'),
@@ -94,13 +94,13 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bit
 BEGIN
     SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
     FROM (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
-          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= 0
+          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
           ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) f
     WHERE f.available_at <= p_now AND f.attempt = 0
       AND (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
            ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
       AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = f.identifier AND e.topic_id = p_topic_id
-                                                  AND e.state IN (2, 3, 4) AND e.state = ANY (taskq_internal.blocking_states(p_condition))
+                                                  AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (taskq_internal.blocking_states(p_condition))
            ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
     sequences := coalesce(sequences, '{}');
     identifiers := coalesce(identifiers, '{}');
@@ -111,7 +111,7 @@ END $$;
 CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-                                              AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > 0));
+                                              AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > :WAITS_NOTHING));
 END $$;
 
 -- The first due task of an identifier in polled order, priority by priority; NULL if none is due.
@@ -132,12 +132,12 @@ BEGIN
         IF p_lifo THEN
             SELECT b.sequence INTO v_head FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-              AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= 0
+              AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= :WAITS_NOTHING
             ORDER BY b.available_at DESC, b.sequence DESC LIMIT 1;
         ELSE
             SELECT b.sequence INTO v_head FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-              AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= 0
+              AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= :WAITS_NOTHING
             ORDER BY b.available_at, b.sequence LIMIT 1;
         END IF;
         IF FOUND THEN
@@ -210,7 +210,7 @@ BEGIN
         v_blocked := ARRAY(
             SELECT e.identifier FROM taskq_internal.ended e
             WHERE e.identifier > p_after AND e.identifier <= last AND e.topic_id = p_topic_id
-              AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+              AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
             ORDER BY e.identifier LIMIT v_most);
     END IF;
     v_held := ARRAY(
@@ -224,7 +224,7 @@ BEGIN
                 WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NULL
                 ORDER BY a.identifier, a.sequence LIMIT v_most) r
             ORDER BY r.identifier) t
-        WHERE t.available_at > p_now OR t.waits > 0);
+        WHERE t.available_at > p_now OR t.waits > :WAITS_NOTHING);
     identifiers := ARRAY(SELECT unnest(v_identifiers) EXCEPT SELECT unnest(v_blocked || v_held || v_undue));
     v_next := (SELECT l.identifier FROM taskq_internal.live l
                WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > last
@@ -276,12 +276,12 @@ BEGIN
             SELECT l.sequence, l.priority, l.available_at, l.waits FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = CASE
                 WHEN t.sequence IS NOT NULL AND p_condition <> 'BATCH' THEN t.sequence
-                WHEN p_lifo OR n.waits > 0 OR n.available_at > p_now
+                WHEN p_lifo OR n.waits > :WAITS_NOTHING OR n.available_at > p_now
                     THEN taskq_internal.first_due_of_identifier(p_topic_id, n.identifier, p_now, p_lifo) END) o ON true
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed) AND (p_until IS NULL OR n.identifier <= p_until)
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
-                                                     AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                                                     AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'), coalesce(array_agg(c.identifier ORDER BY c.place), '{}'),
@@ -290,7 +290,7 @@ BEGIN
     INTO sequences, identifiers, last, seen_at
     FROM (SELECT t.sequence, t.identifier, row_number() OVER (
               ORDER BY t.priority DESC, extract(epoch FROM t.available_at) * v_sign, t.sequence * v_sign) AS place
-          FROM turn t WHERE t.waits <= 0 AND t.available_at <= p_now
+          FROM turn t WHERE t.waits <= :WAITS_NOTHING AND t.available_at <= p_now
           ORDER BY place LIMIT p_size) c;
 END $$;
 
@@ -391,7 +391,7 @@ DECLARE
 BEGIN
     RETURN ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits + 0 <= 0  -- not by live_ready
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits + 0 <= :WAITS_NOTHING  -- not by live_ready
           AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
               coalesce((SELECT a.sequence FROM taskq_internal.live a
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
@@ -404,7 +404,7 @@ BEGIN
                   ELSE l.sequence = taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, p_now, p_lifo) END
               AND (cardinality(v_blocking) = 0 OR (
                   SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
-                                                         AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                                                         AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
                   ORDER BY e.state, e.sequence LIMIT 1) IS NULL)))
         FOR UPDATE OF l SKIP LOCKED);
 END $$;
@@ -579,7 +579,7 @@ BEGIN
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                         ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
           AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
-                                                      AND e.state IN (2, 3, 4) AND e.state = ANY (v_blocking)
+                                                      AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
@@ -595,7 +595,7 @@ BEGIN
     RETURN (SELECT count(*) FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
               AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next) AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
-              AND (l.waits = 0 OR taskq_internal.is_fulfilled(p_topic_id, l.sequence)
+              AND (l.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, l.sequence)
                    OR l.attempt = 0 AND taskq_internal.has_due_task(p_topic_id, l.identifier)));
 END $$;
 
@@ -638,6 +638,6 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live b
                    WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-                     AND b.waits <= 0 AND b.available_at <= clock_timestamp()
-                     AND (b.waits = 0 OR taskq_internal.is_fulfilled(p_topic_id, b.sequence)));
+                     AND b.waits <= :WAITS_NOTHING AND b.available_at <= clock_timestamp()
+                     AND (b.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, b.sequence)));
 END $$;

@@ -1,5 +1,5 @@
--- Waiting: what keeps a READY task out of the indexes that a poll walks: its dependencies, or the probe of its
--- topic.
+-- Waiting: what keeps a READY task out of the indexes that a poll walks: its dependencies (live.waits = DEPENDENCIES), the
+-- probe of its topic (PROBE), or a person who resumes it (RESUME).
 --
 -- A task that waits for dependencies is checked again when it is woken (available_at = -infinity) by the end of one
 -- of them. The transaction that makes it wait and the one that ends the dependency can miss each other. So it is
@@ -20,7 +20,7 @@ BEGIN
                                 ORDER BY t.sequence DESC LIMIT 1) latest
             WHERE d.topic_id = p_topic_id AND d.sequence = u.sequence
               AND (SELECT e.state FROM taskq_internal.ended e
-                   WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence) IS DISTINCT FROM 6
+                   WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence) IS DISTINCT FROM :SUCCEEDED
             OFFSET 0));
 END $$;
 
@@ -42,7 +42,7 @@ BEGIN
     END IF;
     v_doubtful := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                          AND l.waits + 0 = -1  -- not by live_ready
+                          AND l.waits + 0 = :WAITS_MET  -- not by live_ready
                         FOR UPDATE SKIP LOCKED);
     RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
@@ -64,17 +64,17 @@ BEGIN
     -- A statement per outcome, and a lookup per task: no row is compared with a whole array, and nothing is joined, as
     -- callers forbid different kinds of joins.
     IF cardinality(v_free) > 0 THEN
-        UPDATE taskq_internal.live l SET waits = -1, due_again = NULL,
-            available_at = CASE WHEN l.waits = -1 THEN l.available_at ELSE coalesce(l.due_again, (
+        UPDATE taskq_internal.live l SET waits = :WAITS_MET, due_again = NULL,
+            available_at = CASE WHEN l.waits = :WAITS_MET THEN l.available_at ELSE coalesce(l.due_again, (
                 SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_free);
         UPDATE taskq_internal.dependency d SET waiting = false
         WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_free) AND d.waiting::int = 1;  -- not by dependency_waiting
     END IF;
     IF cardinality(v_rest) > 0 THEN
-        UPDATE taskq_internal.live l SET waits = 1, (available_at, due_again) = (
+        UPDATE taskq_internal.live l SET waits = :WAITS_DEPENDENCIES, (available_at, due_again) = (
             SELECT taskq_internal.next_dependency_check(v_now, t.created),
-                   CASE WHEN l.waits = -1 THEN nullif(l.available_at, t.due) ELSE l.due_again END
+                   CASE WHEN l.waits = :WAITS_MET THEN nullif(l.available_at, t.due) ELSE l.due_again END
             FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_rest);
         UPDATE taskq_internal.dependency d SET waiting = true
@@ -138,7 +138,7 @@ BEGIN
     LOOP
         v_sleeping := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                             WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
-                              AND l.holder IS NULL AND l.waits + 0 = 1 AND l.available_at <> '-infinity'  -- by sequence alone
+                              AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES AND l.available_at <> '-infinity'  -- by sequence alone
                             FOR UPDATE SKIP LOCKED);
         UPDATE taskq_internal.live SET available_at = '-infinity'
         WHERE topic_id = v_waiting.topic_id AND sequence = ANY (v_sleeping);
@@ -154,12 +154,12 @@ DECLARE
 BEGIN
     -- In an order that only live_waiting has: a plan made while the table was empty could take any index.
     IF (SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at <= v_now
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.available_at <= v_now
         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
         PERFORM taskq_internal.promote_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
     END IF;
     IF (SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= v_now
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE AND l.available_at <= v_now
         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
         RETURN taskq_internal.promote_retries(p_topic, p_size, p_lifo, p_condition);
     END IF;
@@ -176,7 +176,7 @@ BEGIN
     IF cardinality(p_retries) = 0 THEN
         RETURN;
     END IF;
-    UPDATE taskq_internal.live SET waits = 2 WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits + 0 <= 0;  -- not by live_ready
+    UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits + 0 <= :WAITS_NOTHING;  -- not by live_ready
     PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
         v_taken := ARRAY(SELECT l.sequence FROM taskq_internal.live l
@@ -198,7 +198,7 @@ DECLARE
 BEGIN
     LOOP
         v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at = '-infinity'
+                          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.available_at = '-infinity'
                             AND l.sequence > v_after  -- past the dead index entries of those that this call has moved
                           ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
         EXIT WHEN cardinality(v_looked) = 0;
@@ -207,7 +207,7 @@ BEGIN
         EXIT WHEN v_freed >= p_size;
     END LOOP;
     v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                      WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 1
+                      WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
                         AND l.available_at > '-infinity' AND l.available_at <= v_now
                       ORDER BY l.available_at, l.sequence LIMIT 100 FOR UPDATE SKIP LOCKED);
     IF cardinality(v_looked) > 0 THEN
@@ -234,7 +234,7 @@ BEGIN
     v_free := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
     UPDATE taskq_internal.live l SET waits = CASE WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
-                                                      AND d.sequence = l.sequence) THEN -1 ELSE 0 END
+                                                      AND d.sequence = l.sequence) THEN :WAITS_MET ELSE :WAITS_NOTHING END
     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free);
     RETURN CASE WHEN p_topic.probe THEN v_free ELSE '{}' END;
 END $$;
@@ -263,7 +263,7 @@ DECLARE
 BEGIN
     FOR v_sequence IN
         SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2 AND l.available_at <= p_now
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE AND l.available_at <= p_now
         ORDER BY l.failed_at NULLS FIRST, l.priority DESC, l.sequence
     LOOP
         IF p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, v_sequence, p_condition) THEN
@@ -282,7 +282,7 @@ BEGIN
         FROM (SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)) u
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
-            WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0 AND b.holder IS NULL AND b.waits + 0 = 2
+            WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0 AND b.holder IS NULL AND b.waits + 0 = :WAITS_PROBE
             OFFSET 0) a);
 END $$;
 
@@ -298,17 +298,17 @@ DECLARE
 BEGIN
     LOOP
         SELECT l.priority INTO v_priority FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2 AND l.priority < v_priority
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE AND l.priority < v_priority
         ORDER BY l.priority DESC LIMIT 1;
         EXIT WHEN NOT FOUND OR cardinality(v_due) >= p_size;
         FOR v_sequence IN
             SELECT r.sequence FROM (
                 (SELECT l.sequence FROM taskq_internal.live l
-                 WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2
+                 WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
                    AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at, l.sequence)
                 UNION ALL
                 (SELECT l.sequence FROM taskq_internal.live l
-                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = 2
+                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
                    AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at DESC, l.sequence DESC)) r
         LOOP
             IF p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, v_sequence, p_condition) THEN
@@ -329,11 +329,11 @@ BEGIN
     RETURN (SELECT CASE WHEN p_condition = 'BATCH' THEN a.holder IS NULL ELSE a.sequence = p_sequence END FROM taskq_internal.live a
             WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0 ORDER BY a.holder, a.sequence LIMIT 1)
        AND (SELECT e.sequence FROM taskq_internal.ended e
-            WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (2, 3, 4)
+            WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
               AND e.state = ANY (taskq_internal.blocking_states(p_condition)) ORDER BY e.state, e.sequence LIMIT 1) IS NULL
        AND (p_condition <> 'BATCH' OR NOT EXISTS (
             SELECT FROM taskq_internal.live a WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-                                       AND a.holder IS NULL AND (a.available_at > clock_timestamp() OR a.waits = 1)));
+                                       AND a.holder IS NULL AND (a.available_at > clock_timestamp() OR a.waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME))));
 END $$;
 
 -- Whether a poll may promote retries of a probing topic: yes while none fails. While they fail: if the poll holds
@@ -352,7 +352,7 @@ BEGIN
     END IF;
     RETURN p_probe.failed_at IS NULL OR p_probe.failed_at + least(p_topic.base, p_topic.max_delay) <= p_now
         OR (SELECT l.sequence FROM taskq_internal.live l
-            WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 2
+            WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
               AND l.available_at > p_probe.failed_at AND l.available_at <= p_now
             ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
@@ -371,7 +371,7 @@ DECLARE
     v_topic taskq_internal.topic;
 BEGIN
     PERFORM taskq_internal.wake_dependents(p_topic_id, ARRAY(
-        SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = 6));
+        SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = :SUCCEEDED));
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = p_topic_id;
     IF v_topic.probe THEN
         PERFORM taskq_internal.update_probe(v_topic, p_sequences, p_results);
@@ -390,9 +390,9 @@ DECLARE
     v_ok     boolean;
 BEGIN
     v_failed := ARRAY(SELECT l.sequence FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_sequences)
-                        AND l.waits + 0 = 2  -- not by live_waiting
+                        AND l.waits + 0 = :WAITS_PROBE  -- not by live_waiting
                       UNION ALL
-                      SELECT e.sequence FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.state = 3);
+                      SELECT e.sequence FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.state = :FAILED);
     SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF cardinality(v_failed) > 0 AND v_probe.failing IS NULL THEN
         INSERT INTO taskq_internal.probe (topic_id, failing) VALUES (p_topic.topic_id, true)
@@ -401,7 +401,7 @@ BEGIN
         UPDATE taskq_internal.probe SET failed_at = clock_timestamp() WHERE topic_id = p_topic.topic_id;
     ELSIF v_probe.failing AND cardinality(v_failed) = 0 THEN
         v_ok := EXISTS (SELECT FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.attempt > 1)
-             OR v_probe.sequences && ARRAY(SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result) WHERE u.result > 0);
+             OR v_probe.sequences && ARRAY(SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result) WHERE u.result <> :FAILURE);
         IF v_ok THEN
             UPDATE taskq_internal.probe SET failing = false WHERE topic_id = p_topic.topic_id;
         END IF;
@@ -415,7 +415,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_first  timestamptz := (SELECT l.available_at FROM taskq_internal.live l
-                             WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
+                             WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
                                AND l.available_at > '-infinity' AND l.available_at <= v_now ORDER BY l.available_at LIMIT 1);
     v_middle timestamptz;
     v_aged   bigint[];
@@ -423,15 +423,15 @@ DECLARE
     v_probe  taskq_internal.probe;
 BEGIN
     v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                      WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at = '-infinity');
+                      WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.available_at = '-infinity');
     v_middle := v_first + random() * (v_now - v_first);
     v_aged := ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1 AND l.available_at BETWEEN v_middle AND v_now
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.available_at BETWEEN v_middle AND v_now
         ORDER BY l.available_at LIMIT 100);
     v_looked := v_looked || v_aged || ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = 1
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
           AND l.available_at >= v_first AND l.available_at < v_middle
         ORDER BY l.available_at LIMIT 100 - cardinality(v_aged));
     IF cardinality(v_looked) > 0 THEN

@@ -45,9 +45,10 @@ CREATE TABLE taskq_internal.live (
     attempt      int NOT NULL DEFAULT 0,
     priority     smallint NOT NULL,
     crashes      smallint NOT NULL DEFAULT 0,
-    -- What a READY task waits for, other than its time: 0 nothing; 1 its dependencies; 2 the probe of its topic. Such tasks are
-    -- in none of the indexes that a poll walks. -1: it has dependencies, all fulfilled at the last check.
-    waits        smallint NOT NULL DEFAULT 0,
+    -- What a READY task waits for besides its time (queue/models.py: Waits): nothing, its dependencies, the probe of its topic, or a
+    -- person who resumes it. Tasks that wait are in none of the indexes that a poll walks. MET: dependencies that were fulfilled at
+    -- the last look.
+    waits        smallint NOT NULL DEFAULT :WAITS_NOTHING,
     redelivered  boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
     error        text,                         -- of the last recorded failure, as a bounded traceback
@@ -56,12 +57,12 @@ CREATE TABLE taskq_internal.live (
     failed_at    timestamptz,                  -- time of the last recorded failure
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
-CREATE INDEX live_ready ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits <= 0;
-CREATE INDEX live_waiting ON taskq_internal.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL AND waits > 0;
-CREATE INDEX live_probing ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits = 2;
+CREATE INDEX live_ready ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits <= :WAITS_NOTHING;
+CREATE INDEX live_waiting ON taskq_internal.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL AND waits > :WAITS_NOTHING;
+CREATE INDEX live_probing ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL AND waits = :WAITS_PROBE;
 -- The retries of a topic that probes, in turn: the retry that failed last comes last.
 CREATE INDEX live_probing_in_turn ON taskq_internal.live (topic_id, failed_at NULLS FIRST, priority DESC, sequence, available_at)
-    WHERE holder IS NULL AND waits = 2;
+    WHERE holder IS NULL AND waits = :WAITS_PROBE;
 CREATE INDEX live_held ON taskq_internal.live (holder, sequence) WHERE holder IS NOT NULL;
 -- Retries that wait, for counts and lists. Only the claim of a retry changes it.
 CREATE INDEX live_retrying ON taskq_internal.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;
@@ -80,7 +81,7 @@ CREATE TABLE taskq_internal.ended (
     polled       timestamptz,                  -- when its last attempt was claimed; NULL if the attempt was not completed
     topic_id     int NOT NULL,
     attempt      int NOT NULL DEFAULT 0,
-    state        smallint NOT NULL CHECK (state BETWEEN 2 AND 8),
+    state        smallint NOT NULL CHECK (state BETWEEN :EXPIRED AND :REDUNDANT),
     descent      smallint,                     -- the state that a RECREATED or REDUNDANT task had before
     crashes      smallint NOT NULL DEFAULT 0,
     redelivered  boolean NOT NULL DEFAULT false,
@@ -91,10 +92,10 @@ CREATE TABLE taskq_internal.ended (
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
 -- Tasks that block an identifier, or that an operator searches: few rows in a healthy queue.
-CREATE INDEX ended_troubled ON taskq_internal.ended (identifier, topic_id, state, sequence) WHERE state IN (2, 3, 4);
+CREATE INDEX ended_troubled ON taskq_internal.ended (identifier, topic_id, state, sequence) WHERE state IN (:EXPIRED, :FAILED, :SUSPENDED);
 -- The same in order of sequence, to revive, reassign and list them state by state. On expressions, as
 -- topic_id in live_by_identifier, so that no poll uses it.
-CREATE INDEX ended_state ON taskq_internal.ended ((topic_id::bigint), (state::int), sequence) WHERE state::int IN (2, 3, 4);
+CREATE INDEX ended_state ON taskq_internal.ended ((topic_id::bigint), (state::int), sequence) WHERE state::int IN (:EXPIRED, :FAILED, :SUSPENDED);
 -- For results between two moments.
 CREATE INDEX ended_completed ON taskq_internal.ended USING brin (completed) WITH (pages_per_range = 32, autosummarize = on);
 
@@ -144,20 +145,20 @@ CREATE TABLE taskq_internal.group_release (
 -- The history of tasks other than push, poll and end, which their own rows have: recorded failures, lapsed leases, and actions of
 -- people. A task that succeeds at once has no row here.
 
--- kind: 1 a recorded failure with a retry, 2 a lease that lapsed, 3 reset, 4 recreated, 5 reassigned.
+-- kind: HistoryKind in queue/models.py.
 CREATE TABLE taskq_internal.history (
     happened timestamptz NOT NULL,
-    due      timestamptz,                      -- of kinds 1 and 2: when the attempt was due
-    polled   timestamptz,                      -- of kinds 1 and 2: when the attempt was claimed
+    due      timestamptz,                      -- of FAILED and LAPSED: when the attempt was due
+    polled   timestamptz,                      -- of FAILED and LAPSED: when the attempt was claimed
     topic_id int NOT NULL,
     sequence bigint NOT NULL,
     kind     smallint NOT NULL,
     state    smallint,                         -- that the task had before
     attempt  int NOT NULL,
     holder   text,                             -- the name of the last holder, as owners may be purged
-    other    bigint,                           -- 4: the sequence of the copy; 5: the new state
+    other    bigint,                           -- of RECREATED the sequence of the copy, of REASSIGNED the new state, of others the new value
     actor    text,                             -- the person, as the client says; NULL for programs
-    role     text,                             -- of 3 and above: the database role that was connected
+    role     text,                             -- of what people did: the database role that was connected
     error    text,                             -- its last 2,000 characters
     error_summary text
 );

@@ -25,14 +25,14 @@ JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
 JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
 CROSS JOIN LATERAL (  -- as taskq_internal.clamp_moment has them, which a view cannot call: those who read the view have no right on it
-    SELECT greatest(least(CASE WHEN l.waits = 1 THEN coalesce(l.due_again, t.due) ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS due,
+    SELECT greatest(least(CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due) ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS due,
            greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created,
            greatest(least(o.lease_until, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS lease_until) c;
 
 -- Tasks in the other states, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.ended_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier,
-       CASE e.state WHEN 3 THEN 'FAILURE' WHEN 4 THEN 'SUSPENSION' WHEN 5 THEN 'FILTER' WHEN 6 THEN 'SUCCESS' END AS result,
+       CASE e.state WHEN :FAILED THEN 'FAILURE' WHEN :SUSPENDED THEN 'SUSPENSION' WHEN :FILTERED THEN 'FILTER' WHEN :SUCCEEDED THEN 'SUCCESS' END AS result,
        taskq.explain_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name) AS why,
        e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
@@ -93,10 +93,10 @@ CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE l.attempt = 0 AND l.available_at <= statement_timestamp()) AS ready,
            count(*) FILTER (WHERE l.attempt = 0 AND l.available_at > statement_timestamp()) AS scheduled,
            count(*) FILTER (WHERE l.attempt > 0) AS retrying
-    FROM (SELECT n.available_at, n.attempt FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits <= 0
+    FROM (SELECT n.available_at, n.attempt FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits <= :WAITS_NOTHING
           ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) r
 CROSS JOIN LATERAL (
-    SELECT count(*) AS blocked FROM (SELECT FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits > 0 AND n.waits = 1
+    SELECT count(*) AS blocked FROM (SELECT FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits > :WAITS_NOTHING AND n.waits = :WAITS_DEPENDENCIES
                                      LIMIT 1000) l) w
 LEFT JOIN (SELECT l.topic_id, count(*) AS held FROM (SELECT n.topic_id FROM taskq_internal.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
            GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
