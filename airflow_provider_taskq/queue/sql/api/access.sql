@@ -9,9 +9,9 @@
 -- A consumer that pushes follow-ups needs both kinds. docs/operations.md lists every function; a test compares. Only
 -- the owner installs and upgrades the schema.
 
--- Which kind of role may call which functions. by_topic: a role that is limited to topics may call it, too. Such a function checks the
--- topic or the owner, or changes nothing of other topics. A function of this schema that is in no list is for operators. Only the
--- owner of the schema may call grant_access and revoke_access.
+-- Which kind of role may call which functions. by_topic: a role that is limited to topics may call it, too. Such a
+-- function checks the topic or the owner, or changes nothing of other topics. A function of this schema that is in no
+-- list is for operators. Only the owner of the schema may call grant_access and revoke_access.
 CREATE VIEW taskq.privileges AS
 SELECT 'producer' AS kind, unnest(ARRAY[
     'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push',
@@ -20,25 +20,33 @@ UNION ALL SELECT 'producer', unnest(ARRAY[
     'begin_stream_batch']), false
 UNION ALL SELECT 'consumer', unnest(ARRAY[
     'register', 'take_over', 'heartbeat', 'release', 'owner', 'owners', 'held', 'poll', 'poll_batch', 'claim',
-    'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once', 'notify',
+    'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once',
+        'notify',
     'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged',
-    'stage_results', 'claim_batch', 'defer_held_tasks', 'count_staged', 'count_stage_pushed', 'notify_stage_topics', 'completed_in_stage',
+    'stage_results', 'claim_batch', 'defer_held_tasks', 'count_staged', 'count_stage_pushed', 'notify_stage_topics',
+        'completed_in_stage',
     'abandon_stage', 'prune_stages', 'expire', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'advance',
-    'topics', 'policy', 'join_group', 'acquire_partition', 'renew_partitions', 'read_partition', 'advance_partition', 'release_partition',
-    'release_tasks', 'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain', 'count_ended_by',
+    'topics', 'policy', 'join_group', 'acquire_partition', 'renew_partitions', 'read_partition', 'advance_partition',
+        'release_partition',
+    'release_tasks', 'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain',
+        'count_ended_by',
     'find_failed_by']), true
 UNION ALL SELECT 'consumer', unnest(ARRAY[
     'lock', 'unlock', 'begin_stream_batch', 'set_worker_active']), false
 UNION ALL SELECT 'reader', unnest(ARRAY[
     'topics', 'policy', 'owners', 'owner', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task',
     'timeline', 'explain', 'latest', 'page', 'count', 'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds',
-    'log_slice', 'progress', 'newest', 'format_duration', 'state_name', 'statistics', 'error_groups', 'is_worker_active',
+    'log_slice', 'progress', 'newest', 'format_duration', 'state_name', 'statistics', 'error_groups',
+        'is_worker_active',
     'browse_holders', 'browse_ticks', 'browse_tasks', 'find_tasks', 'find_claimed', 'find_pushed', 'newest_sequences',
     'dependencies', 'task_texts', 'find_drain', 'count_ended_by', 'find_failed_by']), true
 UNION ALL SELECT 'reader', unnest(ARRAY[
-    'throughput', 'results', 'resolve', 'health', 'log_blockers', 'explain_ready', 'explain_ended', 'explain_dependency',
-    'explain_turn', 'oldest_due', 'partition_states', 'handling_times', 'topic_errors', 'stuck_owners', 'workers', 'browse_topics',
-    'browse_owners', 'browse_locks', 'browse_groups', 'browse_held', 'search_tasks', 'audit_trail', 'count_lapsed']), false
+    'throughput', 'results', 'resolve', 'health', 'log_blockers', 'explain_ready', 'explain_ended',
+        'explain_dependency',
+    'explain_turn', 'oldest_due', 'partition_states', 'handling_times', 'topic_errors', 'stuck_owners', 'workers',
+        'browse_topics',
+    'browse_owners', 'browse_locks', 'browse_groups', 'browse_held', 'search_tasks', 'audit_trail', 'count_lapsed']),
+        false
 UNION ALL SELECT DISTINCT 'operator', p.proname::text, false FROM pg_proc p
 WHERE p.pronamespace = 'taskq'::regnamespace AND p.proname NOT IN ('grant_access', 'revoke_access');
 COMMENT ON VIEW taskq.privileges IS
@@ -50,15 +58,16 @@ CREATE VIEW taskq.migrations AS SELECT number, name, checksum, applied FROM task
 COMMENT ON VIEW taskq.migrations IS
 'The installed migrations with their checksums. Number 0 stands for all functions, -1 for the optional views.';
 
--- The rights on every topic are privileges on this view, which has no rows: INSERT to push, DELETE to push with DELETE, UPDATE to
--- consume, SELECT to read. A role that is limited to topics has none of them. A check looks a privilege up in a microsecond, and
--- PostgreSQL applies memberships, the owner and superusers.
+-- The rights on every topic are privileges on this view, which has no rows: INSERT to push, DELETE to push with
+-- DELETE, UPDATE to consume, SELECT to read. A role that is limited to topics has none of them. A check looks a
+-- privilege up in a microsecond, and PostgreSQL applies memberships, the owner and superusers.
 CREATE VIEW taskq.every_topic AS SELECT WHERE false;
 COMMENT ON VIEW taskq.every_topic IS
 'Has no rows. Privileges on it stand for access to every topic: INSERT to push, DELETE to push with DELETE, UPDATE to
 consume, SELECT to read.';
 
-CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT NULL, may_delete boolean DEFAULT NULL) RETURNS void
+CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT NULL, may_delete boolean DEFAULT NULL)
+    RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
@@ -68,7 +77,8 @@ BEGIN
     END IF;
     INSERT INTO taskq_internal.access (role, kind, topic, may_delete)
     SELECT grant_access.role, grant_access.kind, u.topic,
-           grant_access.kind = 'operator' OR grant_access.kind = 'producer' AND coalesce(grant_access.may_delete, grant_access.topics IS NULL)
+           grant_access.kind = 'operator' OR grant_access.kind = 'producer'
+               AND coalesce(grant_access.may_delete, grant_access.topics IS NULL)
     FROM (SELECT DISTINCT n.topic FROM unnest(coalesce(grant_access.topics, ARRAY[NULL])) AS n (topic)) u
     ON CONFLICT (role, kind, (coalesce(topic, ''))) DO UPDATE SET may_delete = excluded.may_delete;
     PERFORM taskq_internal.revoke_privileges(grant_access.role);
@@ -77,11 +87,12 @@ END $$;
 COMMENT ON FUNCTION taskq.grant_access IS
 'Grants a role one kind of access: producer, consumer, reader or operator. The queue stores the grant and repeats it
 after an upgrade. Grants add up. topics: the topics that the role is limited to, which need not exist yet; NULL stands
-for every topic. An operator cannot be limited. may_delete: whether a producer may push with the insertion DELETE; NULL
-means that a producer of every topic may. Only the owner of the schema may call it. Errors: TQ000 for an unknown role
-or kind, and for a limit to a kind that the role already has for every topic.';
+for every topic. An operator cannot be limited. may_delete: whether a producer may push with the insertion DELETE;
+NULL means that a producer of every topic may. Only the owner of the schema may call it. Errors: TQ000 for an unknown
+role or kind, and for a limit to a kind that the role already has for every topic.';
 
-CREATE FUNCTION taskq.revoke_access(role text, kind text DEFAULT NULL, topics text[] DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.revoke_access(role text, kind text DEFAULT NULL, topics text[] DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     DELETE FROM taskq_internal.access a
@@ -95,20 +106,26 @@ COMMENT ON FUNCTION taskq.revoke_access IS
 owner of the schema may call it.';
 
 -- Raises an error (TQ000) for a grant that cannot be made.
-CREATE FUNCTION taskq_internal.check_grant(p_role text, p_kind text, p_topics text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_grant(p_role text, p_kind text, p_topics text[]) RETURNS void LANGUAGE plpgsql
+    AS $$
 BEGIN
     IF p_kind IS NULL OR p_kind NOT IN ('producer', 'consumer', 'reader', 'operator') THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('access %L is none of producer, consumer, reader, operator', p_kind));
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('access %L is none of producer, consumer, reader, operator', p_kind));
     ELSIF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = p_role) THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('role %L is not known to this server; create it with CREATE ROLE', p_role));
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('role %L is not known to this server; create it with CREATE ROLE', p_role));
     ELSIF p_topics IS NULL THEN
         RETURN;
     ELSIF p_kind = 'operator' THEN
         PERFORM taskq_internal.raise_error('TQ000', 'access operator cannot be limited to topics');
     ELSIF cardinality(p_topics) = 0 OR array_position(p_topics, NULL) IS NOT NULL OR '' = ANY (p_topics) THEN
-        PERFORM taskq_internal.raise_error('TQ000', 'a list of topics has at least one topic, and each has a name; NULL stands for every topic');
-    ELSIF EXISTS (SELECT FROM taskq_internal.access a WHERE a.role = p_role AND a.kind = p_kind AND a.topic IS NULL) THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('role %L has access %L to every topic; to limit it, call taskq.revoke_access(%1$L, %2$L) first',
+        PERFORM taskq_internal.raise_error('TQ000',
+                'a list of topics has at least one topic, and each has a name; NULL stands for every topic');
+    ELSIF EXISTS (SELECT FROM taskq_internal.access a WHERE a.role = p_role AND a.kind = p_kind AND a.topic IS NULL)
+        THEN
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('role %L has access %L to every topic; to limit it, call taskq.revoke_access(%1$L, %2$L) first',
                                                       p_role, p_kind));
     END IF;
 END $$;
@@ -139,8 +156,10 @@ BEGIN
         END LOOP;
         IF v_access.kind IN ('consumer', 'operator') THEN
             EXECUTE format('GRANT INSERT ON taskq.staged, taskq.staged_junction TO %I', p_role);
-            -- Whether a decision is continued (taskq_internal.apply_follow_ups). Without the columns of a task such a row pushes nothing.
-            EXECUTE format('GRANT INSERT (stage, part, attempt, place, parent, suspended) ON taskq.staged_task TO %I', p_role);
+            -- Whether a decision is continued (taskq_internal.apply_follow_ups). Without the columns of a task such a
+            -- row pushes nothing.
+            EXECUTE format('GRANT INSERT (stage, part, attempt, place, parent, suspended) ON taskq.staged_task TO %I',
+                           p_role);
         END IF;
         IF v_access.kind IN ('producer', 'operator') THEN
             EXECUTE format('GRANT INSERT ON taskq.staged_task TO %I', p_role);
@@ -149,7 +168,8 @@ BEGIN
         EXECUTE format('GRANT %s ON taskq.every_topic TO %I',
                        array_to_string(taskq_internal.rights_of(v_access.kind, v_access.may_delete), ', '), p_role);
         IF v_access.kind IN ('reader', 'operator') THEN
-            FOR v_view IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace  -- the first two may be left out
+            -- the first two may be left out
+            FOR v_view IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace
                           AND c.relname IN ('tasks', 'topics_at_a_glance', 'task_info') LOOP
                 EXECUTE format('GRANT SELECT ON %s TO %I', v_view, p_role);
             END LOOP;
@@ -159,22 +179,25 @@ END $$;
 
 -- The privileges on taskq.every_topic that stand for a kind of access.
 CREATE FUNCTION taskq_internal.rights_of(p_kind text, p_may_delete boolean) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE p_kind WHEN 'producer' THEN CASE WHEN p_may_delete THEN ARRAY['INSERT', 'DELETE'] ELSE ARRAY['INSERT'] END
+    SELECT CASE p_kind WHEN 'producer' THEN CASE WHEN p_may_delete THEN ARRAY['INSERT', 'DELETE']
+        ELSE ARRAY['INSERT'] END
                        WHEN 'consumer' THEN ARRAY['UPDATE']
                        WHEN 'reader' THEN ARRAY['SELECT']
                        WHEN 'operator' THEN ARRAY['INSERT', 'DELETE', 'UPDATE', 'SELECT'] END
 $$;
 
--- The role that calls: the one that SET ROLE chose, else the one that logged in. Inside a SECURITY DEFINER function, current_user is
--- the owner of the function. So the owner of a function that calls a verb for other roles cannot be told.
+-- The role that calls: the one that SET ROLE chose, else the one that logged in. Inside a SECURITY DEFINER function,
+-- current_user is the owner of the function. So the owner of a function that calls a verb for other roles cannot be
+-- told.
 CREATE FUNCTION taskq_internal.acting_role() RETURNS name LANGUAGE sql STABLE AS $$
     SELECT coalesce(nullif(current_setting('role'), 'none'), session_user)::name
 $$;
 
--- Whether the calling role has one of these rights on every topic: as 'SELECT, UPDATE'. The planner puts the body in the place of the
--- call, so a check takes a microsecond.
+-- Whether the calling role has one of these rights on every topic: as 'SELECT, UPDATE'. The planner puts the body in
+-- the place of the call, so a check takes a microsecond.
 CREATE FUNCTION taskq_internal.may_access_all(p_rights text) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'taskq.every_topic'::regclass, p_rights)
+    SELECT has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name,
+                               'taskq.every_topic'::regclass, p_rights)
 $$;
 
 -- Whether the calling role has one of these rights on a topic.
@@ -182,9 +205,11 @@ CREATE FUNCTION taskq_internal.may_access(p_topic text, p_rights text) RETURNS b
     SELECT taskq_internal.may_access_all(p_rights) OR taskq_internal.may_access_topic(p_topic, p_rights)
 $$;
 
--- The same for a role without the right on every topic. While no role is limited in one of these rights, the privilege to call the
--- function suffices, as the caller may be a SECURITY DEFINER function whose owner has the right.
-CREATE FUNCTION taskq_internal.may_access_topic(p_topic text, p_rights text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+-- The same for a role without the right on every topic. While no role is limited in one of these rights, the
+-- privilege to call the function suffices, as the caller may be a SECURITY DEFINER function whose owner has the
+-- right.
+CREATE FUNCTION taskq_internal.may_access_topic(p_topic text, p_rights text) RETURNS boolean LANGUAGE plpgsql STABLE
+    AS $$
 DECLARE
     v_rights text[] := string_to_array(p_rights, ', ');
 BEGIN
@@ -196,19 +221,22 @@ BEGIN
                           OR a.kind = 'producer' AND NOT a.may_delete AND 'DELETE' = ANY (v_rights));
 END $$;
 
--- Raises insufficient_privilege unless the calling role has one of these rights on a topic; NULL stands for every topic.
+-- Raises insufficient_privilege unless the calling role has one of these rights on a topic; NULL stands for every
+-- topic.
 CREATE FUNCTION taskq_internal.check_access(p_topic text, p_rights text) RETURNS void LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF NOT taskq_internal.may_access(p_topic, p_rights) THEN
         PERFORM taskq_internal.raise_error('42501', format('role %I may not %s %s', taskq_internal.acting_role(),
-            CASE p_rights WHEN 'INSERT' THEN 'push to' WHEN 'DELETE' THEN 'push with DELETE to' WHEN 'UPDATE' THEN 'consume' ELSE 'read' END,
+            CASE p_rights WHEN 'INSERT' THEN 'push to' WHEN 'DELETE' THEN 'push with DELETE to' WHEN 'UPDATE'
+                THEN 'consume' ELSE 'read' END,
             coalesce(format('topic %L', p_topic), 'every topic')));
     END IF;
 END $$;
 
--- The topic of that name, on which the calling role has one of these rights. Raises insufficient_privilege, whether or not the topic
--- exists, or unknown topic (TQ001).
-CREATE FUNCTION taskq_internal.accessible_topic(p_topic text, p_rights text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
+-- The topic of that name, on which the calling role has one of these rights. Raises insufficient_privilege, whether
+-- or not the topic exists, or unknown topic (TQ001).
+CREATE FUNCTION taskq_internal.accessible_topic(p_topic text, p_rights text) RETURNS taskq_internal.topic
+    LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic taskq_internal.topic;
 BEGIN
@@ -222,15 +250,17 @@ BEGIN
     RETURN v_topic;
 END $$;
 
--- Whether the calling role may use an owner that this role registered: its own, or any where it may consume every topic.
+-- Whether the calling role may use an owner that this role registered: its own, or any where it may consume every
+-- topic.
 CREATE FUNCTION taskq_internal.may_act_as(p_registered_by name) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT taskq_internal.may_access_all('UPDATE') OR p_registered_by = taskq_internal.acting_role()
         OR taskq_internal.may_access_topic(NULL, 'UPDATE')
 $$;
 
--- Secures the schema after its functions were replaced. Only granted roles may call them. Public functions run with the owner's
--- rights and do not use the caller's search path. Roles get their earlier grants again. JIT is off: before PostgreSQL 18 the planner
--- adds a high cost for a disabled plan node, which would start a compilation that takes longer than any verb.
+-- Secures the schema after its functions were replaced. Only granted roles may call them. Public functions run with
+-- the owner's rights and do not use the caller's search path. Roles get their earlier grants again. JIT is off:
+-- before PostgreSQL 18 the planner adds a high cost for a disabled plan node, which would start a compilation that
+-- takes longer than any verb.
 CREATE FUNCTION taskq_internal.secure_schema() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;
@@ -238,9 +268,11 @@ DECLARE
 BEGIN
     REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskq, taskq_internal FROM PUBLIC;
     FOR v_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'taskq'::regnamespace LOOP
-        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off', v_function);
+        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off',
+                       v_function);
     END LOOP;
-    FOR v_role IN SELECT DISTINCT a.role FROM taskq_internal.access a WHERE a.role IN (SELECT rolname FROM pg_roles) LOOP
+    FOR v_role IN SELECT DISTINCT a.role FROM taskq_internal.access a
+        WHERE a.role IN (SELECT rolname FROM pg_roles) LOOP
         PERFORM taskq_internal.grant_privileges(v_role);
     END LOOP;
 END $$;

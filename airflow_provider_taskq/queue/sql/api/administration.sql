@@ -8,7 +8,8 @@ BEGIN
     IF v_task.waits = :WAITS_RESUME THEN
         RETURN false;
     END IF;
-    UPDATE taskq_internal.live SET waits = :WAITS_RESUME, available_at = taskq_internal.due_time(v_task), due_again = NULL
+    UPDATE taskq_internal.live SET waits = :WAITS_RESUME, available_at = taskq_internal.due_time(v_task),
+        due_again = NULL
     WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
     PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_PAUSED, NULL);
     RETURN true;
@@ -24,7 +25,8 @@ BEGIN
     IF v_task.waits <> :WAITS_RESUME THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.set_due_time(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.original_due_time(v_task) END,
+    PERFORM taskq_internal.set_due_time(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp()
+            ELSE taskq_internal.original_due_time(v_task) END,
                                    :HISTORY_RESUMED);
     RETURN true;
 END $$;
@@ -37,9 +39,11 @@ DECLARE
     v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
 BEGIN
     IF NOT taskq_internal.is_moment(p_due) THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
+        PERFORM taskq_internal.raise_error('TQ002',
+                format('topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
     END IF;
-    PERFORM taskq_internal.set_due_time(v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), :HISTORY_DUE_SET);
+    PERFORM taskq_internal.set_due_time(v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)),
+            :HISTORY_DUE_SET);
 END $$;
 COMMENT ON FUNCTION taskq.set_due IS
 'Sets when a READY task is due; NULL restores the time of its push. Errors: TQ001, TQ003 as for pause_task; TQ008 for a
@@ -51,11 +55,14 @@ DECLARE
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
 BEGIN
     IF p_attempts IS NULL OR p_attempts NOT BETWEEN 0 AND v_topic.max_attempts - 1 THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('topic %L, sequence %s: of %s attempts %s may count, not %s', p_topic, p_sequence,
-            v_topic.max_attempts, CASE v_topic.max_attempts WHEN 1 THEN 'none' ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
+        PERFORM taskq_internal.raise_error('TQ002',
+                format('topic %L, sequence %s: of %s attempts %s may count, not %s', p_topic, p_sequence,
+            v_topic.max_attempts, CASE v_topic.max_attempts WHEN 1 THEN 'none'
+                ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
     UPDATE taskq_internal.live SET attempt = p_attempts,
-        waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits WHEN p_attempts > 0 AND v_topic.probe THEN :WAITS_PROBE
+        waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits WHEN p_attempts > 0 AND v_topic.probe
+            THEN :WAITS_PROBE
                      WHEN waits = :WAITS_PROBE THEN :WAITS_NOTHING ELSE waits END
     WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
     PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_ATTEMPTS_SET, p_attempts);
@@ -90,11 +97,14 @@ DECLARE
     v_count bigint := 0;
 BEGIN
     IF p_priority IS NULL OR p_priority NOT BETWEEN -100 AND 100 THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('topic %L: a priority is between -100 and 100, not %s', p_topic, coalesce(p_priority::text, 'NULL')));
+        PERFORM taskq_internal.raise_error('TQ002',
+                format('topic %L: a priority is between -100 and 100, not %s', p_topic,
+                       coalesce(p_priority::text, 'NULL')));
     END IF;
     FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
         CONTINUE WHEN v_task.priority = p_priority;
-        UPDATE taskq_internal.live SET priority = p_priority WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
+        UPDATE taskq_internal.live SET priority = p_priority WHERE topic_id = v_task.topic_id
+            AND sequence = v_task.sequence;
         PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_PRIORITY_SET, p_priority);
         v_count := v_count + 1;
     END LOOP;
@@ -114,9 +124,11 @@ BEGIN
     FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
         PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_CANCELED, NULL);
         DELETE FROM taskq_internal.live WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
-        INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes, redelivered, identifier, error,
+        INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes,
+                redelivered, identifier, error,
                                  error_summary)
-        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt, 5, v_task.crashes, v_task.redelivered,
+        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt, 5,
+            v_task.crashes, v_task.redelivered,
                v_task.identifier, v_task.error, v_task.error_summary;
         v_count := v_count + 1;
     END LOOP;
@@ -134,13 +146,16 @@ DECLARE
     v_found bigint[];
 BEGIN
     v_found := ARRAY(
-        SELECT l.sequence FROM taskq_internal.live l JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
+        SELECT l.sequence FROM taskq_internal.live l JOIN taskq_internal.task t ON t.topic_id = l.topic_id
+            AND t.sequence = l.sequence
         WHERE l.topic_id = v_topic.topic_id AND l.attempt > 0 AND l.holder IS NULL AND l.error IS NOT NULL
           AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now AND t.created + v_topic.horizon <= v_now
         ORDER BY l.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF l SKIP LOCKED)
      || ARRAY(
-        SELECT e.sequence FROM taskq_internal.ended e JOIN taskq_internal.task t ON t.topic_id = v_topic.topic_id AND t.sequence = e.sequence
-        WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state::int = :FAILED AND e.error IS NOT NULL
+        SELECT e.sequence FROM taskq_internal.ended e JOIN taskq_internal.task t ON t.topic_id = v_topic.topic_id
+            AND t.sequence = e.sequence
+        WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+            AND e.state::int = :FAILED AND e.error IS NOT NULL
           AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
         ORDER BY e.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF e SKIP LOCKED);
     PERFORM taskq_internal.delete_tasks(v_topic.topic_id, v_found);
@@ -158,8 +173,10 @@ DECLARE
     v_back     bigint[];
 BEGIN
     WITH back AS (
-        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
-            available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1,
+            waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
+            available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
+                            AND t.sequence = l.sequence)
         WHERE l.holder = v_owner_id AND l.sequence = ANY (p_sequences) RETURNING l.sequence)
     SELECT coalesce(array_agg(b.sequence), '{}') INTO v_back FROM back b;
     IF cardinality(v_back) <> cardinality(p_sequences) THEN
@@ -179,7 +196,8 @@ BEGIN
     IF p_state NOT BETWEEN :ACTIVE AND :REDUNDANT THEN
         PERFORM taskq_internal.raise_error('TQ000', format('state %s is none of 0 ACTIVE to 8 REDUNDANT', p_state));
     END IF;
-    RETURN taskq_internal.purge_by_state(v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), p_from, p_to, p_size);
+    RETURN taskq_internal.purge_by_state(v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), p_from,
+            p_to, p_size);
 END $$;
 COMMENT ON FUNCTION taskq.purge IS
 'Removes the p_size lowest tasks from sequence p_from to p_to, both included; NULL leaves a bound open. p_state: only
@@ -214,7 +232,8 @@ DECLARE
     v_count bigint;
 BEGIN
     PERFORM taskq_internal.require_read_committed('owners are purged');
-    DELETE FROM taskq_internal.drain WHERE coalesce(finished, began) <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
+    DELETE FROM taskq_internal.drain
+        WHERE coalesce(finished, began) <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     v_found := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
                      WHERE (o.fence IS NULL OR o.lease_until < clock_timestamp())
                        AND o.seen <= clock_timestamp() - taskq_internal.clamp_age(p_older_than)
@@ -222,9 +241,11 @@ BEGIN
     IF cardinality(v_found) = 0 THEN
         RETURN 0;
     END IF;
-    v_told := ARRAY(SELECT DISTINCT l.holder FROM taskq_internal.live l JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = l.holder
+    v_told := ARRAY(SELECT DISTINCT l.holder FROM taskq_internal.live l JOIN unnest(v_found) AS u (owner_id)
+                    ON u.owner_id = l.holder
                     UNION
-                    SELECT DISTINCT e.holder FROM taskq_internal.ended e JOIN unnest(v_found) AS u (owner_id) ON u.owner_id = e.holder);
+                    SELECT DISTINCT e.holder FROM taskq_internal.ended e JOIN unnest(v_found) AS u (owner_id)
+                        ON u.owner_id = e.holder);
     DELETE FROM taskq_internal.owner WHERE owner_id = ANY (v_found) AND owner_id <> ALL (v_told);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
@@ -236,20 +257,23 @@ owners.';
 
 -- The actor is what the client says. session_user is the role that logged in: neither SET ROLE nor the owner of a
 -- function changes it.
-CREATE FUNCTION taskq.record_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.record_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void
+    LANGUAGE plpgsql AS $$
 BEGIN
     IF taskq_internal.current_actor() IS NULL THEN
         PERFORM taskq_internal.raise_error('TQ000', 'record_action() needs an actor: call set_actor() first');
     END IF;
     INSERT INTO taskq_internal.audit (happened, actor, role, action, topic, what, count)
-    VALUES (clock_timestamp(), taskq_internal.current_actor(), session_user, p_action, p_topic, left(p_what, 2000), p_count);
+    VALUES (clock_timestamp(), taskq_internal.current_actor(), session_user, p_action, p_topic, left(p_what, 2000),
+            p_count);
 END $$;
 COMMENT ON FUNCTION taskq.record_action IS
 'Stores an action of this transaction in the audit, under the name in the setting taskq.actor, with session_user as the
 role. p_what: the tasks and the way they were chosen; p_count: their number. Errors: TQ000 if no actor is set.';
 
 CREATE FUNCTION taskq.audit_trail(p_topic text, p_after bigint, p_size int)
-RETURNS TABLE (audit_id bigint, happened timestamptz, actor text, role text, action text, topic text, what text, count bigint)
+RETURNS TABLE (audit_id bigint, happened timestamptz, actor text, role text, action text, topic text, what text,
+               count bigint)
 LANGUAGE sql STABLE AS $$
     SELECT a.audit_id, a.happened, a.actor, a.role, a.action, a.topic, a.what, a.count FROM taskq_internal.audit a
     WHERE (p_topic IS NULL OR a.topic = p_topic) AND a.audit_id < coalesce(p_after, 9223372036854775807)
@@ -265,10 +289,12 @@ DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
     RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                 WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND 1 = ANY (p_states)
+                 WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
+                     AND 1 = ANY (p_states)
                  ORDER BY l.sequence FOR UPDATE SKIP LOCKED)
         || ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN :EXPIRED AND :SUCCEEDED AND e.state = ANY (p_states)
+                 WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN :EXPIRED
+                     AND :SUCCEEDED AND e.state = ANY (p_states)
                  ORDER BY e.sequence FOR UPDATE SKIP LOCKED);
 END $$;
 COMMENT ON FUNCTION taskq.lock_tasks IS
@@ -276,15 +302,18 @@ COMMENT ON FUNCTION taskq.lock_tasks IS
 order. Leaves out tasks that another transaction holds, or that have another state by now. For an action on the result
 of an earlier search. Errors: TQ001.';
 
-CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_live     bigint[] := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                                 WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND 1 = ANY (p_states)
+                                 WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
+                                     AND 1 = ANY (p_states)
                                  FOR UPDATE SKIP LOCKED);
     v_ended    bigint[] := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                                 WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state = ANY (p_states)
+                                 WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences)
+                                     AND e.state = ANY (p_states)
                                  FOR UPDATE SKIP LOCKED);
 BEGIN
     PERFORM taskq_internal.delete_tasks(v_topic_id, v_live || v_ended);
@@ -298,7 +327,9 @@ CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT task
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_lapsed bigint[] := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
-                               WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace) LIMIT 1000);
+                               WHERE o.fence IS NOT NULL
+                                   AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
+                                   LIMIT 1000);
 BEGIN
     owners := cardinality(v_lapsed);
     tasks := (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = ANY (v_lapsed) LIMIT 1000) n);
@@ -308,7 +339,8 @@ COMMENT ON FUNCTION taskq.count_lapsed IS
 
 -- Locks a READY task until the transaction ends. Never waits. Raises TQ003 if the task is not READY, is unknown, or
 -- is being claimed.
-CREATE FUNCTION taskq_internal.lock_ready_task(p_topic text, p_sequence bigint) RETURNS taskq_internal.live LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_ready_task(p_topic text, p_sequence bigint) RETURNS taskq_internal.live
+    LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -317,15 +349,18 @@ BEGIN
     SELECT * INTO v_task FROM taskq_internal.live l
     WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ003', format('topic %L, sequence %s: only a READY task can be paused, resumed or changed, and this one %s',
-            p_topic, p_sequence, coalesce('is ' || nullif(taskq_internal.task_state_name(v_topic_id, p_sequence), 'READY'), 'is being taken')));
+        PERFORM taskq_internal.raise_error('TQ003',
+                format('topic %L, sequence %s: only a READY task can be paused, resumed or changed, and this one %s',
+            p_topic, p_sequence, coalesce('is '
+                    || nullif(taskq_internal.task_state_name(v_topic_id, p_sequence), 'READY'), 'is being taken')));
     END IF;
     RETURN v_task;
 END $$;
 
 -- Locks READY tasks in order of sequence until the transaction ends. Never waits. Raises TQ003, naming the first
 -- task that is not READY, is unknown, or is being claimed.
-CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq_internal.live LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq_internal.live
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
@@ -337,39 +372,48 @@ BEGIN
                     ORDER BY l.sequence FOR UPDATE SKIP LOCKED);
     v_missing := (SELECT min(u.sequence) FROM (SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_held)) u (sequence));
     IF v_missing IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ003', format('topic %L, sequence %s: only a READY task can be changed or canceled, and this one %s',
-            p_topic, v_missing, coalesce('is ' || nullif(taskq_internal.task_state_name(v_topic_id, v_missing), 'READY'), 'is being taken')));
+        PERFORM taskq_internal.raise_error('TQ003',
+                format('topic %L, sequence %s: only a READY task can be changed or canceled, and this one %s',
+            p_topic, v_missing, coalesce('is '
+                    || nullif(taskq_internal.task_state_name(v_topic_id, v_missing), 'READY'), 'is being taken')));
     END IF;
-    RETURN QUERY SELECT * FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = ANY (v_held) ORDER BY l.sequence;
+    RETURN QUERY SELECT * FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = ANY (v_held)
+        ORDER BY l.sequence;
 END $$;
 
 -- When a waiting task is due, whatever else it waits for.
 CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN CASE WHEN p_task.waits = :WAITS_DEPENDENCIES THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
+    RETURN CASE WHEN p_task.waits = :WAITS_DEPENDENCIES
+        THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
 END $$;
 
 -- When a task was due as it was pushed.
 CREATE FUNCTION taskq_internal.original_due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
-    RETURN (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id AND t.sequence = p_task.sequence);
+    RETURN (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id
+            AND t.sequence = p_task.sequence);
 END $$;
 
 -- Gives a task, whose row this transaction holds, another due time, and records it. A paused task
 -- then waits for what it would wait for without the pause.
-CREATE FUNCTION taskq_internal.set_due_time(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.set_due_time(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void
+    LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_waits smallint := p_task.waits;
 BEGIN
     IF v_waits = :WAITS_RESUME THEN
         v_waits := CASE
-            WHEN p_task.attempt > 0 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_task.topic_id) THEN :WAITS_PROBE
-            WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = p_task.topic_id AND d.sequence = p_task.sequence)
+            WHEN p_task.attempt > 0 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_task.topic_id)
+                THEN :WAITS_PROBE
+            WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = p_task.topic_id
+                         AND d.sequence = p_task.sequence)
                 THEN :WAITS_DEPENDENCIES
             ELSE :WAITS_NOTHING END;
-        UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'  -- when the next poll looks at its dependencies
+        -- when the next poll looks at its dependencies
+        UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'
         WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
     END IF;
     UPDATE taskq_internal.live SET
@@ -380,14 +424,17 @@ BEGIN
 END $$;
 
 -- Records in the history what is done to a READY task. p_other: the new number of attempts, for kind 9.
-CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void
+    LANGUAGE sql AS $$
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
-    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, :READY, p_task.attempt, p_other, taskq_internal.current_actor(), session_user
+    SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, :READY, p_task.attempt, p_other,
+        taskq_internal.current_actor(), session_user
 $$;
 
--- Removes tasks of the states p_low to p_high, either two of ACTIVE and READY or two of the rest, in batches that bound the
--- server's memory.
-CREATE FUNCTION taskq_internal.purge_by_state(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
+-- Removes tasks of the states p_low to p_high, either two of ACTIVE and READY or two of the rest, in batches that
+-- bound the server's memory.
+CREATE FUNCTION taskq_internal.purge_by_state(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint,
+        p_size bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_batch bigint;
@@ -398,7 +445,8 @@ BEGIN
     LOOP
         v_batch := least(50000, p_size - v_count);
         EXIT WHEN v_batch <= 0;
-        v_found := CASE WHEN p_high <= :READY THEN taskq_internal.lock_live_tasks(p_topic_id, p_low, p_high, v_next, p_to, v_batch)
+        v_found := CASE WHEN p_high <= :READY
+            THEN taskq_internal.lock_live_tasks(p_topic_id, p_low, p_high, v_next, p_to, v_batch)
                         ELSE taskq_internal.lock_ended(p_topic_id, p_low, p_high, v_next, p_to, v_batch) END;
         PERFORM taskq_internal.delete_tasks(p_topic_id, v_found);
         v_count := v_count + cardinality(v_found);
@@ -408,9 +456,10 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Locks the p_size lowest tasks from p_low to p_high, of ACTIVE and READY, in a range of sequences, and returns their sequences
--- in order. Never waits: leaves out what another transaction holds.
-CREATE FUNCTION taskq_internal.lock_live_tasks(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
+-- Locks the p_size lowest tasks from p_low to p_high, of ACTIVE and READY, in a range of sequences, and returns their
+-- sequences in order. Never waits: leaves out what another transaction holds.
+CREATE FUNCTION taskq_internal.lock_live_tasks(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint,
+        p_size bigint)
 RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -418,7 +467,8 @@ DECLARE
     v_to   bigint := coalesce(p_to, 9223372036854775807);
 BEGIN
     RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END BETWEEN p_low AND p_high
+                 WHERE l.topic_id = p_topic_id AND CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END BETWEEN p_low
+                     AND p_high
                    AND l.sequence BETWEEN v_from AND v_to
                  ORDER BY l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
 END $$;

@@ -3,8 +3,10 @@
 -- the result tells where it stopped.
 
 CREATE FUNCTION taskq.browse_topics(p_search text, p_exact boolean, p_after text, p_size int, p_cap int)
-RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused_tasks bigint, running bigint,
-               failed bigint, suspended bigint, expired bigint, running_capped boolean, consumers bigint, oldest_seconds bigint, last_end_seconds bigint)
+RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retrying bigint, blocked bigint,
+               paused_tasks bigint, running bigint,
+               failed bigint, suspended bigint, expired bigint, running_capped boolean, consumers bigint,
+                   oldest_seconds bigint, last_end_seconds bigint)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
@@ -19,19 +21,23 @@ BEGIN
     INTO v_topic_ids, v_held, v_consumers, v_capped FROM taskq_internal.count_held_by_topic() h;
     FOR v_topic IN
         SELECT p.topic_id, p.name, p.paused, coalesce(h.held, 0) AS held, coalesce(h.consumers, 0) AS consumers
-        FROM taskq_internal.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers) ON h.topic_id = p.topic_id
+        FROM taskq_internal.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers)
+            ON h.topic_id = p.topic_id
         WHERE (p_after IS NULL OR p.name > p_after)
-          AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL OR strpos(lower(p.name), lower(p_search)) > 0 END
+          AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL
+              OR strpos(lower(p.name), lower(p_search)) > 0 END
         ORDER BY p.name LIMIT greatest(p_size, 0)
     LOOP
         topic := v_topic.name; paused := v_topic.paused;
         running := v_topic.held; running_capped := v_capped; consumers := v_topic.consumers;
-        SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked, paused_tasks
+        SELECT r.ready, r.scheduled, r.retrying, r.blocked, r.paused INTO ready, scheduled, retrying, blocked,
+            paused_tasks
         FROM taskq_internal.count_ready_by_status(v_topic.topic_id, v_topic.paused, p_cap) r;
         expired := taskq_internal.count_in_state(v_topic.topic_id, :EXPIRED, p_cap);
         failed := taskq_internal.count_in_state(v_topic.topic_id, :FAILED, p_cap);
         suspended := taskq_internal.count_in_state(v_topic.topic_id, :SUSPENDED, p_cap);
-        oldest_seconds := (SELECT extract(epoch FROM v_now - d.since)::bigint FROM taskq.oldest_due(v_topic.topic_id) d);
+        oldest_seconds := (SELECT extract(epoch FROM v_now - d.since)::bigint
+                           FROM taskq.oldest_due(v_topic.topic_id) d);
         last_end_seconds := extract(epoch FROM v_now - taskq_internal.last_completed(v_topic.topic_id))::bigint;
         RETURN NEXT;
     END LOOP;
@@ -42,7 +48,8 @@ p_search: part of the name, or with p_exact the name. Each count stops at p_cap;
 first 10,000 held tasks of the database, and running_capped tells that there are more.';
 
 CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int, p_budget int)
-RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz, held bigint, topics text[])
+RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz,
+               held bigint, topics text[])
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
@@ -62,11 +69,13 @@ BEGIN
           LIMIT greatest(p_size, 0)) o
     CROSS JOIN LATERAL (
         SELECT count(*) AS held, array_agg(DISTINCT l.topic_id) AS topic_ids
-        FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = o.owner_id ORDER BY l.sequence LIMIT 1000) l) h;
+        FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = o.owner_id ORDER BY l.sequence
+              LIMIT 1000) l) h;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count < p_size AND NOT p_exact THEN
         RETURN QUERY
-        SELECT NULL::text, n.fence, NULL::interval, NULL::timestamptz, NULL::boolean, NULL::timestamptz, NULL::bigint, NULL::text[]
+        SELECT NULL::text, n.fence, NULL::interval, NULL::timestamptz, NULL::boolean, NULL::timestamptz, NULL::bigint,
+            NULL::text[]
         FROM taskq_internal.owner n WHERE n.fence IS NOT NULL AND n.fence < coalesce(p_after, 9223372036854775807)
         ORDER BY n.fence DESC OFFSET greatest(p_budget, 1) - 1 LIMIT 1;
     END IF;
@@ -76,7 +85,8 @@ COMMENT ON FUNCTION taskq.browse_owners IS
 owners that are read. p_search: part of the name; with p_exact the owner of that name, its lease gone or not. held
 counts up to 1,000 tasks. If the budget ends first, the last row has no name, and its fence is where to continue.';
 
-CREATE FUNCTION taskq.browse_holders(p_topic text) RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean)
+CREATE FUNCTION taskq.browse_holders(p_topic text)
+    RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -85,7 +95,8 @@ BEGIN
     RETURN QUERY
     SELECT o.name, h.held, o.lease_until, o.lease_until < clock_timestamp()
     FROM (SELECT n.holder, count(*) AS held
-          FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence LIMIT 10000) n
+          FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder,
+                l.sequence LIMIT 10000) n
           WHERE n.topic_id = v_topic_id GROUP BY n.holder ORDER BY 2 DESC, 1 LIMIT 100) h
     JOIN taskq_internal.owner o ON o.owner_id = h.holder ORDER BY h.held DESC, o.name;
 END $$;
@@ -94,21 +105,26 @@ COMMENT ON FUNCTION taskq.browse_holders IS
 the database. Errors: TQ001.';
 
 CREATE FUNCTION taskq.browse_locks(p_after text, p_size int)
-RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint) LANGUAGE sql STABLE AS $$
-    SELECT k.name, k.held_by, k.locked, k.until, extract(epoch FROM taskq_internal.clamp_moment(k.until) - clock_timestamp())::bigint FROM taskq_internal.lock k
-    WHERE k.until > clock_timestamp() AND (p_after IS NULL OR k.name > p_after) ORDER BY k.name LIMIT greatest(p_size, 0)
+RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint) LANGUAGE sql STABLE
+    AS $$
+    SELECT k.name, k.held_by, k.locked, k.until,
+        extract(epoch FROM taskq_internal.clamp_moment(k.until) - clock_timestamp())::bigint FROM taskq_internal.lock k
+    WHERE k.until > clock_timestamp() AND (p_after IS NULL OR k.name > p_after) ORDER BY k.name
+        LIMIT greatest(p_size, 0)
 $$;
 COMMENT ON FUNCTION taskq.browse_locks IS
 'Named locks that are held, or blocked until their shortest time is over, in order of name, after p_after, at most
 p_size.';
 
 CREATE FUNCTION taskq.browse_groups(p_size int, p_cap int)
-RETURNS TABLE (group_name text, topic text, part int, place bigint, advanced timestamptz, behind bigint) LANGUAGE plpgsql STABLE
+RETURNS TABLE (group_name text, topic text, part int, place bigint, advanced timestamptz, behind bigint)
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN QUERY
     SELECT g.group_name, p.name, g.partition, g.cursor, g.advanced,
-           (SELECT count(*) FROM (SELECT FROM taskq_internal.task t WHERE t.topic_id = g.topic_id AND t.sequence > g.cursor
+           (SELECT count(*) FROM (SELECT FROM taskq_internal.task t WHERE t.topic_id = g.topic_id
+                                  AND t.sequence > g.cursor
                                   ORDER BY t.sequence LIMIT greatest(p_cap, 0)) n)
     FROM taskq_internal.progress g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
     ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
@@ -118,7 +134,8 @@ COMMENT ON FUNCTION taskq.browse_groups IS
 rows.';
 
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
-RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean, moments timestamptz[])
+RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean,
+               moments timestamptz[])
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
@@ -141,10 +158,13 @@ BEGIN
         v_key := prefix || '/' || config_hash;
         SELECT count(*), min(n.available_at), max(n.available_at) INTO waiting, next, last FROM (
             SELECT taskq_internal.due_time(l) AS available_at FROM taskq_internal.live l
-            WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/' AND l.identifier < v_key || '0'
+            WHERE l.topic_id::bigint = v_topic_id AND l.holder IS NULL AND l.identifier >= v_key || '/'
+                AND l.identifier < v_key || '0'
             ORDER BY l.identifier LIMIT 1000) n;
-        moments := ARRAY(SELECT to_timestamp(right(t.identifier, 23), 'YYYYMMDD"T"HH24MISS.US"Z"')::timestamp AT TIME ZONE 'UTC'
-                         FROM taskq_internal.task t WHERE t.identifier >= v_key || '/' AND t.identifier < v_key || '0' AND t.topic_id = v_topic_id
+        moments := ARRAY(SELECT to_timestamp(right(t.identifier, 23),
+                'YYYYMMDD"T"HH24MISS.US"Z"')::timestamp AT TIME ZONE 'UTC'
+                         FROM taskq_internal.task t WHERE t.identifier >= v_key || '/' AND t.identifier < v_key || '0'
+                             AND t.topic_id = v_topic_id
                          ORDER BY t.identifier DESC LIMIT 50);
         RETURN NEXT;
         v_identifier := v_key || '0';  -- the letter after the slash
@@ -159,15 +179,20 @@ COMMENT ON FUNCTION taskq.browse_ticks IS
 nominal times, past ones included. Reads at most p_steps prefixes; capped tells that there are more. Errors: TQ001.';
 
 CREATE FUNCTION taskq.find_tasks(
-    p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz, p_until timestamptz,
-    p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int, OUT hits bigint[], OUT looked_to bigint
+    p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz,
+        p_until timestamptz,
+    p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int, OUT hits bigint[],
+        OUT looked_to bigint
 ) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_topic  taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_state  int := coalesce(p_state, taskq_internal.state_of_status(p_status));
-    v_low    bigint := CASE WHEN p_since IS NOT NULL THEN coalesce(taskq.resolve(p_since, false), 9223372036854775807) ELSE 0 END;
-    v_high   bigint := CASE WHEN p_until IS NOT NULL THEN coalesce(taskq.resolve(p_until, true), -1) ELSE 9223372036854775807 END;
+    v_low    bigint := CASE WHEN p_since IS NOT NULL THEN coalesce(taskq.resolve(p_since, false), 9223372036854775807)
+        ELSE 0 END;
+    v_high   bigint := CASE WHEN p_until IS NOT NULL THEN coalesce(taskq.resolve(p_until, true), -1)
+        ELSE 9223372036854775807 END;
     v_held   bigint[];
     v_source text;
     v_walk   text;
@@ -175,7 +200,8 @@ DECLARE
     v_order  text := CASE WHEN p_newest THEN 'DESC' ELSE 'ASC' END;
 BEGIN
     hits := '{}';
-    IF p_status IS NOT NULL AND (taskq_internal.state_of_status(p_status) IS NULL OR v_state <> taskq_internal.state_of_status(p_status)) THEN
+    IF p_status IS NOT NULL AND (taskq_internal.state_of_status(p_status) IS NULL
+                                 OR v_state <> taskq_internal.state_of_status(p_status)) THEN
         RETURN;
     END IF;
     IF p_newest THEN
@@ -186,17 +212,21 @@ BEGIN
     IF v_state = :ACTIVE AND coalesce(p_identifier, p_reference) IS NULL THEN
         v_held := taskq_internal.held_sequences(v_topic.topic_id, p_budget);
     END IF;
-    v_source := taskq_internal.filter_source(v_state, p_status, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
+    v_source := taskq_internal.filter_source(v_state, p_status, p_identifier, p_reference,
+            coalesce(p_error, p_error_group), v_held);
     v_walk := taskq_internal.filter_scan_query(v_source, v_order);
-    v_filter := taskq_internal.filter_condition(v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
+    v_filter := taskq_internal.filter_condition(v_state, p_status, p_reference, p_since, p_until, p_error,
+            p_error_group);
     EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
                    taskq_internal.filter_joins(v_filter), v_filter, v_order)
         INTO hits
-        USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held, greatest(p_size, 0), p_error,
+        USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held,
+            greatest(p_size, 0), p_error,
               v_topic.max_attempts, v_topic.paused, p_since, p_until, p_error_group;
     IF v_filter <> 'WHERE true' AND cardinality(hits) < p_size THEN
         EXECUTE format('SELECT w.sequence FROM (%s) w OFFSET $7 - 1 LIMIT 1', v_walk)
-            INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference, greatest(p_budget, 1), v_held;
+            INTO looked_to USING v_topic.topic_id, v_low, v_high, v_state, p_identifier, p_reference,
+                greatest(p_budget, 1), v_held;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.find_tasks IS
@@ -206,7 +236,8 @@ taskq.task_info, with exhausted under failed; p_since and p_until are times of t
 part of the error, in any case; p_error_group as in taskq.error_groups. looked_to: where to continue, if the budget
 ended first. Errors: TQ001.';
 
-CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint)
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -216,7 +247,8 @@ BEGIN
     RETURN QUERY
     SELECT p.name, n.sequence FROM (
         SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
-            SELECT t.sequence FROM taskq_internal.task t WHERE v_sequence IS NOT NULL AND t.topic_id = q.topic_id AND t.sequence = v_sequence) s
+            SELECT t.sequence FROM taskq_internal.task t WHERE v_sequence IS NOT NULL AND t.topic_id = q.topic_id
+                AND t.sequence = v_sequence) s
         UNION
         SELECT q.topic_id, s.sequence FROM taskq_internal.topic q CROSS JOIN LATERAL (
             SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_text AND t.topic_id = q.topic_id
@@ -231,8 +263,10 @@ COMMENT ON FUNCTION taskq.search_tasks IS
 'Tasks of all topics whose sequence, identifier or reference equals the text, the newest first, at most p_size.';
 
 CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
-RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text, attempt int, crashes int,
-               redelivered boolean, priority int, created timestamptz, available_at timestamptz, completed timestamptz, owner text,
+RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text,
+               attempt int, crashes int,
+               redelivered boolean, priority int, created timestamptz, available_at timestamptz, completed timestamptz,
+                   owner text,
                lease_until timestamptz, error text, error_summary text, payload_bytes int, output_bytes int,
                waited interval, ran interval)
 LANGUAGE plpgsql STABLE
@@ -242,21 +276,27 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY  -- OFFSET 0: one task at a time, as the planner would otherwise walk all that has ended for a handful
-    SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt, i.crashes::int, i.redelivered,
+    SELECT i.sequence, i.topic, i.identifier, i.reference, i.state::int, i.descent::int, i.status, i.attempt,
+        i.crashes::int, i.redelivered,
            i.priority::int, i.created, i.available_at, i.completed, i.owner,
-           CASE WHEN i.state = :ACTIVE THEN (SELECT o.lease_until FROM taskq_internal.owner o WHERE o.name = i.owner) END,
-           CASE WHEN p_error > 0 THEN left(i.error, p_error) END, i.error_summary, octet_length(i.payload::text), octet_length(i.output::text),
+           CASE WHEN i.state = :ACTIVE
+               THEN (SELECT o.lease_until FROM taskq_internal.owner o WHERE o.name = i.owner) END,
+           CASE WHEN p_error > 0 THEN left(i.error, p_error) END, i.error_summary, octet_length(i.payload::text),
+               octet_length(i.output::text),
            taskq_internal.queue_time(i.created, i.available_at, i.polled),
-           taskq_internal.run_time(i.polled, CASE WHEN i.state = :ACTIVE THEN statement_timestamp() ELSE i.completed END)
+           taskq_internal.run_time(i.polled, CASE WHEN i.state = :ACTIVE THEN statement_timestamp()
+                                   ELSE i.completed END)
     FROM unnest(p_sequences) AS u (sequence)
-    CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id AND v.sequence = u.sequence OFFSET 0) i;
+    CROSS JOIN LATERAL (SELECT * FROM taskq.task_info v WHERE v.topic_id = v_topic_id
+                        AND v.sequence = u.sequence OFFSET 0) i;
 END $$;
 COMMENT ON FUNCTION taskq.browse_tasks IS
 'The given tasks with everything but payload and output, of which it returns the sizes; in no order. Tracebacks are cut
 to p_error characters; 0 leaves only their summaries. waited and ran: how long the last attempt waited for its poll,
 and how long it ran. Errors: TQ001.';
 
-CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int) RETURNS TABLE (topic text, sequence bigint)
+CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int)
+    RETURNS TABLE (topic text, sequence bigint)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
@@ -267,7 +307,8 @@ BEGIN
             SELECT w.owner_id FROM taskq_internal.owner w WHERE w.name = p_owner
             UNION ALL
             (SELECT w.owner_id FROM taskq_internal.owner w
-             WHERE p_workers AND w.name > p_owner || '/' AND w.name < p_owner || '0' AND w.fence IS NOT NULL  -- 0 follows the slash
+             -- 0 follows the slash
+             WHERE p_workers AND w.name > p_owner || '/' AND w.name < p_owner || '0' AND w.fence IS NOT NULL
              ORDER BY w.name LIMIT 1000)) o
         CROSS JOIN LATERAL (SELECT h.topic_id, h.sequence FROM taskq_internal.live h
                             WHERE h.holder = o.owner_id AND h.sequence > coalesce(p_after, 0)
@@ -279,7 +320,8 @@ COMMENT ON FUNCTION taskq.browse_held IS
 'Topics and sequences of the tasks that an owner holds, in order, after sequence p_after, at most p_size. p_workers:
 also those of owners named p_owner/..., at most 1,000 of them.';
 
-CREATE FUNCTION taskq.find_claimed(p_topic text, p_owner text, p_since timestamptz, p_budget int) RETURNS TABLE (sequence bigint, state int)
+CREATE FUNCTION taskq.find_claimed(p_topic text, p_owner text, p_since timestamptz, p_budget int)
+    RETURNS TABLE (sequence bigint, state int)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = on AS $$
 #variable_conflict use_column
@@ -289,11 +331,13 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT n.sequence, n.state FROM (
-        (SELECT l.sequence, :ACTIVE AS state FROM taskq_internal.live l WHERE l.holder = v_owner_id AND l.topic_id + 0 = v_topic_id
+        (SELECT l.sequence, :ACTIVE AS state FROM taskq_internal.live l WHERE l.holder = v_owner_id
+         AND l.topic_id + 0 = v_topic_id
          ORDER BY l.sequence LIMIT greatest(p_budget, 0))
         UNION ALL
         SELECT e.sequence, e.state::int FROM (
-            SELECT * FROM taskq_internal.ended w WHERE w.topic_id = v_topic_id ORDER BY w.sequence DESC LIMIT greatest(p_budget, 0)) e
+            SELECT * FROM taskq_internal.ended w WHERE w.topic_id = v_topic_id ORDER BY w.sequence DESC
+                LIMIT greatest(p_budget, 0)) e
         WHERE e.holder = v_owner_id AND (p_since IS NULL OR e.completed >= p_since)) n
     ORDER BY n.sequence;
 END $$;
@@ -301,29 +345,34 @@ COMMENT ON FUNCTION taskq.find_claimed IS
 'Tasks of a topic that an owner holds, or that ended under it since p_since, with their states, in order. Reads the
 newest p_budget ended tasks of the topic. Errors: TQ001.';
 
-CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[] LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[]
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN ARRAY(
         SELECT w.sequence FROM (
-            SELECT t.sequence, t.pushed_in FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_first AND p_last
+            SELECT t.sequence, t.pushed_in FROM taskq_internal.task t WHERE t.topic_id = v_topic_id
+                AND t.sequence BETWEEN p_first AND p_last
             ORDER BY t.sequence LIMIT 10000) w
-        WHERE w.pushed_in = (SELECT f.pushed_in FROM taskq_internal.task f WHERE f.topic_id = v_topic_id AND f.sequence = p_first)
+        WHERE w.pushed_in = (SELECT f.pushed_in FROM taskq_internal.task f WHERE f.topic_id = v_topic_id
+                             AND f.sequence = p_first)
         LIMIT greatest(p_size, 0));
 END $$;
 COMMENT ON FUNCTION taskq.find_pushed IS
 'The tasks of one push, given its first and last sequence: at most p_size of the first 10,000. Errors: TQ001.';
 
-CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[]) RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[])
+    RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT u.identifier, (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = u.identifier AND t.topic_id = v_topic_id
+    SELECT u.identifier, (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = u.identifier
+                          AND t.topic_id = v_topic_id
                           ORDER BY t.sequence DESC LIMIT 1)
     FROM unnest(p_identifiers) AS u (identifier);
 END $$;
@@ -339,9 +388,11 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT p.name, d.on_identifier, n.sequence, taskq_internal.task_state_name(d.on_topic_id, n.sequence)
-    FROM (SELECT * FROM taskq_internal.dependency d WHERE d.topic_id = v_topic_id AND d.sequence = p_sequence LIMIT 50) d
+    FROM (SELECT * FROM taskq_internal.dependency d WHERE d.topic_id = v_topic_id AND d.sequence = p_sequence
+          LIMIT 50) d
     JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
-    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
+                       AND t.topic_id = d.on_topic_id
                        ORDER BY t.sequence DESC LIMIT 1) n ON true;
 END $$;
 COMMENT ON FUNCTION taskq.dependencies IS
@@ -355,7 +406,8 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT left(i.payload::text, greatest(p_length, 0)), octet_length(i.payload::text), left(i.output::text, greatest(p_length, 0)), octet_length(i.output::text)
+    SELECT left(i.payload::text, greatest(p_length, 0)), octet_length(i.payload::text),
+        left(i.output::text, greatest(p_length, 0)), octet_length(i.output::text)
     FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
 END $$;
 COMMENT ON FUNCTION taskq.task_texts IS
@@ -363,12 +415,14 @@ COMMENT ON FUNCTION taskq.task_texts IS
 task. Errors: TQ001.';
 
 -- The number of held tasks of each topic, and of their holders, among the first 10,000 held tasks.
-CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint) LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint)
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT n.topic_id, count(*), count(DISTINCT n.holder)
-    FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence LIMIT 10000) n
+    FROM (SELECT l.topic_id, l.holder FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder,
+          l.sequence LIMIT 10000) n
     GROUP BY n.topic_id;
 END $$;
 
@@ -376,7 +430,8 @@ END $$;
 -- are paused. Otherwise reads priority by priority, as times are in order only within a priority: p_cap * 10 rows
 -- that are due and as many that are not.
 CREATE FUNCTION taskq_internal.count_ready_by_status(
-    p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint, OUT blocked bigint,
+    p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint,
+        OUT blocked bigint,
     OUT paused bigint
 ) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -388,31 +443,37 @@ BEGIN
     IF p_paused THEN
         retrying := 0; blocked := 0;
         paused := (SELECT count(*) FROM (
-            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
+             AND l.waits <= :WAITS_NOTHING
              ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT p_cap)
             UNION ALL
-            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
+            (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
+             AND l.waits > :WAITS_NOTHING
              ORDER BY l.waits, l.available_at, l.sequence LIMIT p_cap) LIMIT p_cap) n);
         RETURN;
     END IF;
     LOOP
         v_priority := (SELECT l.priority FROM taskq_internal.live l
-                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_priority
+                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                           AND l.priority < v_priority
                        ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
         EXIT WHEN v_priority IS NULL OR ready >= p_cap AND scheduled >= p_cap;
         ready := ready + (SELECT count(*) FROM (SELECT FROM (
-            SELECT l.attempt FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+            SELECT l.attempt FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
+                AND l.waits <= :WAITS_NOTHING
                 AND l.priority = v_priority AND l.available_at <= v_now
             ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w WHERE w.attempt = 0 LIMIT p_cap - ready) n);
         scheduled := scheduled + (SELECT count(*) FROM (SELECT FROM (
-            SELECT l.attempt, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+            SELECT l.attempt, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
                 AND l.priority = v_priority AND l.available_at > v_now
             ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w
             WHERE w.attempt = 0 LIMIT p_cap - scheduled) n);
     END LOOP;
     blocked := (SELECT count(*) FROM (
         SELECT FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING AND l.waits = :WAITS_DEPENDENCIES
+        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
+            AND l.waits = :WAITS_DEPENDENCIES
         ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n);
     paused := (SELECT count(*) FROM (
         SELECT FROM taskq_internal.live l
@@ -425,11 +486,13 @@ BEGIN
 END $$;
 
 -- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.
-CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
-        SELECT FROM taskq_internal.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+        SELECT FROM taskq_internal.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state
+            AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
         ORDER BY e.sequence LIMIT greatest(p_cap, 0)) n);
 END $$;
 
@@ -437,7 +500,8 @@ END $$;
 CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
-    RETURN (SELECT taskq_internal.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
+    RETURN (SELECT taskq_internal.clamp_moment(max(n.completed))
+            FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
                                           ORDER BY e.sequence DESC LIMIT 100) n);
 END $$;
 
@@ -445,7 +509,8 @@ END $$;
 CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN :READY
                 WHEN p_status = 'exhausted' THEN :FAILED WHEN p_status = '' THEN NULL
-                ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded', 'recreated',
+                ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded',
+                        'recreated',
                                           'redundant'], p_status) - 1 END
 $$;
 
@@ -453,13 +518,15 @@ $$;
 CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
-    RETURN (SELECT CASE WHEN count(*) <= p_budget THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
+    RETURN (SELECT CASE WHEN count(*) <= p_budget
+            THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
             FROM (SELECT l.topic_id, l.sequence FROM taskq_internal.live l WHERE l.holder IS NOT NULL
                   ORDER BY l.holder, l.sequence LIMIT greatest(p_budget, 0)::bigint + 1) n);
 END $$;
 
 -- The narrowest source of tasks for a filter.
-CREATE FUNCTION taskq_internal.filter_source(p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[])
+CREATE FUNCTION taskq_internal.filter_source(p_state int, p_status text, p_identifier text, p_reference text,
+        p_error text, p_held bigint[])
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_identifier IS NOT NULL THEN 'identifier'
                 WHEN p_reference IS NOT NULL THEN 'reference'
@@ -474,7 +541,8 @@ $$;
 
 -- The query that reads the source in order, up to $7 rows. $1: topic_id; $2 and $3: the bounds; $4: state; $5:
 -- identifier; $6: reference; $8: held tasks.
-CREATE FUNCTION taskq_internal.filter_scan_query(p_source text, p_order text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.filter_scan_query(p_source text, p_order text) RETURNS text LANGUAGE plpgsql IMMUTABLE
+    AS $$
 DECLARE
     v_rest text := format('s.sequence BETWEEN $2 AND $3 ORDER BY s.sequence %s LIMIT $7', p_order);
 BEGIN
@@ -495,12 +563,15 @@ END $$;
 
 -- The condition on the rows that were read. $10: error; $11: max_attempts; $12: whether the topic is paused; $13:
 -- since; $14: until; $15: error group.
-CREATE FUNCTION taskq_internal.filter_condition(p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text, p_error_group text)
+CREATE FUNCTION taskq_internal.filter_condition(p_state int, p_status text, p_reference text, p_since timestamptz,
+        p_until timestamptz, p_error text, p_error_group text)
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' AND ', 'WHERE true',
-        CASE WHEN p_state = :ACTIVE THEN 'l.holder IS NOT NULL' WHEN p_state = :READY THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
+        CASE WHEN p_state = :ACTIVE THEN 'l.holder IS NOT NULL' WHEN p_state = :READY
+            THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'
              WHEN p_state IS NOT NULL THEN 'e.state = $4' END,
-        CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN CASE p_status WHEN 'paused' THEN '' ELSE 'NOT ' END
+        CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN CASE p_status WHEN 'paused'
+            THEN '' ELSE 'NOT ' END
             || '($12 OR l.waits = :WAITS_RESUME)' END,
         CASE p_status WHEN 'blocked' THEN 'l.waits = :WAITS_DEPENDENCIES'
                       WHEN 'retrying' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt > 0'
@@ -517,7 +588,10 @@ $$;
 
 -- The tables that a condition needs.
 CREATE FUNCTION taskq_internal.filter_joins(p_filter text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT concat_ws(' ', CASE WHEN strpos(p_filter, 't.') > 0 THEN 'LEFT JOIN taskq_internal.task t ON t.topic_id = $1 AND t.sequence = w.sequence' END,
-                     CASE WHEN strpos(p_filter, 'l.') > 0 THEN 'LEFT JOIN taskq_internal.live l ON l.topic_id = $1 AND l.sequence = w.sequence' END,
-                     CASE WHEN strpos(p_filter, 'e.') > 0 THEN 'LEFT JOIN taskq_internal.ended e ON e.topic_id = $1 AND e.sequence = w.sequence' END)
+    SELECT concat_ws(' ', CASE WHEN strpos(p_filter, 't.') > 0
+                     THEN 'LEFT JOIN taskq_internal.task t ON t.topic_id = $1 AND t.sequence = w.sequence' END,
+                     CASE WHEN strpos(p_filter, 'l.') > 0
+                         THEN 'LEFT JOIN taskq_internal.live l ON l.topic_id = $1 AND l.sequence = w.sequence' END,
+                     CASE WHEN strpos(p_filter, 'e.') > 0
+                         THEN 'LEFT JOIN taskq_internal.ended e ON e.topic_id = $1 AND e.sequence = w.sequence' END)
 $$;

@@ -61,22 +61,27 @@ COMMENT ON FUNCTION taskq.exchange IS
 CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 BEGIN
-    RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) ORDER BY 1);
+    RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq_internal.live WHERE holder = p_owner_id
+                 AND sequence = ANY (p_sequences) ORDER BY 1);
 END $$;
 
 -- Raises TQ002 for invalid decisions: a result outside 0..3, a missing result, a task that is decided twice.
-CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+    AS $$
 DECLARE
     v_sequence bigint;
 BEGIN
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
     WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN :FAILURE AND :SUCCESS LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('the decision on sequence %s has no result in 0..3', v_sequence));
+        PERFORM taskq_internal.raise_error('TQ002',
+                format('the decision on sequence %s has no result in 0..3', v_sequence));
     END IF;
-    SELECT u.sequence INTO v_sequence FROM unnest(p_sequences) AS u (sequence) GROUP BY u.sequence HAVING count(*) > 1 LIMIT 1;
+    SELECT u.sequence INTO v_sequence FROM unnest(p_sequences) AS u (sequence) GROUP BY u.sequence HAVING count(*) > 1
+        LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('the task of sequence %s is decided twice in one call', v_sequence));
+        PERFORM taskq_internal.raise_error('TQ002',
+                format('the task of sequence %s is decided twice in one call', v_sequence));
     END IF;
 END $$;
 
@@ -87,9 +92,12 @@ DECLARE
     v_output   text;
 BEGIN
     SELECT u.sequence, u.output INTO v_sequence, v_output FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
-    WHERE taskq_internal.needs_json_check(u.output) AND taskq_internal.json_defect(u.output) IS NOT NULL ORDER BY u.sequence LIMIT 1;
+    WHERE taskq_internal.needs_json_check(u.output) AND taskq_internal.json_defect(u.output) IS NOT NULL
+        ORDER BY u.sequence LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('the message of the decision on sequence %s %s', v_sequence, taskq_internal.json_defect(v_output)));
+        PERFORM taskq_internal.raise_error('TQ002',
+                format('the message of the decision on sequence %s %s', v_sequence,
+                       taskq_internal.json_defect(v_output)));
     END IF;
 END $$;
 
@@ -97,20 +105,24 @@ END $$;
 CREATE FUNCTION taskq_internal.end_tasks(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[], p_summaries text[]
 ) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
+    AS $$
 DECLARE
     v_ended bigint[];
 BEGIN
     WITH gone AS (
         DELETE FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) RETURNING *
     ), moved AS (
-    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
+                                      crashes, redelivered,
                              identifier, output, error, error_summary)
-    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, taskq_internal.state_of_result(d.result), g.crashes,
+    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
+        taskq_internal.state_of_result(d.result), g.crashes,
            g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error),
            CASE WHEN d.error IS NULL THEN g.error_summary ELSE d.summary END
     FROM gone g
-    JOIN unnest(p_sequences, p_results, p_outputs, p_errors, p_summaries) AS d (sequence, result, output, error, summary) USING (sequence)
+    JOIN unnest(p_sequences, p_results, p_outputs, p_errors, p_summaries)
+        AS d (sequence, result, output, error, summary) USING (sequence)
     RETURNING sequence)
     SELECT coalesce(array_agg(m.sequence), '{}') INTO v_ended FROM moved m;
     RETURN v_ended;
@@ -119,7 +131,8 @@ END $$;
 -- Makes those tasks READY again that have a next time, and returns their sequences: a snooze, a failure within the
 -- ttl (neither counts), and a recorded failure with attempts left.
 CREATE FUNCTION taskq_internal.return_to_ready(
-    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[], p_delays interval[]
+    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[],
+        p_delays interval[]
 ) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -139,15 +152,19 @@ BEGIN
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
                                timestamptz '9999-12-31 00:00Z') END AS due
         FROM (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_asked)) l
-        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_asked)) t USING (sequence)
-        JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays) AS d (sequence, result, error, summary, delay) USING (sequence)
+        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_asked)) t
+            USING (sequence)
+        JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays)
+            AS d (sequence, result, error, summary, delay) USING (sequence)
         JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
         CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
                                    taskq_internal.retry_delay(p, l.attempt) AS delay) f
         WHERE d.result = :SUSPENSION OR f.young OR f.delay IS NOT NULL
     ), told AS (
-        INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder, error, error_summary)
-        SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, :HISTORY_FAILED, :ACTIVE, j.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
+        INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder,
+                error, error_summary)
+        SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, :HISTORY_FAILED, :ACTIVE, j.attempt,
+            (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
                right(j.error, 2000), j.summary
         FROM judged j
         WHERE j.noted AND taskq_internal.is_attempt_recorded(j.attempt)
@@ -170,7 +187,8 @@ END $$;
 
 -- The delay after p_attempts recorded failures, without jitter: min(base * factor ^ (attempts - 1), max_delay). NULL
 -- to give up: no attempts are left, or the delays add up to max_elapsed.
-CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int) RETURNS interval LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int) RETURNS interval
+    LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_elapsed interval := interval '0';
     v_earlier int := 1;
@@ -180,7 +198,8 @@ BEGIN
     END IF;
     IF p_topic.max_elapsed IS NOT NULL THEN
         WHILE v_earlier < p_attempts AND v_elapsed < p_topic.max_elapsed LOOP
-            v_elapsed := v_elapsed + taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay, v_earlier);
+            v_elapsed := v_elapsed + taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay,
+                    v_earlier);
             v_earlier := v_earlier + 1;
         END LOOP;
         IF v_elapsed >= p_topic.max_elapsed THEN
@@ -195,10 +214,12 @@ CREATE FUNCTION taskq_internal.backoff_delay(p_base interval, p_factor double pr
 RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN p_base = interval '0' THEN interval '0'
-        WHEN (p_attempts - 1) * ln(p_factor) > ln(greatest(extract(epoch FROM p_max), 1e-6)::float8 / extract(epoch FROM p_base)::float8)
+        WHEN (p_attempts - 1) * ln(p_factor) > ln(greatest(extract(epoch FROM p_max), 1e-6)::float8 / extract(epoch
+                FROM p_base)::float8)
             THEN p_max
         WHEN (p_attempts - 1) * ln(p_factor) < -700 THEN interval '0'
-        ELSE least(make_interval(secs => extract(epoch FROM p_base)::float8 * power(p_factor, p_attempts - 1)), p_max) END
+        ELSE least(make_interval(secs => extract(epoch FROM p_base)::float8 * power(p_factor, p_attempts - 1)),
+                   p_max) END
 $$;
 
 -- Raises TQ004 for tasks that the owner does not hold now, naming the first few.
@@ -208,7 +229,8 @@ DECLARE
     v_missing bigint[];
 BEGIN
     v_missing := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(p_done) ORDER BY 1);
-    PERFORM taskq_internal.raise_error('TQ004', format('owner %L under fence %s does not hold %s of %s tasks: sequence %s%s',
+    PERFORM taskq_internal.raise_error('TQ004',
+            format('owner %L under fence %s does not hold %s of %s tasks: sequence %s%s',
         p_owner, p_fence, cardinality(v_missing), cardinality(p_sequences), array_to_string(v_missing[:10], ', '),
         CASE WHEN cardinality(v_missing) > 10 THEN ', ...' ELSE '' END));
 END $$;

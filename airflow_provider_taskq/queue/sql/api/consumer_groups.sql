@@ -26,7 +26,8 @@ BEGIN
     IF FOUND THEN
         PERFORM taskq_internal.create_partitions(p_group, v_topic_id, p_partitions);
     END IF;
-    SELECT * INTO v_reader FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id FOR NO KEY UPDATE;
+    SELECT * INTO v_reader FROM taskq_internal.consumer_group WHERE group_name = p_group
+        AND topic_id = v_topic_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN  -- forgotten just now
         RETURN QUERY SELECT * FROM taskq.join_group(p_group, p_topic, p_partitions, p_level);
         RETURN;
@@ -35,11 +36,13 @@ BEGIN
         UPDATE taskq_internal.consumer_group SET next_partitions = p_partitions, next_level = p_level
         WHERE group_name = p_group AND topic_id = v_topic_id;
     ELSIF (v_reader.partitions, v_reader.level) IS DISTINCT FROM (p_partitions, p_level) THEN
-        UPDATE taskq_internal.consumer_group SET next_partitions = p_partitions, next_level = p_level, ends = taskq_internal.furthest_place(v_reader)
+        UPDATE taskq_internal.consumer_group SET next_partitions = p_partitions, next_level = p_level,
+            ends = taskq_internal.furthest_place(v_reader)
         WHERE group_name = p_group AND topic_id = v_topic_id;
     END IF;
     PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
-    RETURN QUERY SELECT r.generation, r.partitions, r.level, r.next_partitions, r.next_level FROM taskq_internal.consumer_group r
+    RETURN QUERY SELECT r.generation, r.partitions, r.level, r.next_partitions, r.next_level
+        FROM taskq_internal.consumer_group r
                  WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
 COMMENT ON FUNCTION taskq.join_group IS
@@ -47,8 +50,10 @@ COMMENT ON FUNCTION taskq.join_group IS
 the next generation begins when all partitions have come to the end of this one. Returns the current and the next
 assignment. Errors: TQ001; TQ000 for a number or a level out of range.';
 
-CREATE FUNCTION taskq.acquire_partition(p_group text, p_topic text, p_leader text, p_lease interval, p_except int[] DEFAULT '{}')
-RETURNS TABLE (generation int, partitions int, level int, partition int, fence bigint, taken_over boolean) LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.acquire_partition(p_group text, p_topic text, p_leader text, p_lease interval,
+        p_except int[] DEFAULT '{}')
+RETURNS TABLE (generation int, partitions int, level int, partition int, fence bigint, taken_over boolean)
+    LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
@@ -60,7 +65,8 @@ BEGIN
     PERFORM taskq_internal.require_read_committed('partitions are led');
     PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
     SELECT h.* INTO v_found FROM taskq_internal.consumer_partition h
-    LEFT JOIN taskq_internal.progress g ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+    LEFT JOIN taskq_internal.progress g
+        ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
     JOIN taskq_internal.consumer_group r ON r.group_name = h.group_name AND r.topic_id = h.topic_id
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition <> ALL (p_except)
       AND (h.fence IS NULL OR h.lease_until < clock_timestamp())
@@ -69,9 +75,11 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    UPDATE taskq_internal.consumer_partition h SET fence = nextval('taskq_internal.fence'), leader = p_leader, lease = p_lease,
+    UPDATE taskq_internal.consumer_partition h SET fence = nextval('taskq_internal.fence'), leader = p_leader,
+        lease = p_lease,
         lease_until = clock_timestamp() + p_lease, leader_since = clock_timestamp()
-    WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = v_found.partition RETURNING h.fence INTO v_fence;
+    WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = v_found.partition RETURNING h.fence
+        INTO v_fence;
     RETURN QUERY SELECT r.generation, r.partitions, r.level, v_found.partition, v_fence, v_found.fence IS NOT NULL
                  FROM taskq_internal.consumer_group r WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
@@ -79,14 +87,17 @@ COMMENT ON FUNCTION taskq.acquire_partition IS
 'Acquires the lease of a partition that has no leader, or whose leader''s lease has lapsed; not one in p_except. Begins
 the next generation if it is due. Returns its fence, or no row if no partition is free. Never waits. Errors: TQ001.';
 
-CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_leader text) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_leader text) RETURNS SETOF bigint LANGUAGE plpgsql
+    AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
-    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = v_topic_id
+        AND h.leader = p_leader
     ORDER BY h.partition FOR UPDATE;
     RETURN QUERY UPDATE taskq_internal.consumer_partition h SET lease_until = clock_timestamp() + h.lease
-                 WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader AND h.fence IS NOT NULL
+                 WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader
+                     AND h.fence IS NOT NULL
                  RETURNING h.fence;
 END $$;
 COMMENT ON FUNCTION taskq.renew_partitions IS
@@ -94,12 +105,14 @@ COMMENT ON FUNCTION taskq.renew_partitions IS
 that no other leader has acquired. Errors: TQ001.';
 
 CREATE FUNCTION taskq.read_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
-RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint, at_end boolean) LANGUAGE plpgsql
+RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint, at_end boolean)
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_led      taskq_internal.consumer_partition := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
+    v_led      taskq_internal.consumer_partition
+        := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
     v_reader   taskq_internal.consumer_group;
     v_after    bigint;
     v_horizon  bigint;
@@ -107,9 +120,11 @@ DECLARE
     v_seen     bigint;
 BEGIN
     IF p_size IS NULL OR p_size < 1 THEN
-        PERFORM taskq_internal.raise_error('TQ008', format('group %L: a leader reads 1 task or more at a time, not %s', p_group, p_size));
+        PERFORM taskq_internal.raise_error('TQ008',
+                format('group %L: a leader reads 1 task or more at a time, not %s', p_group, p_size));
     END IF;
-    SELECT * INTO v_reader FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;  -- sees what ended it
+    -- sees what ended it
+    SELECT * INTO v_reader FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
     PERFORM taskq_internal.check_log_read(p_partition, v_reader.partitions, v_reader.level);
     v_after := coalesce(taskq.progress(p_group, p_topic, p_partition), v_reader.begins);
     v_horizon := taskq_internal.log_horizon(v_topic_id);
@@ -118,7 +133,8 @@ BEGIN
         WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < least(v_horizon, v_reader.ends + 1)
           AND (v_reader.partitions = 1
                OR v_reader.level = 2147483647  -- the programs of the group choose by a function of their own
-               OR taskq_internal.partition_of(t.identifier, v_reader.partitions, v_reader.level, t.sequence) = p_partition)
+               OR taskq_internal.partition_of(t.identifier, v_reader.partitions, v_reader.level,
+                       t.sequence) = p_partition)
         ORDER BY t.sequence LIMIT p_size);
     v_seen := v_places[cardinality(v_places)];
     RETURN QUERY SELECT t.sequence, t.identifier, t.payload, t.reference, v_after, false FROM taskq_internal.task t
@@ -139,16 +155,18 @@ END $$;
 COMMENT ON FUNCTION taskq.read_partition IS
 'The next tasks of a partition after its progress, at most p_size, for the leader with this fence. after: the place to
 pass to advance_partition. With fewer tasks, a last row without a task tells how far the log was read, and at_end
-whether the generation ends there. Errors: TQ001; TQ005 if the fence does not hold the
-partition.';
+whether the generation ends there. Errors: TQ001; TQ005 if the fence does not hold the partition.';
 
-CREATE FUNCTION taskq.advance_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint)
+CREATE FUNCTION taskq.advance_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint,
+        p_cursor bigint)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_led      taskq_internal.consumer_partition := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
+    v_led      taskq_internal.consumer_partition
+        := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
 BEGIN
-    PERFORM set_config('idle_in_transaction_session_timeout', least(ceil(extract(epoch FROM v_led.lease) * 1000), 2147483647)::bigint::text, true);
+    PERFORM set_config('idle_in_transaction_session_timeout',
+                       least(ceil(extract(epoch FROM v_led.lease) * 1000), 2147483647)::bigint::text, true);
     IF v_led.failed IS NOT NULL THEN
         UPDATE taskq_internal.consumer_partition SET failed = NULL, error = NULL WHERE fence = p_fence;
     END IF;
@@ -157,16 +175,18 @@ END $$;
 COMMENT ON FUNCTION taskq.advance_partition IS
 'Moves the progress of a partition from p_after to p_cursor, under the leader''s fence. Returns false, and changes
 nothing, if the progress is not at p_after. The transaction then keeps others from the partition, so the server ends
-an idle session after the length of the lease. Errors: TQ001; TQ005 if the fence does not hold the
-partition.';
+an idle session after the length of the lease. Errors: TQ001; TQ005 if the fence does not hold the partition.';
 
-CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text) RETURNS boolean
+CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text)
+    RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
-    UPDATE taskq_internal.consumer_partition h SET fence = NULL, leader = NULL, lease = NULL, lease_until = NULL, leader_since = NULL,
-        failed = CASE WHEN p_error IS NULL THEN h.failed ELSE clock_timestamp() END, error = coalesce(left(p_error, 10000), h.error)
+    UPDATE taskq_internal.consumer_partition h SET fence = NULL, leader = NULL, lease = NULL, lease_until = NULL,
+        leader_since = NULL,
+        failed = CASE WHEN p_error IS NULL THEN h.failed ELSE clock_timestamp() END,
+            error = coalesce(left(p_error, 10000), h.error)
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.fence = p_fence;
     RETURN FOUND;
 END $$;
@@ -175,17 +195,21 @@ COMMENT ON FUNCTION taskq.release_partition IS
 partition. Errors: TQ001.';
 
 CREATE FUNCTION taskq.partition_states(p_topic text DEFAULT NULL)
-RETURNS TABLE (group_name text, topic text, generation int, partitions int, level int, partition int, leader text, fence bigint,
-               lease_until timestamptz, lapsed boolean, cursor bigint, ends bigint, behind_since timestamptz, failed timestamptz, error text)
+RETURNS TABLE (group_name text, topic text, generation int, partitions int, level int, partition int, leader text,
+               fence bigint,
+               lease_until timestamptz, lapsed boolean, cursor bigint, ends bigint, behind_since timestamptz,
+                   failed timestamptz, error text)
 LANGUAGE sql STABLE AS $$
     SELECT r.group_name, p.name, r.generation, r.partitions, r.level, h.partition, h.leader, h.fence, h.lease_until,
            coalesce(h.lease_until < clock_timestamp(), false), coalesce(g.cursor, r.begins), r.ends,
-           (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = r.topic_id AND t.sequence > coalesce(g.cursor, r.begins)
+           (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = r.topic_id
+            AND t.sequence > coalesce(g.cursor, r.begins)
             ORDER BY t.sequence LIMIT 1), h.failed, h.error
     FROM taskq_internal.consumer_group r
     JOIN taskq_internal.topic p ON p.topic_id = r.topic_id
     JOIN taskq_internal.consumer_partition h ON h.group_name = r.group_name AND h.topic_id = r.topic_id
-    LEFT JOIN taskq_internal.progress g ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+    LEFT JOIN taskq_internal.progress g
+        ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
     WHERE p_topic IS NULL OR p.name = p_topic
     ORDER BY r.group_name, p.name, h.partition
 $$;
@@ -202,19 +226,23 @@ COMMENT ON FUNCTION taskq.forget_group IS
 TQ001.';
 
 -- Creates the partitions of a generation, without leaders.
-CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void
+    LANGUAGE sql AS $$
     INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, reach)
     SELECT p_group, p_topic_id, n, 0 FROM generate_series(0, p_partitions - 1) n
 $$;
 
 -- The furthest place that a leader of any partition was handed or has progressed to. Locks the partitions, so that
 -- no leader is handed more before this transaction ends.
-CREATE FUNCTION taskq_internal.furthest_place(p_reader taskq_internal.consumer_group) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.furthest_place(p_reader taskq_internal.consumer_group) RETURNS bigint LANGUAGE plpgsql
+    AS $$
 BEGIN
-    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_reader.group_name
+        AND h.topic_id = p_reader.topic_id
     ORDER BY h.partition FOR UPDATE;
     RETURN (SELECT greatest(p_reader.begins, max(h.reach), max(g.cursor)) FROM taskq_internal.consumer_partition h
-            LEFT JOIN taskq_internal.progress g ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+            LEFT JOIN taskq_internal.progress g
+                ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
             WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id);
 END $$;
 
@@ -230,7 +258,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_held := (SELECT count(*) FROM (SELECT FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = p_topic_id
+    v_held := (SELECT count(*) FROM (SELECT FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group
+                                     AND h.topic_id = p_topic_id
                                      ORDER BY h.partition FOR UPDATE SKIP LOCKED) n);
     IF v_held < v_reader.partitions OR taskq_internal.has_unfinished_partition(v_reader) THEN
         RETURN;
@@ -239,29 +268,35 @@ BEGIN
     DELETE FROM taskq_internal.progress WHERE group_name = p_group AND topic_id = p_topic_id;
     PERFORM taskq_internal.create_partitions(p_group, p_topic_id, v_reader.next_partitions);
     INSERT INTO taskq_internal.progress (group_name, topic_id, partition, cursor, advanced)
-    SELECT p_group, p_topic_id, n, v_reader.ends, clock_timestamp() FROM generate_series(0, v_reader.next_partitions - 1) n;
-    UPDATE taskq_internal.consumer_group SET generation = generation + 1, since = clock_timestamp(), partitions = next_partitions, level = next_level,
+    SELECT p_group, p_topic_id, n, v_reader.ends, clock_timestamp()
+        FROM generate_series(0, v_reader.next_partitions - 1) n;
+    UPDATE taskq_internal.consumer_group SET generation = generation + 1, since = clock_timestamp(),
+        partitions = next_partitions, level = next_level,
         begins = ends, ends = NULL, next_partitions = NULL, next_level = NULL
     WHERE group_name = p_group AND topic_id = p_topic_id;
 END $$;
 
 -- Whether any partition has not come to the end of its generation.
-CREATE FUNCTION taskq_internal.has_unfinished_partition(p_reader taskq_internal.consumer_group) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.has_unfinished_partition(p_reader taskq_internal.consumer_group) RETURNS boolean
+    LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM taskq_internal.consumer_partition h
-        LEFT JOIN taskq_internal.progress g ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+        LEFT JOIN taskq_internal.progress g
+            ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
         WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id
           AND coalesce(g.cursor, p_reader.begins) < p_reader.ends)
 $$;
 
 -- Locks the partition that is led under a fence until the transaction ends; raises TQ005 if the fence leads none.
-CREATE FUNCTION taskq_internal.lock_partition(p_group text, p_topic_id int, p_partition int, p_fence bigint) RETURNS taskq_internal.consumer_partition
+CREATE FUNCTION taskq_internal.lock_partition(p_group text, p_topic_id int, p_partition int, p_fence bigint)
+    RETURNS taskq_internal.consumer_partition
 LANGUAGE plpgsql AS $$
 DECLARE
     v_led taskq_internal.consumer_partition;
 BEGIN
     SELECT * INTO v_led FROM taskq_internal.consumer_partition h
-    WHERE h.group_name = p_group AND h.topic_id = p_topic_id AND h.partition = p_partition AND h.fence = p_fence FOR UPDATE;
+    WHERE h.group_name = p_group AND h.topic_id = p_topic_id AND h.partition = p_partition AND h.fence = p_fence
+        FOR UPDATE;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_error('TQ005', format(
             'partition %s of group %L is no longer led under fence %s: the lease lapsed and was taken, or was given back',
@@ -272,7 +307,8 @@ END $$;
 
 -- Moves progress from one place to another; false if it is not at the first place. Without stored progress that is
 -- the beginning of the generation.
-CREATE FUNCTION taskq_internal.store_progress(p_group text, p_topic_id int, p_partition int, p_after bigint, p_cursor bigint) RETURNS boolean
+CREATE FUNCTION taskq_internal.store_progress(p_group text, p_topic_id int, p_partition int, p_after bigint,
+        p_cursor bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.progress g SET cursor = p_cursor, advanced = clock_timestamp()
@@ -289,13 +325,16 @@ END $$;
 -- Deletes a consumer group of a topic, or all of them, with their progress; false if there is none. Locks the rows
 -- in the order above first, as a cascade comes to the partitions in any order. Locks the groups without their keys:
 -- a leader that changes its partition twice in a transaction locks its group's key by the foreign key.
-CREATE FUNCTION taskq_internal.delete_groups(p_topic_id int, p_group text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.delete_groups(p_topic_id int, p_group text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql
+    AS $$
 DECLARE
     v_known boolean;
 BEGIN
-    PERFORM FROM taskq_internal.consumer_group r WHERE r.topic_id = p_topic_id AND (p_group IS NULL OR r.group_name = p_group)
+    PERFORM FROM taskq_internal.consumer_group r WHERE r.topic_id = p_topic_id
+        AND (p_group IS NULL OR r.group_name = p_group)
     ORDER BY r.group_name FOR NO KEY UPDATE;
-    PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = p_topic_id AND (p_group IS NULL OR h.group_name = p_group)
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = p_topic_id
+        AND (p_group IS NULL OR h.group_name = p_group)
     ORDER BY h.group_name, h.partition FOR UPDATE;
     DELETE FROM taskq_internal.consumer_group WHERE topic_id = p_topic_id AND (p_group IS NULL OR group_name = p_group);
     v_known := FOUND;

@@ -2,7 +2,8 @@
 -- any queue. It needs no rights beyond those on the schema: a finding tells what the role may not see.
 
 CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE sql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+    LANGUAGE sql AS $$
     SELECT f.* FROM (
         SELECT s.*, NULL::text, NULL::bigint, NULL::text FROM (
         SELECT * FROM taskq_internal.health_of_vacuum()
@@ -19,7 +20,8 @@ RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, 
         UNION ALL SELECT * FROM taskq_internal.health_of_logs()
         UNION ALL SELECT * FROM taskq_internal.health_of_moves()
     ) f (severity, subject, detail, value, pid, topic, sequence, owner)
-    ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject, f.value DESC NULLS LAST
+    ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject,
+        f.value DESC NULLS LAST
 $$;
 COMMENT ON FUNCTION taskq.health IS
 'Health findings, the worst first: severity critical, warning, notice or fine; each subject has at least one row.
@@ -30,7 +32,8 @@ any queue.';
 CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT CASE WHEN s < 120 THEN s || ' s'
                 WHEN s < 7200 THEN s / 60 || ' min'
-                WHEN s < 172800 THEN s / 3600 || ' h' || CASE WHEN s % 3600 >= 60 THEN ' ' || s % 3600 / 60 || ' min' ELSE '' END
+                WHEN s < 172800 THEN s / 3600 || ' h' || CASE WHEN s % 3600 >= 60 THEN ' ' || s % 3600 / 60 || ' min'
+                    ELSE '' END
                 ELSE s / 86400 || ' days' END
     FROM (SELECT floor(greatest(0, extract(epoch FROM p_duration)))::bigint AS s) n
 $$;
@@ -61,20 +64,24 @@ COMMENT ON FUNCTION taskq.oldest_due IS
 CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence);
+    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                          AND l.sequence = p_sequence);
     v_other      record;
 BEGIN
-    SELECT l.sequence, o.name, o.lease_until INTO v_other FROM taskq_internal.live l LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
+    SELECT l.sequence, o.name, o.lease_until INTO v_other FROM taskq_internal.live l LEFT JOIN taskq_internal.owner o
+        ON o.owner_id = l.holder
     WHERE l.identifier = v_identifier AND l.topic_id = p_topic_id AND l.attempt > 0 AND l.sequence <> p_sequence
     ORDER BY l.holder, l.sequence LIMIT 1;
     IF FOUND THEN
         RETURN format('one at a time per identifier, it comes after sequence %s, %s', v_other.sequence,
             CASE WHEN v_other.name IS NULL THEN 'which is to be tried again'
-                 WHEN v_other.lease_until < clock_timestamp() THEN format('held by %L, whose lease has lapsed', v_other.name)
+                 WHEN v_other.lease_until < clock_timestamp()
+                     THEN format('held by %L, whose lease has lapsed', v_other.name)
                  ELSE format('held by %L', v_other.name) END);
     END IF;
     SELECT e.sequence, taskq.state_name(e.state) AS state INTO v_other FROM taskq_internal.ended e
-    WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) ORDER BY e.state, e.sequence LIMIT 1;
+    WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+        ORDER BY e.state, e.sequence LIMIT 1;
     IF FOUND THEN
         RETURN format('under the conditions that suspend an identifier, sequence %s of its identifier blocks it, which is %s',
                       v_other.sequence, v_other.state);
@@ -99,28 +106,34 @@ DECLARE
                    WHERE name IN ('autovacuum', 'track_counts') AND setting = 'off');
 BEGIN
     IF v_off IS NOT NULL THEN
-        RETURN QUERY SELECT 'critical', 'autovacuum', format('%s in this server: dead rows stay, and every poll walks over them', v_off),
+        RETURN QUERY SELECT 'critical', 'autovacuum',
+            format('%s in this server: dead rows stay, and every poll walks over them', v_off),
                             NULL::bigint, NULL::int;
     END IF;
     RETURN QUERY
     SELECT w.severity, 'dead rows',
-           format('table %s has %s dead rows, of %s in all; autovacuum %s, and the table was %s', w.name, w.dead, w.dead + w.alive,
+           format('table %s has %s dead rows, of %s in all; autovacuum %s, and the table was %s', w.name, w.dead,
+                  w.dead + w.alive,
                   CASE WHEN w.disabled THEN 'is switched off for it' ELSE 'begins at ' || round(w.bound) END,
-                  coalesce('vacuumed last ' || taskq.format_duration(clock_timestamp() - w.vacuumed) || ' ago', 'never vacuumed')),
+                  coalesce('vacuumed last ' || taskq.format_duration(clock_timestamp() - w.vacuumed) || ' ago',
+                           'never vacuumed')),
            w.dead, NULL::int
     FROM (SELECT t.*, row_number() OVER (ORDER BY t.dead >= 1000 DESC, t.dead / t.bound DESC) AS place,
                  CASE WHEN t.dead < 1000 THEN 'fine' WHEN t.disabled THEN 'critical'
-                      ELSE taskq_internal.severity(t.dead / greatest(t.bound, 1000), 2, 10, 100) END AS severity  -- a small table is emptied by thousands
+                      -- a small table is emptied by thousands
+                      ELSE taskq_internal.severity(t.dead / greatest(t.bound, 1000), 2, 10, 100) END AS severity
           FROM taskq_internal.vacuum_state() t) w
     WHERE w.place = 1 OR w.place <= 5 AND w.severity <> 'fine';
 END $$;
 
 -- The tables with their dead and live rows, and the number of dead rows at which autovacuum begins.
 CREATE FUNCTION taskq_internal.vacuum_state()
-RETURNS TABLE (name text, dead bigint, alive bigint, bound numeric, disabled boolean, vacuumed timestamptz) LANGUAGE sql STABLE AS $$
+RETURNS TABLE (name text, dead bigint, alive bigint, bound numeric, disabled boolean, vacuumed timestamptz)
+    LANGUAGE sql STABLE AS $$
     SELECT c.oid::regclass::text, s.n_dead_tup, s.n_live_tup,
            coalesce(o.threshold, current_setting('autovacuum_vacuum_threshold')::numeric)
-           + coalesce(o.scale, current_setting('autovacuum_vacuum_scale_factor')::numeric) * greatest(c.reltuples, 0)::numeric + 1,
+           + coalesce(o.scale, current_setting('autovacuum_vacuum_scale_factor')::numeric) * greatest(c.reltuples,
+                   0)::numeric + 1,
            coalesce(o.disabled, false), greatest(s.last_autovacuum, s.last_vacuum)
     FROM pg_class c
     JOIN pg_stat_user_tables s ON s.relid = c.oid
@@ -141,16 +154,20 @@ BEGIN
                 ELSE taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600) END,
            'oldest transaction',
            h.who || ' keeps vacuum from removing what died since: '
-           || coalesce('open for ' || taskq.format_duration(clock_timestamp() - h.since) || ', ', '') || h.age || ' transactions ago'
+           || coalesce('open for ' || taskq.format_duration(clock_timestamp() - h.since) || ', ', '') || h.age
+               || ' transactions ago'
            || coalesce(', ' || h.state, ''),
            coalesce(extract(epoch FROM clock_timestamp() - h.since)::bigint, h.age), h.pid
     FROM taskq_internal.horizon() h ORDER BY h.age DESC LIMIT 3;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'oldest transaction', 'nothing keeps vacuum from removing dead rows', 0::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'oldest transaction', 'nothing keeps vacuum from removing dead rows', 0::bigint,
+            NULL::int;
     END IF;
     IF NOT pg_has_role('pg_read_all_stats', 'USAGE') THEN
-        RETURN QUERY SELECT 'notice', 'what this role sees', format('role %I sees other roles'' sessions by pid, application and age'
-            ' only, not since when they are open nor what they do: GRANT pg_read_all_stats TO %1$I', current_user), NULL::bigint, NULL::int;
+        RETURN QUERY SELECT 'notice', 'what this role sees',
+            format('role %I sees other roles'' sessions by pid, application and age'
+            ' only, not since when they are open nor what they do: GRANT pg_read_all_stats TO %1$I', current_user),
+                NULL::bigint, NULL::int;
     END IF;
 END $$;
 
@@ -161,18 +178,22 @@ RETURNS TABLE (who text, age bigint, since timestamptz, state text, pid int) LAN
            || format(' (pid %s, application %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
            greatest(age(a.backend_xmin), age(a.backend_xid))::bigint, a.xact_start,
            a.state || ' since ' || taskq.format_duration(clock_timestamp() - a.state_change)
-           || coalesce(', its last statement began ' || taskq.format_duration(clock_timestamp() - a.query_start) || ' ago', ''), a.pid
+           || coalesce(', its last statement began ' || taskq.format_duration(clock_timestamp() - a.query_start)
+                       || ' ago', ''), a.pid
     FROM pg_stat_activity a
     WHERE coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL AND a.pid <> pg_backend_pid()
       AND (a.datname IS NULL OR a.datname = current_database())
-      AND a.usesysid IS NOT NULL  -- neither autovacuum's launcher nor its workers, though some roles are not told what it is
+      -- neither autovacuum's launcher nor its workers, though some roles are not told what it is
+      AND a.usesysid IS NOT NULL
       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
     UNION ALL
     SELECT format('replication slot %I', s.slot_name), age(s.xmin)::bigint, NULL,
-           CASE WHEN s.active THEN 'in use' ELSE 'not in use: pg_drop_replication_slot() if its client is gone' END, s.active_pid
+           CASE WHEN s.active THEN 'in use' ELSE 'not in use: pg_drop_replication_slot() if its client is gone' END,
+               s.active_pid
     FROM pg_replication_slots s WHERE s.xmin IS NOT NULL
     UNION ALL
-    SELECT format('prepared transaction %L', p.gid), age(p.transaction)::bigint, p.prepared, 'COMMIT PREPARED or ROLLBACK PREPARED ends it', NULL
+    SELECT format('prepared transaction %L', p.gid), age(p.transaction)::bigint, p.prepared,
+        'COMMIT PREPARED or ROLLBACK PREPARED ends it', NULL
     FROM pg_prepared_xacts p WHERE p.database = current_database()
 $$;
 
@@ -182,21 +203,27 @@ RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) 
 BEGIN
     RETURN QUERY
     SELECT taskq_internal.severity(w.seconds, 1, 10, 60), 'waits for locks',
-           format('session %s has waited for %s s for %s, which session %s holds', w.pid, w.seconds, w.what, w.blocker), w.seconds, w.blocker
-    FROM (SELECT l.pid, extract(epoch FROM clock_timestamp() - s.since)::bigint AS seconds, (pg_blocking_pids(l.pid))[1] AS blocker,
+           format('session %s has waited for %s s for %s, which session %s holds', w.pid, w.seconds, w.what, w.blocker),
+               w.seconds, w.blocker
+    FROM (SELECT l.pid, extract(epoch FROM clock_timestamp() - s.since)::bigint AS seconds, (pg_blocking_pids(l.pid))[1]
+          AS blocker,
                  CASE l.locktype WHEN 'relation' THEN 'the table ' || l.relation::regclass
                                  WHEN 'advisory' THEN 'a topic' ELSE 'a row' END AS what
           FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-          -- The lock of a topic is awaited in steps of 2 seconds (taskq_internal.await_topic_lock), all of them in one statement.
-          CROSS JOIN LATERAL (SELECT CASE l.locktype WHEN 'advisory' THEN least(a.query_start, l.waitstart) ELSE l.waitstart END AS since) s
+          -- The lock of a topic is awaited in steps of 2 seconds (taskq_internal.await_topic_lock), all of them in
+          -- one statement.
+          CROSS JOIN LATERAL (SELECT CASE l.locktype WHEN 'advisory' THEN least(a.query_start, l.waitstart)
+                              ELSE l.waitstart END AS since) s
           WHERE NOT l.granted AND s.since < clock_timestamp() - interval '1 second'
             AND (l.locktype = 'advisory' AND l.classid = taskq_internal.topic_lock_class()::oid OR EXISTS (
                 SELECT FROM pg_locks o JOIN pg_class c ON c.oid = o.relation
-                WHERE o.pid = l.pid AND o.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                WHERE o.pid = l.pid AND o.database = (SELECT d.oid FROM pg_database d
+                        WHERE d.datname = current_database())
                   AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)))
           ORDER BY s.since LIMIT 5) w;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'waits for locks', 'no session has waited for a second for a lock of the queue', 0::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'waits for locks', 'no session has waited for a second for a lock of the queue',
+            0::bigint, NULL::int;
     END IF;
 END $$;
 
@@ -205,17 +232,21 @@ CREATE FUNCTION taskq_internal.health_of_numbers()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
-    SELECT taskq_internal.severity(n.age, greatest(300000000, 1.5 * n.bound), 1000000000, 1600000000), 'numbers that run out',
+    SELECT taskq_internal.severity(n.age, greatest(300000000, 1.5 * n.bound), 1000000000, 1600000000),
+        'numbers that run out',
            format('the oldest %s of this database is %s old; autovacuum freezes from %s on, and the server stops taking writes at 2100000000',
                   n.what, n.age, n.bound), n.age, NULL::int
-    FROM (SELECT 'transaction' AS what, age(d.datfrozenxid)::bigint AS age, current_setting('autovacuum_freeze_max_age')::bigint AS bound
+    FROM (SELECT 'transaction' AS what, age(d.datfrozenxid)::bigint AS age,
+          current_setting('autovacuum_freeze_max_age')::bigint AS bound
           FROM pg_database d WHERE d.datname = current_database()
           UNION ALL
-          SELECT 'multixact', mxid_age(d.datminmxid)::bigint, current_setting('autovacuum_multixact_freeze_max_age')::bigint
+          SELECT 'multixact', mxid_age(d.datminmxid)::bigint,
+              current_setting('autovacuum_multixact_freeze_max_age')::bigint
           FROM pg_database d WHERE d.datname = current_database()) n;
     RETURN QUERY
     SELECT taskq_internal.severity(s.last_value::numeric / s.max_value, 0.5, 0.8, 0.95), 'numbers that run out',
-           format('sequence %I.%I is at %s of %s', s.schemaname, s.sequencename, s.last_value, s.max_value), s.last_value, NULL::int
+           format('sequence %I.%I is at %s of %s', s.schemaname, s.sequencename, s.last_value, s.max_value),
+               s.last_value, NULL::int
     FROM pg_sequences s WHERE s.schemaname = 'taskq_internal' AND s.last_value IS NOT NULL
     ORDER BY s.last_value::numeric / s.max_value DESC LIMIT 1;
 END $$;
@@ -229,19 +260,22 @@ BEGIN
            format('index taskq_internal.%I has %s for %s entries, some %s each: REINDEX INDEX CONCURRENTLY taskq_internal.%1$I makes it small again',
                   b.name, pg_size_pretty(b.bytes), b.entries, pg_size_pretty(b.bytes / greatest(b.entries, 1))),
            b.bytes, NULL::int
-    FROM (SELECT i.relname AS name, i.relpages::bigint * current_setting('block_size')::bigint AS bytes, greatest(i.reltuples, 0)::bigint AS entries
+    FROM (SELECT i.relname AS name, i.relpages::bigint * current_setting('block_size')::bigint AS bytes,
+          greatest(i.reltuples, 0)::bigint AS entries
           FROM pg_inherits h JOIN pg_index x ON x.indrelid = h.inhrelid JOIN pg_class i ON i.oid = x.indexrelid
           WHERE h.inhparent = 'taskq_internal.live'::regclass) b
     WHERE b.bytes >= 67108864 AND b.bytes > 8 * b.entries * 150
     ORDER BY b.bytes DESC LIMIT 5;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'bloated indexes', 'no index of taskq_internal.live is much larger than its entries need', NULL::bigint, NULL::int;
+        RETURN QUERY SELECT 'fine', 'bloated indexes',
+            'no index of taskq_internal.live is much larger than its entries need', NULL::bigint, NULL::int;
     END IF;
 END $$;
 
 -- Leases that lapsed and that no expire() has taken since.
 CREATE FUNCTION taskq_internal.health_of_leases(p_patience interval)
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+    LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_count  bigint;
@@ -249,20 +283,25 @@ DECLARE
     v_owner  text;
     v_held   bigint;
 BEGIN
-    SELECT count(*), max(clock_timestamp() - taskq_internal.clamp_moment(o.lease_until)), (array_agg(o.name ORDER BY o.lease_until))[1], sum(o.held)
+    SELECT count(*), max(clock_timestamp() - taskq_internal.clamp_moment(o.lease_until)),
+        (array_agg(o.name ORDER BY o.lease_until))[1], sum(o.held)
     INTO v_count, v_oldest, v_owner, v_held
-    FROM (SELECT n.*, (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = n.owner_id LIMIT 100) h) AS held
+    FROM (SELECT n.*, (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = n.owner_id LIMIT 100) h)
+          AS held
           FROM taskq_internal.owner n WHERE n.fence IS NOT NULL AND n.lease_until < clock_timestamp() LIMIT 1000) o;
     IF v_count = 0 THEN
-        RETURN QUERY SELECT 'fine', 'lapsed leases', 'no lease has lapsed', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+        RETURN QUERY SELECT 'fine', 'lapsed leases', 'no lease has lapsed', 0::bigint, NULL::int, NULL::text,
+            NULL::bigint, NULL::text;
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT CASE WHEN v_oldest < p_patience THEN 'fine' WHEN v_held = 0 THEN 'notice' WHEN v_oldest < 12 * p_patience THEN 'warning'
+    SELECT CASE WHEN v_oldest < p_patience THEN 'fine' WHEN v_held = 0 THEN 'notice' WHEN v_oldest < 12 * p_patience
+        THEN 'warning'
                 ELSE 'critical' END,
            'lapsed leases',
            format('%s leases have lapsed, the longest %s ago (owner %L); some %s tasks wait under them for taskq.expire() to give them back',
-                  CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.format_duration(v_oldest), v_owner, v_held),
+                  CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.format_duration(v_oldest),
+                      v_owner, v_held),
            v_count, NULL::int, NULL::text, NULL::bigint, v_owner;
 END $$;
 
@@ -272,7 +311,8 @@ END $$;
 -- A poll leaves no trace of its own, which would be a write. A topic counts as served if a running lease holds some
 -- of its tasks, or if one of its newest tasks has ended within that time.
 CREATE FUNCTION taskq_internal.health_of_topics(p_patience interval)
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_held  int[] := taskq_internal.served_topics();
@@ -295,7 +335,8 @@ BEGIN
         IF v_topic.paused THEN
             severity := 'notice';
             detail := 'it is paused';
-        ELSIF v_topic.topic_id = ANY (v_held) OR taskq_internal.has_ended_since(v_topic.topic_id, v_now - p_patience) THEN
+        ELSIF v_topic.topic_id = ANY (v_held) OR taskq_internal.has_ended_since(v_topic.topic_id, v_now - p_patience)
+            THEN
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'notice' ELSE 'warning' END;
             detail := coalesce(v_why, 'it is worked on, but more comes in than goes out, or what goes first passes by');
         ELSE
@@ -303,12 +344,14 @@ BEGIN
             detail := format('no worker seems to poll it: no running lease holds any of its tasks, and none of its newest has ended for %s%s',
                              taskq.format_duration(p_patience), coalesce('; ' || v_why, ''));
         END IF;
-        detail := format('topic %L, sequence %s has been due for %s: %s', v_topic.name, v_topic.sequence, taskq.format_duration(v_topic.age), detail);
+        detail := format('topic %L, sequence %s has been due for %s: %s', v_topic.name, v_topic.sequence,
+                         taskq.format_duration(v_topic.age), detail);
         RETURN NEXT;
     END LOOP;
     RETURN QUERY
     SELECT CASE WHEN v_count = 0 THEN 'fine' ELSE 'notice' END, 'waiting tasks',
-           format('%s topics have tasks that have been due for longer than %s', v_count, taskq.format_duration(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+           format('%s topics have tasks that have been due for longer than %s', v_count,
+                  taskq.format_duration(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
 END $$;
 
 -- The topics of which owners with a running lease hold tasks: of a thousand owners, and of the first and the last
@@ -318,11 +361,13 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 BEGIN
     RETURN ARRAY(
         SELECT DISTINCT h.topic_id
-        FROM (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.fence IS NOT NULL AND o.lease_until >= clock_timestamp() LIMIT 1000) w
+        FROM (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.fence IS NOT NULL
+              AND o.lease_until >= clock_timestamp() LIMIT 1000) w
         CROSS JOIN LATERAL (
             (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = w.owner_id ORDER BY l.sequence LIMIT 100)
             UNION ALL
-            (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = w.owner_id ORDER BY l.sequence DESC LIMIT 100)) h);
+            (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = w.owner_id ORDER BY l.sequence DESC
+             LIMIT 100)) h);
 END $$;
 
 -- Whether one of the newest hundred ended tasks of a topic has ended since.
@@ -330,51 +375,63 @@ CREATE FUNCTION taskq_internal.has_ended_since(p_topic_id int, p_since timestamp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN EXISTS (
-        SELECT FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id ORDER BY e.sequence DESC LIMIT 100) n
+        SELECT FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
+                     ORDER BY e.sequence DESC LIMIT 100) n
         WHERE n.completed >= p_since);
 END $$;
 
 -- Tasks that wait for a task which has ended without success, until an operator acts. Reads the first two thousand
 -- waiting dependencies.
 CREATE FUNCTION taskq_internal.health_of_dependencies()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_count   bigint;
     v_example record;
 BEGIN
     SELECT count(*), (array_agg(d.topic_id))[1] AS topic_id, (array_agg(d.sequence))[1] AS sequence,
-           (array_agg(d.on_topic_id))[1] AS on_topic_id, (array_agg(e.sequence))[1] AS on_sequence, (array_agg(e.state))[1] AS state
+           (array_agg(d.on_topic_id))[1] AS on_topic_id, (array_agg(e.sequence))[1] AS on_sequence,
+               (array_agg(e.state))[1] AS state
     INTO v_example
     FROM (SELECT * FROM taskq_internal.dependency n WHERE n.waiting LIMIT 2000) d
-    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
+                        AND t.topic_id = d.on_topic_id
                         ORDER BY t.sequence DESC LIMIT 1) n
     JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence AND e.state <> :SUCCEEDED;
     v_count := v_example.count;
     IF v_count = 0 THEN
-        RETURN QUERY SELECT 'fine', 'dependencies', 'no task waits for one that has ended otherwise than by success', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+        RETURN QUERY SELECT 'fine', 'dependencies', 'no task waits for one that has ended otherwise than by success',
+            0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
         RETURN;
     END IF;
     RETURN QUERY
     SELECT 'warning', 'dependencies',
            format('%s dependencies can''t be fulfilled until an operator revives, reassigns or replaces the tasks that have ended: sequence %s of topic %L'
-                  ' waits for sequence %s of topic %L, which is %s', v_count, v_example.sequence, a.name, v_example.on_sequence, b.name,
+                  ' waits for sequence %s of topic %L, which is %s', v_count, v_example.sequence, a.name,
+                      v_example.on_sequence, b.name,
                   taskq.state_name(v_example.state)), v_count, NULL::int, a.name, v_example.sequence, NULL::text
-    FROM taskq_internal.topic a, taskq_internal.topic b WHERE a.topic_id = v_example.topic_id AND b.topic_id = v_example.on_topic_id;
+    FROM taskq_internal.topic a, taskq_internal.topic b WHERE a.topic_id = v_example.topic_id
+        AND b.topic_id = v_example.on_topic_id;
 END $$;
 
 -- Open pushes, for which the readers of their topics' logs wait (taskq.log_blockers lists those of one topic).
 CREATE FUNCTION taskq_internal.health_of_logs()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+    LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
-    SELECT coalesce(taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600), 'fine'), 'open pushes',
+    SELECT coalesce(taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600), 'fine'),
+        'open pushes',
            format('%s has an open push to %s: readers of these logs wait for its end, %s', h.who,
                   CASE WHEN h.everywhere THEN 'a topic whose lock another session holds, so to any topic'
-                       ELSE format('topic %L', p.name) || CASE WHEN h.topics > 1 THEN format(' and %s others', h.topics - 1) ELSE '' END END,
-                  coalesce('for ' || taskq.format_duration(clock_timestamp() - h.since) || ' now', 'the start is not visible to the owner of the schema')),
+                       ELSE format('topic %L', p.name) || CASE WHEN h.topics > 1
+                           THEN format(' and %s others', h.topics - 1) ELSE '' END END,
+                  coalesce('for ' || taskq.format_duration(clock_timestamp() - h.since) || ' now',
+                           'the start is not visible to the owner of the schema')),
            extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid, p.name, NULL::bigint, NULL::text
-    FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
+    FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid,
+            coalesce(nullif(a.application_name, ''), 'unnamed')),
                                  format('prepared transaction %L', x.gid)) AS who,
                  coalesce(a.xact_start, x.prepared) AS since, cardinality(o.topics) AS topics, o.everywhere,
                  (SELECT min(t.topic_id) FROM unnest(o.topics) AS t (topic_id)) AS topic_id
@@ -386,31 +443,38 @@ BEGIN
     WHERE h.since IS NULL OR h.since < clock_timestamp() - interval '1 minute'
     ORDER BY h.since NULLS LAST LIMIT 3;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'open pushes', 'no push has been open for a minute', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+        RETURN QUERY SELECT 'fine', 'open pushes', 'no push has been open for a minute', 0::bigint, NULL::int,
+            NULL::text, NULL::bigint, NULL::text;
     END IF;
 END $$;
 
 -- Moves of topics to own tables that have not ended, and tables that dropped topics have left.
 CREATE FUNCTION taskq_internal.health_of_moves()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_vacant bigint := (SELECT count(*) FROM taskq_internal.dropped_topics_with_tables());
 BEGIN
     RETURN QUERY
-    SELECT CASE WHEN n.moving THEN taskq_internal.severity(n.seconds, 60, 600, 'Infinity') ELSE 'critical' END, 'unfinished moves',
+    SELECT CASE WHEN n.moving THEN taskq_internal.severity(n.seconds, 60, 600, 'Infinity') ELSE 'critical' END,
+        'unfinished moves',
            format('the move of topic %L to its own tables, by session %s, started %s ago, ', n.name, n.pid,
                   taskq.format_duration(make_interval(secs => n.seconds)))
            || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
                    ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'
                                ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or shared_partition(%4$L)'
-                               ' undoes it', n.step, CASE n.step WHEN 'the shared tables were closed' THEN ', and refuses pushes' ELSE '' END,
-                               CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END, n.name) END,
+                               ' undoes it', n.step, CASE n.step WHEN 'the shared tables were closed'
+                                   THEN ', and refuses pushes' ELSE '' END,
+                               CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END,
+                                   n.name) END,
            n.seconds, CASE WHEN n.moving THEN n.pid END, n.name, NULL::bigint, NULL::text
-    FROM (SELECT p.name, m.pid, m.step, taskq_internal.is_move_connected(m) AS moving, extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
+    FROM (SELECT p.name, m.pid, m.step, taskq_internal.is_move_connected(m) AS moving,
+          extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
           FROM taskq_internal.topic_move m JOIN taskq_internal.topic p USING (topic_id)) n
     ORDER BY n.seconds DESC LIMIT 5;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+        RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint,
+            NULL::int, NULL::text, NULL::bigint, NULL::text;
     END IF;
     RETURN QUERY SELECT taskq_internal.severity(v_vacant, 1, 100, 'Infinity'), 'left behind',
         format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions() drops these',
@@ -431,11 +495,13 @@ DECLARE
             FROM known k WHERE k.stage IS NOT NULL AND k.nth < 1000)
         SELECT count(*) FROM known k JOIN taskq_internal.stage s ON s.stage = k.stage
         WHERE s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence));
-    v_owners bigint := (SELECT greatest(c.reltuples, s.n_live_tup) FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid
+    v_owners bigint := (SELECT greatest(c.reltuples, s.n_live_tup) FROM pg_class c JOIN pg_stat_user_tables s
+                        ON s.relid = c.oid
                         WHERE c.oid = 'taskq_internal.owner'::regclass);
 BEGIN
     RETURN QUERY SELECT taskq_internal.severity(v_stages, 1, 1000, 'Infinity'), 'left behind',
-        format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() forgets them', v_stages), v_stages, NULL::int;
+        format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() forgets them', v_stages), v_stages,
+            NULL::int;
     RETURN QUERY SELECT taskq_internal.severity(v_owners, 100000, 1000000, 'Infinity'), 'left behind',
         format('some %s owners are known; taskq.purge_owners() forgets those that hold nothing and gave no sign of life for long', v_owners),
         v_owners, NULL::int;
@@ -445,7 +511,8 @@ END $$;
 -- ended and their error groups. What ended is an estimate for a long history (taskq.throughput); the failures are
 -- those among the topic's newest 1,000. A tenth is a warning, a half critical; fewer than 5 are a notice.
 CREATE FUNCTION taskq_internal.health_of_failures()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_since   timestamptz := clock_timestamp() - interval '1 hour';
     v_topic   record;
@@ -456,10 +523,12 @@ DECLARE
     v_topics  int := 0;
 BEGIN
     FOR v_topic IN
-        SELECT p.topic_id, p.name, taskq_internal.recent_failures(p.topic_id, v_since, 100) AS failed FROM taskq_internal.topic p
+        SELECT p.topic_id, p.name, taskq_internal.recent_failures(p.topic_id, v_since, 100) AS failed
+            FROM taskq_internal.topic p
         WHERE taskq_internal.recent_failures(p.topic_id, v_since, 100) > 0 ORDER BY 3 DESC, 2 LIMIT 10
     LOOP
-        SELECT sum(f.failed), string_agg(format('%s x %s', f.failed, f.error_group), ', ' ORDER BY f.failed DESC, f.error_group) FILTER (WHERE f.place <= 3)
+        SELECT sum(f.failed), string_agg(format('%s x %s', f.failed, f.error_group), ', ' ORDER BY f.failed DESC,
+                f.error_group) FILTER (WHERE f.place <= 3)
             || CASE WHEN count(*) > 3 THEN format(' and %s other errors', count(*) - 3) ELSE '' END
         INTO v_failed, v_errors
         FROM (SELECT g.failed, g.error_group, row_number() OVER (ORDER BY g.failed DESC, g.error_group) AS place
@@ -471,38 +540,45 @@ BEGIN
             v_sampled := coalesce(v_sampled, (
                 SELECT jsonb_object_agg(n.topic, jsonb_build_object('failed', n.failed, 'ended', n.ended))
                 FROM (SELECT t.topic, sum(t.count) FILTER (WHERE t.state = :FAILED) AS failed, sum(t.count) AS ended
-                      FROM taskq.throughput('1 hour', 1) t WHERE t.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY t.topic) n), '{}');
+                      FROM taskq.throughput('1 hour', 1) t WHERE t.state BETWEEN :FAILED AND :SUCCEEDED
+                          GROUP BY t.topic) n), '{}');
             v_ended := greatest(v_ended, (v_sampled -> v_topic.name ->> 'ended')::bigint);
             v_failed := CASE WHEN v_failed < 1000 THEN v_failed
                              ELSE greatest(v_failed, (v_sampled -> v_topic.name ->> 'failed')::bigint) END;
         END IF;
         v_ended := greatest(v_ended, v_failed);
-        severity := CASE WHEN v_failed < 5 THEN 'notice' ELSE taskq_internal.severity(v_failed::numeric / v_ended, 0, 0.1, 0.5) END;
+        severity := CASE WHEN v_failed < 5 THEN 'notice'
+            ELSE taskq_internal.severity(v_failed::numeric / v_ended, 0, 0.1, 0.5) END;
         subject := 'failures';
-        detail := format('topic %L: %s of %s tasks that ended in the last hour FAILED (%s %%): %s', v_topic.name, v_failed, v_ended,
+        detail := format('topic %L: %s of %s tasks that ended in the last hour FAILED (%s %%): %s', v_topic.name,
+                         v_failed, v_ended,
                          round(100.0 * v_failed / v_ended, 1), v_errors);
         value := v_failed;
         topic := v_topic.name;
         RETURN NEXT;
     END LOOP;
     IF v_topics = 0 THEN
-        RETURN QUERY SELECT 'fine', 'failures', 'no task has FAILED in the last hour', 0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+        RETURN QUERY SELECT 'fine', 'failures', 'no task has FAILED in the last hour', 0::bigint, NULL::int, NULL::text,
+            NULL::bigint, NULL::text;
     END IF;
 END $$;
 
 -- The number of tasks among the newest p_most FAILED ones of a topic that failed since a moment.
-CREATE FUNCTION taskq_internal.recent_failures(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.recent_failures(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
                 SELECT e.completed FROM taskq_internal.ended e
-                WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+                WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED
+                    AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
                 ORDER BY e.sequence DESC LIMIT p_most) n
             WHERE n.completed >= p_since);
 END $$;
 
 -- The number of tasks among the newest p_most ended ones of a topic that ended, FAILED to SUCCEEDED, since a moment.
-CREATE FUNCTION taskq_internal.recent_ends(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.recent_ends(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (

@@ -1,26 +1,33 @@
 -- History: how a task came to its state, and why it does not run.
 
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
-RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text, other bigint, error text,
+RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text,
+               other bigint, error text,
                error_summary text, waited interval, ran interval)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
-    v_created  timestamptz := (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence);
+    v_created  timestamptz := (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = v_topic_id
+                               AND t.sequence = p_sequence);
 BEGIN
     RETURN QUERY
     SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error,
-           n.error_summary, taskq_internal.queue_time(v_created, n.due, n.polled), taskq_internal.run_time(n.polled, n.until) FROM (
-        SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder, NULL::text AS actor,
+           n.error_summary, taskq_internal.queue_time(v_created, n.due, n.polled),
+               taskq_internal.run_time(n.polled, n.until) FROM (
+        SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder,
+            NULL::text AS actor,
                NULL::text AS role, NULL::bigint AS other, NULL::text AS error,
-               NULL::text AS error_summary, NULL::timestamptz AS due, NULL::timestamptz AS polled, NULL::timestamptz AS until, 0 AS place
+               NULL::text AS error_summary, NULL::timestamptz AS due, NULL::timestamptz AS polled, NULL::timestamptz
+                   AS until, 0 AS place
         FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
         SELECT h.happened,
-               CASE h.kind WHEN :HISTORY_FAILED THEN 'failed' WHEN :HISTORY_LAPSED THEN 'lapsed' WHEN :HISTORY_RESET THEN 'started anew'
-                   WHEN :HISTORY_RECREATED THEN 'recreated' WHEN :HISTORY_REASSIGNED THEN 'reassigned' WHEN :HISTORY_PAUSED THEN 'paused'
+               CASE h.kind WHEN :HISTORY_FAILED THEN 'failed' WHEN :HISTORY_LAPSED THEN 'lapsed' WHEN :HISTORY_RESET
+                   THEN 'started anew'
+                   WHEN :HISTORY_RECREATED THEN 'recreated' WHEN :HISTORY_REASSIGNED THEN 'reassigned'
+                       WHEN :HISTORY_PAUSED THEN 'paused'
                    WHEN :HISTORY_RESUMED THEN 'resumed' WHEN :HISTORY_DUE_SET THEN 'due set'
                    WHEN :HISTORY_ATTEMPTS_SET THEN 'attempts set' WHEN :HISTORY_PRIORITY_SET THEN 'priority set'
                    WHEN :HISTORY_CANCELED THEN 'canceled' END, h.state, h.attempt, h.holder,
@@ -28,11 +35,13 @@ BEGIN
         FROM (SELECT * FROM taskq_internal.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
               ORDER BY m.happened DESC LIMIT 200) h
         UNION ALL
-        SELECT l.polled, 'held', 0, l.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, NULL,
+        SELECT l.polled, 'held', 0, l.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = l.holder),
+            NULL, NULL, NULL, NULL, NULL,
                l.available_at, l.polled, statement_timestamp(), 2
         FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
         UNION ALL
-        SELECT e.completed, 'ended', e.state, e.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
+        SELECT e.completed, 'ended', e.state, e.attempt,
+            (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
                e.error, e.error_summary, e.available_at, e.polled, e.completed, 2
         FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
     ORDER BY n.place, n.happened;
@@ -51,13 +60,16 @@ DECLARE
 BEGIN
     SELECT * INTO v_live FROM taskq_internal.live l WHERE l.topic_id = v_topic.topic_id AND l.sequence = p_sequence;
     IF FOUND THEN
-        RETURN CASE WHEN v_live.holder IS NULL THEN taskq_internal.explain_waiting(v_topic, v_live) ELSE taskq_internal.explain_held(v_live.holder) END;
+        RETURN CASE WHEN v_live.holder IS NULL THEN taskq_internal.explain_waiting(v_topic, v_live)
+            ELSE taskq_internal.explain_held(v_live.holder) END;
     END IF;
-    SELECT taskq.explain_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name) AS why, e.state, e.completed, e.error_summary
+    SELECT taskq.explain_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name) AS why, e.state,
+        e.completed, e.error_summary
     INTO v_ended FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
     WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
     IF FOUND THEN
-        RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE WHEN v_ended.completed IS NOT NULL
+        RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE
+                                      WHEN v_ended.completed IS NOT NULL
             THEN format(' since %s', taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))) END), v_ended.why,
             CASE WHEN v_ended.state = :FAILED THEN v_ended.error_summary END);
     END IF;
@@ -78,9 +90,11 @@ DECLARE
     v_reach interval;
 BEGIN
     PERFORM taskq_internal.check_duration('throughput: the span', p_span);
-    v_reach := CASE WHEN p_spans * extract(epoch FROM p_span) < 31536000000 THEN p_spans * p_span ELSE interval '365000 days' END;
+    v_reach := CASE WHEN p_spans * extract(epoch FROM p_span) < 31536000000 THEN p_spans * p_span
+        ELSE interval '365000 days' END;
     FOR v_table IN SELECT c.oid::regclass AS name, pg_relation_size(c.oid) / current_setting('block_size')::int AS pages
-                   FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid WHERE h.inhparent = 'taskq_internal.ended'::regclass LOOP
+                   FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
+                       WHERE h.inhparent = 'taskq_internal.ended'::regclass LOOP
         v_share := least(100, 100.0 * p_pages / greatest(v_table.pages, 1));
         RETURN QUERY EXECUTE format(
             'SELECT p.name, n.span, n.state, round(n.count * 100 / $1)::bigint, $1 / 100 FROM (
@@ -104,19 +118,23 @@ DECLARE
 BEGIN
     SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, :READY) AS state INTO v_first
     FROM taskq_internal.dependency d
-    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
+                        AND t.topic_id = d.on_topic_id
                         ORDER BY t.sequence DESC LIMIT 1) n
     LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
     LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
     WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM :SUCCEEDED LIMIT 1;
     RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll looks again'
-                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name, v_first.sequence,
-                            CASE WHEN v_first.state = :READY THEN 'not ended' ELSE taskq.state_name(v_first.state) END) END;
+                ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name,
+                            v_first.sequence,
+                            CASE WHEN v_first.state = :READY THEN 'not ended'
+                                ELSE taskq.state_name(v_first.state) END) END;
 END $$;
 COMMENT ON FUNCTION taskq.explain_dependency IS
 'The first dependency that is not fulfilled, as a sentence.';
 
-CREATE FUNCTION taskq.explain_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz)
+CREATE FUNCTION taskq.explain_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint,
+                                    p_attempt int, p_due timestamptz)
 RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_paused THEN 'the topic is paused'
@@ -124,13 +142,15 @@ BEGIN
                 WHEN p_waits = :WAITS_DEPENDENCIES THEN taskq.explain_dependency(p_topic_id, p_sequence)
                 WHEN p_waits = :WAITS_PROBE THEN 'waits for the retry that its topic tries first'
                 WHEN p_due > statement_timestamp() THEN
-                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END, taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp()))
+                    format('%s in %s', CASE WHEN p_attempt > 0 THEN 'tried again' ELSE 'due' END,
+                           taskq.format_duration(taskq_internal.clamp_moment(p_due) - statement_timestamp()))
                 ELSE concat_ws('; ', 'may be polled', taskq.explain_turn(p_topic_id, p_sequence)) END;
 END $$;
 COMMENT ON FUNCTION taskq.explain_ready IS
 'Why a READY task is not running, from its columns. Used by the view taskq.tasks.';
 
-CREATE FUNCTION taskq.explain_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text) RETURNS text
+CREATE FUNCTION taskq.explain_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int,
+                                    p_owner text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_state = :EXPIRED THEN format('the lease of %s ran out; it waits to be revived', p_owner)
                 WHEN p_state = :FAILED AND p_attempt < p_max_attempts THEN
@@ -148,18 +168,22 @@ CREATE FUNCTION taskq_internal.current_actor() RETURNS text LANGUAGE sql STABLE 
     SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
 $$;
 
--- Records what is about to happen to ended tasks: RESET, RECREATED or REASSIGNED. p_others goes with p_sequences if the kind has
--- one.
-CREATE FUNCTION taskq_internal.record_ended_change(p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL) RETURNS void
+-- Records what is about to happen to ended tasks: RESET, RECREATED or REASSIGNED. p_others goes with p_sequences if
+-- the kind has one.
+CREATE FUNCTION taskq_internal.record_ended_change(p_topic_id int, p_kind int, p_sequences bigint[],
+        p_others bigint[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
-    INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, role, error, error_summary)
+    INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, role,
+            error, error_summary)
     SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt,
-           (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), u.other, taskq_internal.current_actor(), session_user,
+           (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), u.other,
+               taskq_internal.current_actor(), session_user,
            right(e.error, 2000), e.error_summary
     FROM unnest(p_sequences, p_others) AS u (sequence, other)
-    JOIN (SELECT * FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e ON e.sequence = u.sequence;
+    JOIN (SELECT * FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) e
+        ON e.sequence = u.sequence;
 END $$;
 
 -- Whether the failure of an attempt is recorded: of the first hundred each, then every hundredth, so that a task
@@ -170,15 +194,19 @@ $$;
 
 -- How long an attempt waited: from its due time, or from the push if that was later, to the poll that claimed it;
 -- NULL if no poll did.
-CREATE FUNCTION taskq_internal.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz)
+    RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_polled IS NOT NULL
-                THEN greatest(taskq_internal.clamp_moment(p_polled) - taskq_internal.clamp_moment(greatest(p_created, p_due)), interval '0') END
+                THEN greatest(taskq_internal.clamp_moment(p_polled) - taskq_internal.clamp_moment(greatest(p_created,
+                        p_due)), interval '0') END
 $$;
 
 -- How long an attempt ran, from the poll that claimed it to its end; NULL if it was not claimed or has no end.
-CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE
+    AS $$
     SELECT CASE WHEN p_polled IS NOT NULL AND p_end IS NOT NULL
-                THEN greatest(taskq_internal.clamp_moment(p_end) - taskq_internal.clamp_moment(p_polled), interval '0') END
+                THEN greatest(taskq_internal.clamp_moment(p_end) - taskq_internal.clamp_moment(p_polled),
+                              interval '0') END
 $$;
 
 -- The holder of a task, and the end of its lease, as a sentence.
@@ -192,7 +220,8 @@ CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUA
 $$;
 
 -- The first thing that keeps a READY task, or else its position, as a sentence.
-CREATE FUNCTION taskq_internal.explain_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq_internal.explain_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live) RETURNS text
+    LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_way text;
 BEGIN
@@ -205,7 +234,8 @@ BEGIN
     ELSIF p_task.waits = :WAITS_PROBE AND p_task.available_at <= statement_timestamp() THEN
         RETURN 'retries of its topic fail, and another one is tried first';
     ELSIF p_task.available_at > statement_timestamp() THEN
-        RETURN concat_ws(': ', format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
+        RETURN concat_ws(': ', format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again'
+                                      ELSE 'due' END,
                                       taskq.format_duration(taskq_internal.clamp_moment(p_task.available_at) - statement_timestamp())),
                          CASE WHEN p_task.attempt > 0 THEN p_task.error_summary END);
     END IF;
@@ -218,14 +248,16 @@ END $$;
 CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_last timestamptz := (SELECT taskq_internal.clamp_moment(max(n.completed)) FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
+    v_last timestamptz := (SELECT taskq_internal.clamp_moment(max(n.completed))
+                           FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
                                                          ORDER BY e.sequence DESC LIMIT 100) n);
 BEGIN
     IF v_last > statement_timestamp() - interval '1 minute' OR p_topic_id = ANY (taskq_internal.served_topics()) THEN
         RETURN NULL;
     END IF;
     RETURN 'no worker seems to poll its topic: ' || coalesce(
-        'the last task of it ended ' || taskq.format_duration(statement_timestamp() - v_last) || ' ago', 'none of its tasks has ended yet');
+        'the last task of it ended ' || taskq.format_duration(statement_timestamp() - v_last) || ' ago',
+            'none of its tasks has ended yet');
 END $$;
 
 -- The position of a READY task among the first thousand that may be polled, as a sentence.
@@ -236,7 +268,8 @@ DECLARE
 BEGIN
     SELECT f.place INTO v_place FROM (
         SELECT l.sequence, row_number() OVER () AS place FROM (
-            SELECT n.sequence FROM taskq_internal.live n WHERE n.topic_id = p_topic_id AND n.holder IS NULL AND n.waits <= :WAITS_NOTHING
+            SELECT n.sequence FROM taskq_internal.live n WHERE n.topic_id = p_topic_id AND n.holder IS NULL
+                AND n.waits <= :WAITS_NOTHING
             ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) f
     WHERE f.sequence = p_sequence;
     RETURN CASE WHEN v_place = 1 THEN 'it is ready, and the next in line'

@@ -16,14 +16,16 @@ DECLARE
 BEGIN
     PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
     INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen, registered_by)
-    VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(), taskq_internal.acting_role())
+    VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(),
+            taskq_internal.acting_role())
     ON CONFLICT (name) DO UPDATE SET  -- drawn anew, as the wait for the row may have let others pass
         fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by
     WHERE taskq_internal.may_act_as(o.registered_by)
     RETURNING o.* INTO v_owner;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('42501', format('owner %L was registered by another role than %I, which is limited to topics: register'
+        PERFORM taskq_internal.raise_error('42501',
+                format('owner %L was registered by another role than %I, which is limited to topics: register'
                                                       ' another name', p_owner, taskq_internal.acting_role()));
     END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
@@ -44,7 +46,8 @@ BEGIN
     PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
     UPDATE taskq_internal.owner o SET
         fence = nextval('taskq_internal.fence'), claim_fence = p_claim, lease = p_lease,
-        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = taskq_internal.acting_role()
+        lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(),
+            registered_by = taskq_internal.acting_role()
     WHERE o.name = p_owner AND o.fence IS NOT NULL AND (o.fence = p_claim OR o.claim_fence = p_claim)
       AND taskq_internal.may_act_as(o.registered_by)
     RETURNING o.* INTO v_owner;
@@ -64,7 +67,8 @@ DECLARE
     v_until timestamptz;
 BEGIN
     UPDATE taskq_internal.owner SET lease_until = clock_timestamp() + lease, seen = clock_timestamp()
-    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) RETURNING lease_until INTO v_until;
+    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) RETURNING lease_until
+        INTO v_until;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
@@ -105,12 +109,15 @@ DECLARE
 BEGIN
     PERFORM taskq_internal.require_read_committed('leases end');
     UPDATE taskq_internal.owner SET fence = NULL, seen = clock_timestamp()
-    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) RETURNING owner_id INTO v_owner_id;
+    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) RETURNING owner_id
+        INTO v_owner_id;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
-        available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1,
+        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
+        available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
+                        AND t.sequence = l.sequence)
     WHERE l.holder = v_owner_id;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     DELETE FROM taskq_internal.deferred_task WHERE fence = p_fence;
@@ -134,25 +141,31 @@ BEGIN
                       FOR UPDATE SKIP LOCKED);
     UPDATE taskq_internal.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
     INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
-    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt, o.name
+    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt,
+        o.name
     FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = ANY (v_lapsed);
     WITH gone AS (
         DELETE FROM taskq_internal.live l USING taskq_internal.topic p
         WHERE l.holder = ANY (v_lapsed) AND p.topic_id = l.topic_id
           AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
         RETURNING l.*, p.on_expiry)
-    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
+                                      crashes, redelivered,
                              identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
-           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
+           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry
+               WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
            g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
     FROM gone g
     CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
         THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
         ELSE g.error END AS error) n;
     GET DIAGNOSTICS v_ended = ROW_COUNT;
-    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1, redelivered = true,
-        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits), available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id AND t.sequence = l.sequence)
+    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1,
+        redelivered = true,
+        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
+            available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
+                            AND t.sequence = l.sequence)
     WHERE l.holder = ANY (v_lapsed);
     GET DIAGNOSTICS v_given = ROW_COUNT;
     PERFORM taskq.prune_stages();
@@ -165,7 +178,8 @@ counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whos
 in flight. Also removes what executors of these owners have staged.';
 
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
-RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int, redelivered boolean)
+RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,
+               redelivered boolean)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
@@ -178,7 +192,8 @@ BEGIN
     RETURN QUERY
     SELECT t.sequence, p.name, t.identifier, t.payload, t.reference, l.attempt, l.redelivered
     FROM (SELECT * FROM taskq_internal.live WHERE holder = v_owner_id) l
-    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_held)) t USING (sequence)
+    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_held)) t
+        USING (sequence)
     JOIN taskq_internal.topic p ON p.topic_id = t.topic_id
     WHERE p_topic IS NULL OR p.name = p_topic
     ORDER BY l.priority DESC, l.available_at, l.sequence;
@@ -193,7 +208,8 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     PERFORM taskq_internal.check_lock(p_name, p_by, p_at_most, p_at_least);
-    IF NOT taskq_internal.is_lock_free(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name) OR NOT taskq_internal.is_lock_free(p_name, p_by) THEN
+    IF NOT taskq_internal.is_lock_free(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name)
+        OR NOT taskq_internal.is_lock_free(p_name, p_by) THEN
         RETURN false;
     END IF;
     INSERT INTO taskq_internal.lock AS k (name, held_by, locked, at_least, until)
@@ -211,7 +227,8 @@ if another holder has it. Never waits. Errors: TQ000, TQ008 for a blank name or 
 
 CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT taskq_internal.is_lock_held(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name) OR NOT taskq_internal.is_lock_held(p_name, p_by) THEN
+    IF NOT taskq_internal.is_lock_held(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name)
+        OR NOT taskq_internal.is_lock_held(p_name, p_by) THEN
         RETURN false;
     END IF;
     UPDATE taskq_internal.lock SET held_by = '', until = at_least WHERE name = p_name;
@@ -286,7 +303,8 @@ DECLARE
     v_owner_id bigint;
 BEGIN
     SELECT owner_id INTO v_owner_id FROM taskq_internal.owner
-    WHERE name = p_owner AND fence = p_fence AND lease_until > clock_timestamp() AND taskq_internal.may_act_as(registered_by)
+    WHERE name = p_owner AND fence = p_fence AND lease_until > clock_timestamp()
+        AND taskq_internal.may_act_as(registered_by)
     FOR KEY SHARE SKIP LOCKED;
     IF NOT FOUND AND NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
                                  AND lease_until > clock_timestamp() AND taskq_internal.may_act_as(registered_by)) THEN
@@ -301,7 +319,8 @@ BEGIN
 END $$;
 
 -- What a task waits for when it is given back: a retry of a probing topic for its probe, other tasks for nothing.
-CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint
+    LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id) THEN
         RETURN :WAITS_PROBE;
@@ -310,13 +329,16 @@ BEGIN
 END $$;
 
 -- Raises TQ000 for a blank holder or name, or an invalid time.
-CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void
+    LANGUAGE plpgsql AS $$
 BEGIN
     IF p_by IS NULL OR p_by !~ '\S' THEN
         PERFORM taskq_internal.raise_error('TQ000', format('lock %L: its holder has to have a name', p_name));
     END IF;
-    IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0' AND p_at_most THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',
+    IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0'
+        AND p_at_most THEN
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',
                                              p_name, p_at_most, p_at_least));
     END IF;
     PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
@@ -326,13 +348,15 @@ END $$;
 -- Whether p_by may have the named lock: it has no holder, p_by holds it, or it has run out.
 CREATE FUNCTION taskq_internal.is_lock_free(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN NOT EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by <> p_by AND until > clock_timestamp());
+    RETURN NOT EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by <> p_by
+                       AND until > clock_timestamp());
 END $$;
 
 -- Whether p_by has the named lock.
 CREATE FUNCTION taskq_internal.is_lock_held(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by AND until > clock_timestamp());
+    RETURN EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by
+                   AND until > clock_timestamp());
 END $$;
 
 -- Keeps all others from changing the named lock until this transaction ends; false if another transaction does.

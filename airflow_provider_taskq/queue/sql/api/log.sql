@@ -1,15 +1,16 @@
 -- The log: a topic's tasks read in the order of their sequences, by any number of readers, taking nothing.
 --
--- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a reader
--- can pass a number whose task is committed later. So a transaction that pushes makes three announcements before it draws
--- a number. All of them are locks that end with it:
+-- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a
+-- reader can pass a number whose task is committed later. So a transaction that pushes makes three announcements
+-- before it draws a number. All of them are locks that end with it:
 --
 --   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
 --   topic   an advisory lock on the topic (taskq_internal.lock_topic_shared), or ROW SHARE on taskq_internal.unplaced_push: all topics
 --   push    ROW SHARE on taskq_internal.push, taken last
 --
--- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction that
--- holds `push` and announces the topic; a push without a floor has floor 0. Why nothing below the horizon is ever skipped:
+-- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction
+-- that holds `push` and announces the topic; a push without a floor has floor 0. Why nothing below the horizon is
+-- ever skipped:
 --
 --   1. The reader looks up M, the last number drawn, and then, in one look at pg_locks, the floors of open pushes. The
 --      horizon H is the least of them, at most M + 1. Then it reads on a new snapshot, up to but not including H.
@@ -19,20 +20,21 @@
 --      or ended during the look. Locks are released after the rows became visible: the reader's later snapshot sees the
 --      task, or no snapshot ever will.
 --
--- One look at pg_locks is not one moment: it reads the fast-path slots of each session first, where `push` usually is, and
--- then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another session asks
--- for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is open throughout
--- shows `push` in the slots, under the same virtual transaction as the rest, or in the table together with the rest.
+-- One look at pg_locks is not one moment: it reads the fast-path slots of each session first, where `push` usually
+-- is, and then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another
+-- session asks for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is
+-- open throughout shows `push` in the slots, under the same virtual transaction as the rest, or in the table together
+-- with the rest.
 --
 -- A savepoint that is rolled back takes its tasks along with its locks, and the next push announces again. Prepared
--- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_blockers names them), and for
--- no other transaction, in this database or another. Its own uncommitted push counts like any other's: the log has
--- committed tasks only.
+-- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_blockers names them), and
+-- for no other transaction, in this database or another. Its own uncommitted push counts like any other's: the log
+-- has committed tasks only.
 --
 -- What other roles can do. Any role that can connect can take any advisory lock, so floor and topic count only beside
 -- `push`, which no role can take without drawing numbers (see migration 0005). A role that takes the key of a floor
--- exclusively makes a push take a lower floor; the key of a topic, makes it count for all topics. Both are safe. Any role
--- can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
+-- exclusively makes a push take a lower floor; the key of a topic, makes it count for all topics. Both are safe. Any
+-- role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
 --
 -- Numbers are drawn one by one (CACHE 1), which all this rests on.
 
@@ -72,7 +74,8 @@ BEGIN
     RETURN QUERY
     SELECT t.sequence, t.identifier, t.payload, t.reference FROM taskq_internal.task t
     WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < v_horizon
-      AND (p_partitions = 1 OR taskq_internal.partition_of(t.identifier, p_partitions, p_level, t.sequence) = p_partition)
+      AND (p_partitions = 1 OR taskq_internal.partition_of(t.identifier, p_partitions, p_level,
+              t.sequence) = p_partition)
     ORDER BY t.sequence LIMIT greatest(p_size, 0);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count < p_size THEN
@@ -102,7 +105,8 @@ CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cur
 LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO taskq_internal.progress AS p (group_name, topic_id, partition, cursor, advanced)
-    VALUES (p_group, (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id, p_partition, p_cursor, clock_timestamp())
+    VALUES (p_group, (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id, p_partition, p_cursor,
+            clock_timestamp())
     ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
 END $$;
 COMMENT ON FUNCTION taskq.advance IS
@@ -114,16 +118,16 @@ CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTAB
     SELECT 32327  -- 0x7E47, "taskq" to nobody else
 $$;
 
--- Announces this transaction's floor and that it pushes, before it draws a number from taskq_internal.task_sequence. Never
--- waits. Returns the floor.
--- To lock again what the transaction holds adds no entry to the server's lock table: so 10,000 pushes take one floor, that
--- of the first, which taskq.log_floor carries; the setting ends with the lock, at the end of the transaction or a rollback to
--- a savepoint. A floor in use by another program is passed by steps at random, which cannot be foreseen; if 0 is in use
--- too, there is none, and readers count it as 0.
+-- Announces this transaction's floor and that it pushes, before it draws a number from taskq_internal.task_sequence.
+-- Never waits. Returns the floor. To lock again what the transaction holds adds no entry to the server's lock table:
+-- so 10,000 pushes take one floor, that of the first, which taskq.log_floor carries; the setting ends with the lock,
+-- at the end of the transaction or a rollback to a savepoint. A floor in use by another program is passed by steps at
+-- random, which cannot be foreseen; if 0 is in use too, there is none, and readers count it as 0.
 CREATE FUNCTION taskq_internal.announce_push() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_hint  text := current_setting('taskq.log_floor', true);
-    v_floor bigint := least(coalesce(pg_sequence_last_value('taskq_internal.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
+    v_floor bigint := least(coalesce(pg_sequence_last_value('taskq_internal.task_sequence'), 0) + 1,
+                            (1::bigint << 48) - 1);
 BEGIN
     IF v_hint ~ '^[0-9]{1,15}$' THEN
         v_floor := least(v_floor, v_hint::bigint);
@@ -149,11 +153,13 @@ END $$;
 -- The open transactions that push: the floor from which each holds logs back, and the topics that it announced;
 -- everywhere if it could not announce one. One look at pg_locks. A prepared transaction has no pid.
 CREATE FUNCTION taskq_internal.push_transactions()
-RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean) LANGUAGE sql STABLE AS $$
+RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean) LANGUAGE sql STABLE
+    AS $$
     SELECT l.virtualtransaction, min(l.pid),
            coalesce(min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
                         FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq_internal.log_lock_class()), 0),
-           coalesce(array_agg(l.objid::bigint) FILTER (WHERE l.objsubid = 2 AND l.classid::bigint = taskq_internal.topic_lock_class()), '{}'),
+           coalesce(array_agg(l.objid::bigint) FILTER (WHERE l.objsubid = 2
+                   AND l.classid::bigint = taskq_internal.topic_lock_class()), '{}'),
            bool_or(l.relation = 'taskq_internal.unplaced_push'::regclass) IS TRUE
     FROM pg_locks l
     WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -164,7 +170,8 @@ RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], 
 $$;
 
 -- The open transactions that push to a topic.
-CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int) RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
+CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int)
+    RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
 LANGUAGE sql STABLE AS $$
     SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.push_transactions() o
     WHERE o.everywhere OR p_topic_id = ANY (o.topics)
@@ -180,18 +187,22 @@ BEGIN
 END $$;
 
 -- Raises TQ000 for a partition that does not exist, and for a transaction in which the log cannot be read.
-CREATE FUNCTION taskq_internal.check_log_read(p_partition int, p_partitions int, p_level int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_log_read(p_partition int, p_partitions int, p_level int) RETURNS void
+    LANGUAGE plpgsql AS $$
 BEGIN
     IF p_partitions < 1 OR p_partition NOT BETWEEN 0 AND p_partitions - 1 THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('partition %s of %s: partitions count from 0, and there is at least one',
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('partition %s of %s: partitions count from 0, and there is at least one',
                                              p_partition, p_partitions));
     END IF;
     IF p_level < 0 THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('level %s: 0 is the task itself, n its first n levels', p_level));
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('level %s: 0 is the task itself, n its first n levels', p_level));
     END IF;
     PERFORM taskq_internal.require_read_committed('the log is read');
     IF pg_is_in_recovery() THEN
-        PERFORM taskq_internal.raise_error('TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
+        PERFORM taskq_internal.raise_error('TQ000',
+                'the log is read on the primary: a standby does not know which pushes are open');
     END IF;
 END $$;
 

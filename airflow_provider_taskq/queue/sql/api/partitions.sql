@@ -29,7 +29,8 @@ BEGIN
     IF taskq_internal.has_own_tables(v_topic.topic_id) THEN
         RETURN NULL;
     END IF;
-    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;  -- waits for a taskq.set_paused that has not ended
+    -- waits for a taskq.set_paused that has not ended
+    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
     v_paused := EXISTS (SELECT FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
                 AND taskq_internal.record_pause(v_topic.topic_id, true, 'the move to its own tables');
     LOOP  -- another program may hold the very same key by chance
@@ -52,19 +53,22 @@ $$;
 COMMENT ON FUNCTION taskq.end_move_session IS
 'Releases the lock that marks this session as the one of the move.';
 
-CREATE FUNCTION taskq.create_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.create_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql
+    AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
     v_options  text;
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-        v_options := (SELECT array_to_string(c.reloptions, ', ') FROM pg_class c WHERE c.oid = format('taskq_internal.%I_default', v_table)::regclass);
+        v_options := (SELECT array_to_string(c.reloptions, ', ') FROM pg_class c
+                      WHERE c.oid = format('taskq_internal.%I_default', v_table)::regclass);
         EXECUTE format('DROP TABLE IF EXISTS taskq_internal.%I', v_table || '_' || v_topic_id);
         EXECUTE format('CREATE TABLE taskq_internal.%I (LIKE taskq_internal.%I INCLUDING ALL, CONSTRAINT apart CHECK (topic_id = %s))%s',
                        v_table || '_' || v_topic_id, v_table, v_topic_id, coalesce(' WITH (' || v_options || ')', ''));
     END LOOP;
-    UPDATE taskq_internal.topic_move SET step = 'its tables were made' WHERE topic_id = v_topic_id AND step = 'the topic was paused';
+    UPDATE taskq_internal.topic_move SET step = 'its tables were made' WHERE topic_id = v_topic_id
+        AND step = 'the topic was paused';
 END $$;
 COMMENT ON FUNCTION taskq.create_own_tables IS
 'Step 2 of a move: creates the topic''s tables with the columns, indexes and storage parameters of the shared ones.
@@ -76,10 +80,12 @@ DECLARE
 BEGIN
     PERFORM set_config('lock_timeout', least(ceil(extract(epoch FROM p_patience) * 1000), 2147483647) || 'ms', true);
     PERFORM taskq_internal.lock_topic_exclusive(v_topic_id);
-    PERFORM pg_advisory_lock(taskq_internal.topic_lock_class(), v_topic_id);  -- granted at once: this transaction holds it
+    -- granted at once: this transaction holds it
+    PERFORM pg_advisory_lock(taskq_internal.topic_lock_class(), v_topic_id);
     RETURN v_topic_id;
 EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq_internal.raise_error('TQ000', format('pushes to topic %L have been open for longer than %s', p_topic, taskq.format_duration(p_patience)));
+    PERFORM taskq_internal.raise_error('TQ000',
+            format('pushes to topic %L have been open for longer than %s', p_topic, taskq.format_duration(p_patience)));
 END $$;
 COMMENT ON FUNCTION taskq.lock_pushes IS
 'Keeps pushes to a topic out for this session until unlock_pushes, over several transactions, and returns the topic''s
@@ -97,18 +103,21 @@ $$;
 COMMENT ON FUNCTION taskq.has_held_tasks IS
 'Whether any owner holds tasks of the topic. Errors: TQ001.';
 
-CREATE FUNCTION taskq.close_shared_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.close_shared_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
 BEGIN
-    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['live', 'task_default', 'live_default', 'ended_default'], p_patience)
+    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['live', 'task_default', 'live_default', 'ended_default'],
+            p_patience)
        OR taskq_internal.topic_has_held_tasks(v_topic_id) THEN
         RETURN false;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
         EXECUTE format('ALTER TABLE taskq_internal.%1$I_default DROP CONSTRAINT IF EXISTS %2$I,'
-                       ' ADD CONSTRAINT %2$I CHECK (topic_id <> %3$s) NOT VALID', v_table, 'topic_moves_' || v_topic_id, v_topic_id);
+                       ' ADD CONSTRAINT %2$I CHECK (topic_id <> %3$s) NOT VALID', v_table, 'topic_moves_' || v_topic_id,
+                           v_topic_id);
     END LOOP;
     UPDATE taskq_internal.topic_move SET step = 'the shared tables were closed' WHERE topic_id = v_topic_id;
     RETURN true;
@@ -118,7 +127,8 @@ COMMENT ON FUNCTION taskq.close_shared_tables IS
 are held, or a session that uses the tables waits for this one: repeat it. Errors: TQ000 if the move has ended, or the
 tables stay in use for longer than p_patience.';
 
-CREATE FUNCTION taskq.move_to_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.move_to_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
@@ -128,17 +138,21 @@ BEGIN
         v_own := v_table || '_' || v_topic_id;
         EXECUTE format('WITH moved AS (DELETE FROM taskq_internal.%1$I_default WHERE topic_id = %2$s RETURNING *)'
                        ' INSERT INTO taskq_internal.%3$I SELECT * FROM moved', v_table, v_topic_id, v_own);
-        EXECUTE format('ALTER TABLE taskq_internal.%I_default VALIDATE CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
+        EXECUTE format('ALTER TABLE taskq_internal.%I_default VALIDATE CONSTRAINT %I', v_table,
+                       'topic_moves_' || v_topic_id);
         EXECUTE format('ANALYZE taskq_internal.%I', v_own);
     END LOOP;
-    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
+    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
+            'ended_default'], p_patience) THEN
         RAISE lock_not_available;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
         v_own := v_table || '_' || v_topic_id;
-        EXECUTE format('ALTER TABLE taskq_internal.%I ATTACH PARTITION taskq_internal.%I FOR VALUES IN (%s)', v_table, v_own, v_topic_id);
+        EXECUTE format('ALTER TABLE taskq_internal.%I ATTACH PARTITION taskq_internal.%I FOR VALUES IN (%s)', v_table,
+                       v_own, v_topic_id);
         EXECUTE format('ALTER TABLE taskq_internal.%I DROP CONSTRAINT apart', v_own);
-        EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT %I', v_table, 'topic_moves_' || v_topic_id);
+        EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT %I', v_table,
+                       'topic_moves_' || v_topic_id);
     END LOOP;
     PERFORM taskq_internal.end_move(v_topic_id);
     RETURN true;
@@ -149,7 +163,8 @@ COMMENT ON FUNCTION taskq.move_to_own_tables IS
 'Step 4 of a move: moves the rows, attaches the tables and ends the move. Returns false, and changes nothing, if a
 session that uses the tables waits for this one: repeat it. Errors: TQ000 as for close_shared_tables.';
 
-CREATE FUNCTION taskq.undo_partition_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.undo_partition_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
+    LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     IF NOT EXISTS (SELECT FROM taskq_internal.topic_move WHERE token = p_token) THEN
@@ -162,7 +177,8 @@ COMMENT ON FUNCTION taskq.undo_partition_move IS
 'Undoes a move, and resumes the topic if the move has paused it. Returns false if the move has ended. Errors: TQ000 as
 for close_shared_tables.';
 
-CREATE FUNCTION taskq.move_to_shared_tables(p_topic text, p_most bigint, p_patience interval) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.move_to_shared_tables(p_topic text, p_most bigint, p_patience interval) RETURNS boolean
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic;
     v_topic_id int;
@@ -179,12 +195,17 @@ BEGIN
     ELSIF NOT taskq_internal.has_own_tables(v_topic_id) THEN
         RETURN false;
     END IF;
-    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default']
-                            || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), p_patience) THEN
-        PERFORM taskq_internal.raise_error('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
+            'ended_default']
+                            || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t),
+                                p_patience) THEN
+        PERFORM taskq_internal.raise_error('TQ000',
+                'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
     END IF;
-    IF (SELECT count(*) FROM (SELECT FROM taskq_internal.task WHERE topic_id = v_topic_id LIMIT p_most + 1) t) > p_most THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('topic %L has more than %s tasks, and everybody would wait while they move back:'
+    IF (SELECT count(*) FROM (SELECT FROM taskq_internal.task WHERE topic_id = v_topic_id LIMIT p_most + 1) t) > p_most
+        THEN
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('topic %L has more than %s tasks, and everybody would wait while they move back:'
                                              ' purge it first, or allow for more', p_topic, p_most));
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
@@ -208,8 +229,10 @@ BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     v_vacant := ARRAY(SELECT * FROM taskq_internal.dropped_topics_with_tables());
     IF cardinality(v_vacant) > 0
-       AND NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default', 'ended_default'], p_patience) THEN
-        PERFORM taskq_internal.raise_error('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+       AND NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
+               'ended_default'], p_patience) THEN
+        PERFORM taskq_internal.raise_error('TQ000',
+                'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
     END IF;
     FOREACH v_topic_id IN ARRAY v_vacant LOOP
         PERFORM taskq_internal.reopen_shared_tables(v_topic_id, p_patience);
@@ -222,7 +245,8 @@ use for longer than p_patience.';
 
 -- Whether a topic has own tables.
 CREATE FUNCTION taskq_internal.has_own_tables(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq_internal.live'::regclass AND inhrelid = to_regclass('taskq_internal.live_' || p_topic_id))
+    SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq_internal.live'::regclass
+                   AND inhrelid = to_regclass('taskq_internal.live_' || p_topic_id))
 $$;
 
 -- Locks out other sessions that change tables, until this transaction ends. It comes before any other lock: two of
@@ -233,11 +257,14 @@ SET lock_timeout = '1min' AS $$
 BEGIN
     PERFORM taskq_internal.require_read_committed('topics move');
     PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_patience), true);
-    LOCK TABLE taskq_internal.topic_move IN SHARE UPDATE EXCLUSIVE MODE;  -- it conflicts with itself, and with no reading or writing of rows
+    -- it conflicts with itself, and with no reading or writing of rows
+    LOCK TABLE taskq_internal.topic_move IN SHARE UPDATE EXCLUSIVE MODE;
 EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq_internal.raise_error('TQ000', format('session %s has been moving another topic for longer than %s: repeat this when it is done',
+    PERFORM taskq_internal.raise_error('TQ000',
+            format('session %s has been moving another topic for longer than %s: repeat this when it is done',
         (SELECT l.pid FROM pg_locks l
-         WHERE l.relation = 'taskq_internal.topic_move'::regclass AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted LIMIT 1),
+         WHERE l.relation = 'taskq_internal.topic_move'::regclass AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted
+             LIMIT 1),
         taskq.format_duration(p_patience)));
 END $$;
 
@@ -262,7 +289,8 @@ DECLARE
 BEGIN
     SELECT * INTO v_move FROM taskq_internal.topic_move WHERE topic_id = p_topic.topic_id;
     IF FOUND AND v_move.pid <> pg_backend_pid() AND taskq_internal.is_move_connected(v_move) THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('topic %L is being moved to its own tables by session %s since %s: wait until the move has'
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('topic %L is being moved to its own tables by session %s since %s: wait until the move has'
             ' ended, or end it with pg_terminate_backend(%s) and repeat this', p_topic.name, v_move.pid,
             to_char(v_move.since, 'YYYY-MM-DD HH24:MI:SS TZ'), v_move.pid));
     END IF;
@@ -270,14 +298,16 @@ END $$;
 
 -- The number of the topic that moves under a token; TQ000 for a move that has ended or that another session has
 -- taken over.
-CREATE FUNCTION taskq_internal.require_move(p_topic text, p_token bigint, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.require_move(p_topic text, p_token bigint, p_patience interval) RETURNS int
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int;
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     SELECT m.topic_id INTO v_topic_id FROM taskq_internal.topic_move m WHERE m.token = p_token;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('this move of topic %L has ended: another session has finished, undone or replaced it,'
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('this move of topic %L has ended: another session has finished, undone or replaced it,'
                                              ' or the topic was dropped', p_topic));
     END IF;
     RETURN v_topic_id;
@@ -301,11 +331,14 @@ END $$;
 -- few times 10 ms. Raises TQ000 after p_patience, naming a session. Returns false, with nothing locked, if a session
 -- that uses these tables waits for this one: PostgreSQL would end one of the two. It checks that before each try,
 -- and a try is shorter than deadlock_timeout.
-CREATE FUNCTION taskq_internal.lock_tables_exclusively(p_tables text[], p_patience interval) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_tables_exclusively(p_tables text[], p_patience interval) RETURNS boolean
+    LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
     v_until timestamptz := clock_timestamp() + p_patience;
-    v_lock  text := (SELECT format('LOCK TABLE %s IN %%s MODE', string_agg('ONLY taskq_internal.' || quote_ident(t), ', ')) FROM unnest(p_tables) AS t);
+    v_lock  text := (SELECT format('LOCK TABLE %s IN %%s MODE',
+                                   string_agg('ONLY taskq_internal.' || quote_ident(t), ', ')) FROM unnest(p_tables)
+        AS t);
 BEGIN
     LOOP
         BEGIN
@@ -319,7 +352,8 @@ BEGIN
             RETURN true;
         EXCEPTION WHEN lock_not_available THEN
             IF clock_timestamp() > v_until THEN
-                PERFORM taskq_internal.raise_error('TQ000', format('the tables of the queue are in use, by session %s among others: try again when'
+                PERFORM taskq_internal.raise_error('TQ000',
+                        format('the tables of the queue are in use, by session %s among others: try again when'
                     ' it has ended, or with more patience', taskq_internal.session_using(p_tables)));
             END IF;
         END;
@@ -331,14 +365,16 @@ END $$;
 CREATE FUNCTION taskq_internal.blocks_session_using(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid
-        WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t)) AND l.granted
+        WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables)
+                                      AS t)) AND l.granted
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
 $$;
 
 -- The sessions that wait for this session, directly or through another, and since when.
 CREATE FUNCTION taskq_internal.sessions_blocked_by_this() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
     WITH RECURSIVE blocked AS MATERIALIZED (
-        SELECT l.pid, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers FROM pg_locks l WHERE NOT l.granted GROUP BY l.pid
+        SELECT l.pid, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers FROM pg_locks l WHERE NOT l.granted
+            GROUP BY l.pid
     ), waiting AS (
         SELECT b.pid, b.since FROM blocked b WHERE pg_backend_pid() = ANY (b.blockers)
         UNION
@@ -349,8 +385,10 @@ $$;
 -- The pid of the session with the oldest transaction that uses any of these tables.
 CREATE FUNCTION taskq_internal.session_using(p_tables text[]) RETURNS int LANGUAGE sql AS $$
     SELECT l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-    WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables) AS t))
-      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AND l.pid <> pg_backend_pid()
+    WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables)
+                                  AS t))
+      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND l.pid <> pg_backend_pid()
     ORDER BY a.xact_start LIMIT 1
 $$;
 
@@ -358,22 +396,27 @@ $$;
 CREATE FUNCTION taskq_internal.topic_has_held_tasks(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder IS NOT NULL ORDER BY l.holder, l.sequence) h
+    RETURN EXISTS (SELECT FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder IS NOT NULL
+                                ORDER BY l.holder, l.sequence) h
                    WHERE h.topic_id = p_topic_id);
 END $$;
 
 -- Undoes what is left of the move of a topic, by its number, and ends the move; also for a dropped topic.
-CREATE FUNCTION taskq_internal.reopen_shared_tables(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.reopen_shared_tables(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql
+    AS $$
 DECLARE
     v_table text;
 BEGIN
     IF EXISTS (SELECT FROM pg_constraint
                WHERE conrelid = 'taskq_internal.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
-        IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task_default', 'live_default', 'ended_default'], p_patience) THEN
-            PERFORM taskq_internal.raise_error('TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+        IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task_default', 'live_default', 'ended_default'],
+                p_patience) THEN
+            PERFORM taskq_internal.raise_error('TQ000',
+                    'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
         END IF;
         FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
-            EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT IF EXISTS %I', v_table, 'topic_moves_' || p_topic_id);
+            EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT IF EXISTS %I', v_table,
+                           'topic_moves_' || p_topic_id);
         END LOOP;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
@@ -398,9 +441,11 @@ BEGIN
             RETURN NULL;
         END IF;
         v_count := (SELECT count(*) FROM taskq_internal.task WHERE topic_id = p_topic_id);
-        IF NOT taskq_internal.has_own_tables(p_topic_id) THEN  -- it was moved back meanwhile; from here on taskq_internal.task is in use, and it stays
+        -- it was moved back meanwhile; from here on taskq_internal.task is in use, and it stays
+        IF NOT taskq_internal.has_own_tables(p_topic_id) THEN
             RETURN NULL;
-        ELSIF NOT taskq_internal.lock_tables_exclusively(ARRAY(SELECT t || '_' || p_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t), '1 second') THEN
+        ELSIF NOT taskq_internal.lock_tables_exclusively(ARRAY(SELECT t || '_' || p_topic_id
+                FROM unnest(ARRAY['task', 'live', 'ended']) AS t), '1 second') THEN
             RAISE lock_not_available;
         END IF;
         IF p_drops THEN
@@ -409,7 +454,8 @@ BEGIN
     EXCEPTION WHEN SQLSTATE 'TQ000' OR lock_not_available THEN
         RETURN NULL;
     END;
-    EXECUTE format('TRUNCATE taskq_internal.task_%1$s, taskq_internal.live_%1$s, taskq_internal.ended_%1$s', p_topic_id);
+    EXECUTE format('TRUNCATE taskq_internal.task_%1$s, taskq_internal.live_%1$s, taskq_internal.ended_%1$s',
+                   p_topic_id);
     PERFORM taskq_internal.delete_waits(p_topic_id);
     RETURN v_count;
 END $$;
@@ -432,14 +478,16 @@ BEGIN
     DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id;
     DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id;
     PERFORM taskq_internal.wake_dependents(p_topic_id, ARRAY(
-        SELECT DISTINCT d.on_identifier FROM taskq_internal.dependency d WHERE d.on_topic_id = p_topic_id AND d.waiting));
+        SELECT DISTINCT d.on_identifier FROM taskq_internal.dependency d WHERE d.on_topic_id = p_topic_id
+            AND d.waiting));
 END $$;
 
 -- The numbers of dropped topics of which a table, or the constraint of an unfinished move, is left.
 CREATE FUNCTION taskq_internal.dropped_topics_with_tables() RETURNS SETOF int LANGUAGE sql STABLE AS $$
     SELECT n.topic_id FROM (
         SELECT substring(c.relname FROM '[0-9]+$')::int AS topic_id FROM pg_class c
-        WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^(task|live|ended)_[0-9]+$'
+        WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind = 'r'
+            AND c.relname ~ '^(task|live|ended)_[0-9]+$'
         UNION
         SELECT substring(o.conname FROM '[0-9]+$')::int FROM pg_constraint o
         WHERE o.conrelid = 'taskq_internal.live_default'::regclass AND o.conname ~ '^topic_moves_[0-9]+$') n

@@ -25,7 +25,8 @@ DECLARE
     v_all   int := 0;
 BEGIN
     LOOP
-        v_got := cardinality(taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, least(v_chunk, p_size - v_all), p_order, p_condition));
+        v_got := cardinality(taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, least(v_chunk, p_size - v_all),
+                p_order, p_condition));
         v_all := v_all + v_got;
         EXIT WHEN v_got < v_chunk OR v_all >= p_size;
     END LOOP;
@@ -38,7 +39,8 @@ CREATE FUNCTION taskq.ready(p_topic text, p_limit int, p_condition text) RETURNS
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
-    RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE'), least(p_limit, taskq_internal.max_tasks()), p_condition);
+    RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE'),
+                                      least(p_limit, taskq_internal.max_tasks()), p_condition);
 END $$;
 COMMENT ON FUNCTION taskq.ready IS
 'How many tasks could be polled now, counted up to p_limit, without the rows and, under a condition, the identifiers
@@ -59,7 +61,9 @@ open transaction holds. Errors: TQ001.';
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
 RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
-    SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), coalesce(u.condition, 'NONE')) END
+    SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL
+        THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()),
+            coalesce(u.condition, 'NONE')) END
     FROM unnest(p_topics, p_limits, p_conditions) WITH ORDINALITY AS u (topic, bound, condition, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
 $$;
@@ -78,14 +82,16 @@ DECLARE
     v_taken    bigint[] := '{}';
 BEGIN
     IF p_size < -1 THEN
-        PERFORM taskq_internal.raise_error('TQ008', format('topic %L: the size of a group is -1 for all of its tasks, or 0 and more, not %s',
+        PERFORM taskq_internal.raise_error('TQ008',
+                format('topic %L: the size of a group is -1 for all of its tasks, or 0 and more, not %s',
                                              p_topic, p_size));
     END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
         PERFORM taskq_internal.require_read_committed('batches go out');
         v_out := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
         v_taken := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
-                        ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH', nullif(p_size, -1)) END;
+                        ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
+                                nullif(p_size, -1)) END;
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_out);
     END IF;
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_taken);
@@ -97,7 +103,8 @@ task, or with a retry that is not due. Never waits. Errors: TQ001; TQ005 if the 
 an invalid size; TQ000 above READ COMMITTED.';
 
 -- Claims up to p_size due tasks of a topic for a holder and returns their sequences in polled order.
-CREATE FUNCTION taskq_internal.claim_first_due(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.claim_first_due(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean)
+    RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_found bigint[];
     v_got   bigint[];
@@ -117,8 +124,10 @@ END $$;
 -- priority (higher first), then due time, then sequence; the last two reversed with p_lifo. Reads one index range
 -- for each priority, so scheduled tasks of a high priority are never walked. The rows are locked first and then
 -- changed by key, so the size is a hard bound on any plan.
-CREATE FUNCTION taskq_internal.lock_first_due(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.lock_first_due(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[]
+    LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_priority smallint := 101;
@@ -134,13 +143,15 @@ BEGIN
         IF p_lifo THEN
             v_found := ARRAY(
                 SELECT l.sequence FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                    AND l.priority = v_priority AND l.available_at <= v_now
                 ORDER BY l.available_at DESC, l.sequence DESC
                 LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
         ELSE
             v_found := ARRAY(
                 SELECT l.sequence FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                    AND l.priority = v_priority AND l.available_at <= v_now
                 ORDER BY l.available_at, l.sequence
                 LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
         END IF;
@@ -151,7 +162,8 @@ END $$;
 
 -- Makes READY tasks, whose rows this transaction has locked, ACTIVE for a holder and returns their sequences. Tasks
 -- with a dependency that is no longer fulfilled wait on and are left out.
-CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
@@ -168,13 +180,15 @@ BEGIN
     END IF;
     v_kept := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
     v_back := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_kept));
-    UPDATE taskq_internal.live SET holder = NULL, polled = NULL, attempt = attempt - 1 WHERE topic_id = p_topic_id AND sequence = ANY (v_back);
+    UPDATE taskq_internal.live SET holder = NULL, polled = NULL, attempt = attempt - 1 WHERE topic_id = p_topic_id
+        AND sequence = ANY (v_back);
     PERFORM taskq_internal.check_dependents(p_topic_id, v_back);
     RETURN v_kept;
 END $$;
 
 -- Claims tasks for an owner, with the checks of its lease (TQ005), the order and the condition.
-CREATE FUNCTION taskq_internal.claim_for_owner(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
+CREATE FUNCTION taskq_internal.claim_for_owner(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text,
+        p_condition text)
 RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
@@ -193,7 +207,8 @@ BEGIN
     END IF;
     v_out := taskq_internal.promote_waiting(v_topic, v_size, v_lifo, p_condition);
     v_taken := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
-                    WHEN p_condition = 'NONE' THEN taskq_internal.claim_first_due(v_topic.topic_id, v_owner_id, v_size, v_lifo)
+                    WHEN p_condition = 'NONE'
+                        THEN taskq_internal.claim_first_due(v_topic.topic_id, v_owner_id, v_size, v_lifo)
                     ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
     IF cardinality(v_out) > 0 THEN  -- a call less for most polls
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_out);
@@ -209,12 +224,15 @@ BEGIN
 END $$;
 
 -- Raises TQ000 for an unknown order or condition.
-CREATE FUNCTION taskq_internal.check_order_and_condition(p_order text, p_condition text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_order_and_condition(p_order text, p_condition text) RETURNS void LANGUAGE plpgsql
+    AS $$
 BEGIN
     IF p_order IS NULL OR p_order NOT IN ('FIRST_IN_FIRST_OUT', 'LAST_IN_FIRST_OUT') THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('order %L is none of FIRST_IN_FIRST_OUT, LAST_IN_FIRST_OUT', p_order));
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('order %L is none of FIRST_IN_FIRST_OUT, LAST_IN_FIRST_OUT', p_order));
     END IF;
-    IF p_condition IS NULL OR p_condition NOT IN ('NONE', 'SINGULAR_BY_IDENTIFIER', 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE',
+    IF p_condition IS NULL OR p_condition NOT IN ('NONE', 'SINGULAR_BY_IDENTIFIER',
+            'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE',
                                                   'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS') THEN
         PERFORM taskq_internal.raise_error('TQ000', format('condition %L is none of NONE, SINGULAR_BY_IDENTIFIER,'
             ' SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE, SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS', p_condition));
@@ -225,20 +243,24 @@ END $$;
 CREATE FUNCTION taskq_internal.claimed_tasks(p_topic_id int, p_sequences bigint[])
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
+    AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
     SELECT t.sequence, t.identifier, t.payload, t.reference, l.attempt, l.redelivered
     FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
-    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t USING (sequence)
-    JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l USING (sequence)
+    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
+        USING (sequence)
+    JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l
+        USING (sequence)
     ORDER BY u.place;
 END $$;
 
 -- The count of taskq.ready: tasks that can be claimed at once, then tasks that a poll would promote first. p_locked:
 -- identifiers that an open transaction holds count too.
-CREATE FUNCTION taskq_internal.count_ready(p_topic taskq_internal.topic, p_limit int, p_condition text, p_locked boolean DEFAULT false) RETURNS int LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION taskq_internal.count_ready(p_topic taskq_internal.topic, p_limit int, p_condition text,
+        p_locked boolean DEFAULT false) RETURNS int LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_count int;
@@ -249,10 +271,12 @@ BEGIN
     END IF;
     v_count := CASE p_condition WHEN 'NONE' THEN taskq_internal.count_first_due(p_topic.topic_id, p_limit)
                                 ELSE taskq_internal.count_turns(p_topic.topic_id, p_limit, p_condition, p_locked) END;
-    IF v_count < p_limit AND EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING) THEN
+    IF v_count < p_limit AND EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id
+                                     AND l.holder IS NULL AND l.waits > :WAITS_NOTHING) THEN
         v_more := taskq_internal.waiting_to_promote(p_topic, p_limit, p_condition);
         v_count := v_count + CASE p_condition WHEN 'NONE' THEN cardinality(v_more)
-                                              ELSE taskq_internal.count_turns_among(p_topic.topic_id, v_more, p_condition, p_locked) END;
+                                              ELSE taskq_internal.count_turns_among(p_topic.topic_id, v_more,
+                                                      p_condition, p_locked) END;
     END IF;
     RETURN least(v_count, p_limit);
 END $$;
@@ -276,8 +300,10 @@ BEGIN
         EXIT WHEN NOT FOUND;
         SELECT count(*) INTO v_found FROM (
             SELECT FROM taskq_internal.live l
-            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
-              AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next) AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
+            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority
+                AND l.available_at <= v_now
+              AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next)
+                       AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
               AND (l.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, l.sequence))
             ORDER BY l.available_at, l.sequence LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;
@@ -289,7 +315,8 @@ END $$;
 -- that then changes them, so it is one transaction and no multixact. For the xmin of a visible row: it is this
 -- transaction's own. p_next is the next transaction number, which gives the epoch of the row's 32 bits; a number
 -- beyond it began after this snapshot.
-CREATE FUNCTION taskq_internal.is_transaction_open(p_xid xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION taskq_internal.is_transaction_open(p_xid xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE
+    AS $$
 DECLARE
     v_xid bigint := p_xid::text::bigint;
 BEGIN
@@ -309,7 +336,8 @@ END $$;
 -- Locks the due tasks of identifiers, which this transaction has locked, at most p_each of each (NULL: all), and
 -- returns them in the order of the identifiers. Checks each identifier again; leaves out a blocked one, and one with
 -- a task that another transaction holds.
-CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int) RETURNS bigint[]
+CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int)
+    RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -321,18 +349,23 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now  -- not by live_ready, which has all identifiers
+              -- not by live_ready, which has all identifiers
+              AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
-        WHERE (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = u.identifier AND a.topic_id = p_topic_id
+        WHERE (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = u.identifier
+               AND a.topic_id = p_topic_id
                                                      AND a.attempt > 0 AND a.holder IS NOT NULL
                ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
-          AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = u.identifier AND e.topic_id = p_topic_id
-                                                      AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = :FAILED
+          AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = u.identifier
+               AND e.topic_id = p_topic_id
+                                                      AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                                                          AND e.state = :FAILED
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL
           AND NOT taskq_internal.has_undue_retry(p_topic_id, u.identifier, p_now)
         ORDER BY u.place, l.priority DESC, l.available_at, l.sequence);
     v_locked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                      WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
+                      WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found) AND l.holder IS NULL
+                          FOR UPDATE SKIP LOCKED);
     IF cardinality(v_locked) = cardinality(v_found) THEN
         RETURN v_found;
     END IF;

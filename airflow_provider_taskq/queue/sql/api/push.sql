@@ -14,8 +14,10 @@
 -- that data.
 
 CREATE FUNCTION taskq.push(
-    topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
-    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
+    topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL,
+        insertion text DEFAULT 'APPEND',
+    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0,
+        ttl interval DEFAULT NULL,
     suspended boolean DEFAULT false
 ) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
@@ -26,12 +28,15 @@ DECLARE
     v_due      timestamptz := v_now;
     v_sequence bigint;
 BEGIN
-    -- A task that may be refused, or that needs more than two rows, goes through the array form: it alone has the rules. This
-    -- function stores a plain task in half the time.
-    IF (identifier ~ '\S' AND length(identifier) <= 500 AND coalesce(octet_length(payload) <= v_topic.max_payload_bytes, true)
-        AND taskq_internal.needs_json_check(payload) IS NOT TRUE AND coalesce(priority BETWEEN -100 AND 100, true)) IS NOT TRUE
+    -- A task that may be refused, or that needs more than two rows, goes through the array form: it alone has the
+    -- rules. This function stores a plain task in half the time.
+    IF (identifier ~ '\S' AND length(identifier) <= 500
+        AND coalesce(octet_length(payload) <= v_topic.max_payload_bytes, true)
+        AND taskq_internal.needs_json_check(payload) IS NOT TRUE
+            AND coalesce(priority BETWEEN -100 AND 100, true)) IS NOT TRUE
        OR insertion IS DISTINCT FROM 'APPEND' OR suspended OR available_at IS NOT NULL
-       OR NOT taskq_internal.is_duration(delay, interval '-3650 days') OR NOT taskq_internal.is_duration(ttl, interval '0') THEN
+       OR NOT taskq_internal.is_duration(delay, interval '-3650 days')
+           OR NOT taskq_internal.is_duration(ttl, interval '0') THEN
         RETURN (taskq.push(topic, insertion, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[suspended],
                            ARRAY[available_at], ARRAY[delay], ARRAY[ttl], ARRAY[priority]))[1];
     END IF;
@@ -42,7 +47,8 @@ BEGIN
         PERFORM taskq.notify(topic);
     END IF;
     v_sequence := nextval('taskq_internal.task_sequence');
-    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
+    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
+                                     payload)
     VALUES (v_sequence, v_now, v_due, pg_current_xact_id(), v_topic.topic_id, coalesce(priority, 0), identifier,
             reference, ttl, payload::json);
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
@@ -51,26 +57,31 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.push(text, text, text, text, text, interval, timestamptz, int, interval, boolean) IS
 'Stores one task and returns its sequence: taskq.push(''orders'', ''customer-17'', ''{"total": 12}'', priority => 5).
-payload: a JSON text; insertion: APPEND, SUPERSEDE, REPLACE or DELETE, which decides on older tasks of the identifier; at most
-one of delay and available_at; priority: -100 to 100, higher first; ttl: while the task is younger, failures are not recorded;
-suspended: stored as SUSPENDED. Never waits for a consumer. Errors: TQ001 unknown topic; TQ002 invalid task.';
+payload: a JSON text; insertion: APPEND, SUPERSEDE, REPLACE or DELETE, which decides on older tasks of the identifier;
+at most one of delay and available_at; priority: -100 to 100, higher first; ttl: while the task is younger, failures
+are not recorded; suspended: stored as SUSPENDED. Never waits for a consumer. Errors: TQ001 unknown topic; TQ002
+invalid task.';
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload jsonb, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
-    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
+    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0,
+        ttl interval DEFAULT NULL,
     suspended boolean DEFAULT false
 ) RETURNS bigint LANGUAGE sql AS $$
-    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl, suspended)
+    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl,
+                      suspended)
 $$;
 COMMENT ON FUNCTION taskq.push(text, text, jsonb, text, text, interval, timestamptz, int, interval, boolean) IS
 'taskq.push for one task with a payload of type jsonb: taskq.push(''orders'', id::text, to_jsonb(NEW)).';
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload json, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
-    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0, ttl interval DEFAULT NULL,
+    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0,
+        ttl interval DEFAULT NULL,
     suspended boolean DEFAULT false
 ) RETURNS bigint LANGUAGE sql AS $$
-    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl, suspended)
+    SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl,
+                      suspended)
 $$;
 COMMENT ON FUNCTION taskq.push(text, text, json, text, text, interval, timestamptz, int, interval, boolean) IS
 'taskq.push for one task with a payload of type json: taskq.push(''orders'', id::text, to_json(NEW)).';
@@ -92,9 +103,11 @@ DECLARE
     v_states    smallint[];
 BEGIN
     IF p_insertion IS NULL OR p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
+        PERFORM taskq_internal.raise_error('TQ002',
+                format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
     END IF;
-    PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities,
+    PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls,
+            p_priorities,
                               p_offset);
     IF p_insertion = 'DELETE' THEN
         PERFORM taskq_internal.check_access(p_topic, 'DELETE');
@@ -109,14 +122,17 @@ BEGIN
     IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
         PERFORM taskq.notify(p_topic);
     END IF;
-    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
+    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
+                                     payload)
     SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
            v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
-    FROM unnest(v_sequences, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, v_states)
+    FROM unnest(v_sequences, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities,
+                v_states)
          AS n (sequence, identifier, payload, reference, available_at, delay, ttl, priority, state)
     WHERE n.state IS DISTINCT FROM :NOT_STORED;
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
-    SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0), n.identifier
+    SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0),
+        n.identifier
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, p_priorities, v_states)
          AS n (sequence, identifier, available_at, delay, priority, state)
     WHERE coalesce(n.state, :READY) = :READY;
@@ -130,7 +146,8 @@ BEGIN
          AS n (sequence, identifier, available_at, delay, state, suspended)
     WHERE n.state IN (:SUSPENDED, :REDUNDANT);
     IF p_depend_places IS NOT NULL THEN
-        PERFORM taskq_internal.add_dependencies(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
+        PERFORM taskq_internal.add_dependencies(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics,
+                p_depend_identifiers);
     END IF;
     IF v_states IS NULL THEN
         RETURN v_sequences;
@@ -139,12 +156,14 @@ BEGIN
                  FROM unnest(v_sequences, v_states) WITH ORDINALITY AS n (sequence, state, place) ORDER BY n.place);
 END $$;
 COMMENT ON FUNCTION taskq.push(
-    text, text, text[], text[], text[], boolean[], timestamptz[], interval[], interval[], int[], int, bigint, int[], text[], text[]) IS
-'Stores many tasks, all or none, and returns their sequences in input order, NULL for one that DELETE did not store. Each array
-but p_identifiers may be NULL, or has a value or NULL for each task; payloads are JSON texts. Dependencies: the place of a task in
-this call, from 0, with the topic and the identifier that it depends on. For a push in several calls of one transaction: p_offset
-is the number of tasks sent before, for the positions in errors, and p_since the first sequence of the push. Errors: TQ001 unknown
-topic; TQ002 invalid task, naming its position from 0; then nothing is stored.';
+    text, text, text[], text[], text[], boolean[], timestamptz[], interval[], interval[], int[], int, bigint, int[],
+        text[], text[]) IS
+'Stores many tasks, all or none, and returns their sequences in input order, NULL for one that DELETE did not store.
+Each array but p_identifiers may be NULL, or has a value or NULL for each task; payloads are JSON texts. Dependencies:
+the place of a task in this call, from 0, with the topic and the identifier that it depends on. For a push in several
+calls of one transaction: p_offset is the number of tasks sent before, for the positions in errors, and p_since the
+first sequence of the push. Errors: TQ001 unknown topic; TQ002 invalid task, naming its position from 0; then nothing
+is stored.';
 
 CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -159,13 +178,16 @@ COMMENT ON FUNCTION taskq.first_pushed IS
 TQ001.';
 
 CREATE FUNCTION taskq.offer(
-    topic text, identifier text, payload text DEFAULT NULL, if_exists text DEFAULT 'update', reference text DEFAULT NULL,
-    available_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL, ttl interval DEFAULT NULL, priority int DEFAULT 0,
+    topic text, identifier text, payload text DEFAULT NULL, if_exists text DEFAULT 'update',
+        reference text DEFAULT NULL,
+    available_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL, ttl interval DEFAULT NULL,
+        priority int DEFAULT 0,
     OUT outcome text, OUT sequence bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
     SELECT o.outcomes[1], o.sequences[1] INTO outcome, sequence
-    FROM taskq.offer_many(topic, if_exists, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[available_at], ARRAY[delay],
+    FROM taskq.offer_many(topic, if_exists, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[available_at],
+                          ARRAY[delay],
                           ARRAY[ttl], ARRAY[priority]) o;
 END $$;
 COMMENT ON FUNCTION taskq.offer IS
@@ -175,7 +197,8 @@ waiting task. Waits for open offers of the identifier. Errors: TQ001; TQ002 inva
 TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.offer_many(
-    p_topic text, p_if_exists text, p_identifiers text[], p_payloads text[] DEFAULT NULL, p_references text[] DEFAULT NULL,
+    p_topic text, p_if_exists text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
+        p_references text[] DEFAULT NULL,
     p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_ttls interval[] DEFAULT NULL,
     p_priorities int[] DEFAULT NULL, p_offset int DEFAULT 0, OUT outcomes text[], OUT sequences bigint[]
 ) LANGUAGE plpgsql
@@ -187,9 +210,11 @@ DECLARE
     v_made   record;
 BEGIN
     IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore') THEN
-        PERFORM taskq_internal.raise_error('TQ008', format('topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
+        PERFORM taskq_internal.raise_error('TQ008',
+                format('topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
     END IF;
-    PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
+    PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls,
+            p_priorities, p_offset);
     PERFORM taskq.lock_offers(p_topic, p_identifiers);
     outcomes := '{}';
     sequences := '{}';
@@ -201,13 +226,16 @@ BEGIN
     LOOP
         IF cardinality(v_round) = cardinality(p_identifiers) THEN
             SELECT d.outcomes, d.sequences INTO outcomes, sequences
-            FROM taskq_internal.offer_distinct(v_topic, p_if_exists = 'update', p_identifiers, p_payloads, p_references, p_available_at,
+            FROM taskq_internal.offer_distinct(v_topic, p_if_exists = 'update', p_identifiers, p_payloads, p_references,
+                    p_available_at,
                                       p_delays, p_ttls, p_priorities) d;
             RETURN;
         END IF;
         v_made := taskq_internal.offer_distinct(
-            v_topic, p_if_exists = 'update', taskq_internal.pick_elements(p_identifiers, v_round), taskq_internal.pick_elements(p_payloads, v_round),
-            taskq_internal.pick_elements(p_references, v_round), taskq_internal.pick_elements(p_available_at, v_round), taskq_internal.pick_elements(p_delays, v_round),
+            v_topic, p_if_exists = 'update', taskq_internal.pick_elements(p_identifiers, v_round),
+                taskq_internal.pick_elements(p_payloads, v_round),
+            taskq_internal.pick_elements(p_references, v_round), taskq_internal.pick_elements(p_available_at, v_round),
+                taskq_internal.pick_elements(p_delays, v_round),
             taskq_internal.pick_elements(p_ttls, v_round), taskq_internal.pick_elements(p_priorities, v_round));
         v_places := v_places || v_round;
         outcomes := outcomes || v_made.outcomes;
@@ -243,7 +271,8 @@ the identifier. Returns false if there is none. Errors: TQ001; TQ000 above READ 
 CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_buckets int[] := ARRAY(SELECT DISTINCT (hashtext(p_topic || '/' || u.identifier) & 65535) FROM unnest(p_identifiers) AS u (identifier));
+    v_buckets int[] := ARRAY(SELECT DISTINCT (hashtext(p_topic || '/' || u.identifier) & 65535)
+                             FROM unnest(p_identifiers) AS u (identifier));
 BEGIN
     PERFORM taskq_internal.check_access(p_topic, 'INSERT');
     PERFORM taskq_internal.require_read_committed('tasks are offered and dropped');
@@ -255,7 +284,8 @@ that offers in several calls locks all identifiers first. Errors: TQ001; TQ000 a
 
 -- Raises TQ002 for the first task that breaks a rule, naming its position.
 CREATE FUNCTION taskq_internal.check_tasks(
-    p_topic taskq_internal.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[], p_delays interval[],
+    p_topic taskq_internal.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[],
+        p_delays interval[],
     p_ttls interval[], p_priorities int[], p_offset int
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -264,7 +294,8 @@ DECLARE
 BEGIN
     SELECT n.place, n.reason INTO v_place, v_reason FROM (
         SELECT place, CASE
-            WHEN (identifier COLLATE "C" BETWEEN '!' AND '~' OR identifier ~ '\S') IS NOT TRUE THEN 'its identifier is blank'
+            WHEN (identifier COLLATE "C" BETWEEN '!' AND '~' OR identifier ~ '\S') IS NOT TRUE
+                THEN 'its identifier is blank'
             WHEN length(identifier) > 500 THEN
                 format('its identifier has %s characters, more than 500', length(identifier))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
@@ -278,10 +309,15 @@ BEGIN
             WHEN taskq_internal.needs_json_check(payload) AND taskq_internal.json_defect(payload) IS NOT NULL THEN
                 'its payload ' || taskq_internal.json_defect(payload)
             END AS reason
-        FROM (SELECT generate_series(1, greatest(cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_available_at),
-                                                 cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities))) AS place,
-                     unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload, unnest(p_available_at) AS available_at,
-                     unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u  -- stored nowhere, unlike unnest in FROM
+        FROM (SELECT generate_series(1,
+                                     greatest(cardinality(p_identifiers), cardinality(p_payloads),
+                cardinality(p_available_at),
+                                                 cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities)))
+                                                     AS place,
+                     unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload, unnest(p_available_at)
+                         AS available_at,
+                     -- stored nowhere, unlike unnest in FROM
+                     unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
         PERFORM taskq_internal.raise_error('TQ002', format('topic %L, task at position %s: %s',
@@ -306,11 +342,13 @@ $$;
 -- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another transaction
 -- holds counts as ACTIVE. Mostly that is a poll or a completion; if it is another push that displaces the row, the
 -- tasks of both pushes stand.
-CREATE FUNCTION taskq_internal.displace_older_tasks(p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint)
+CREATE FUNCTION taskq_internal.displace_older_tasks(p_topic_id int, p_insertion text, p_identifiers text[],
+        p_since bigint)
 RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_identifiers text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers) AS u (identifier));
+    v_identifiers text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers)
+                                  AS u (identifier));
     v_waiting     bigint[];
     v_ended       bigint[];
 BEGIN
@@ -342,18 +380,23 @@ BEGIN
     END IF;
     WITH gone AS (
         DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
-    INSERT INTO taskq_internal.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes, redelivered,
+    INSERT INTO taskq_internal.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes,
+                                      redelivered,
                              identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.waits = :WAITS_DEPENDENCIES THEN (  -- that was when to look at its dependencies
-               SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence) ELSE g.available_at END,
-           g.holder, g.topic_id, g.attempt, :REDUNDANT, :READY, g.crashes, g.redelivered, g.identifier, g.error, g.error_summary
+               SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence)
+                   ELSE g.available_at END,
+           g.holder, g.topic_id, g.attempt, :REDUNDANT, :READY, g.crashes, g.redelivered, g.identifier, g.error,
+               g.error_summary
     FROM gone g;
     UPDATE taskq_internal.ended SET descent = state, state = :REDUNDANT
     WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN :EXPIRED AND :SUCCEEDED;
 END $$;
 
--- Locks and returns the newest waiting task of each identifier, NULL if there is none, in input order. The caller has called lock_offers.
-CREATE FUNCTION taskq_internal.lock_newest_waiting(p_topic_id int, p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
+-- Locks and returns the newest waiting task of each identifier, NULL if there is none, in input order. The caller has
+-- called lock_offers.
+CREATE FUNCTION taskq_internal.lock_newest_waiting(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
+    LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN ARRAY(SELECT w.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
@@ -369,7 +412,8 @@ CREATE FUNCTION taskq_internal.lock_waiting(p_topic_id int, p_identifier text) R
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN ARRAY(SELECT b.sequence FROM taskq_internal.live b
-                 WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL FOR UPDATE SKIP LOCKED);
+                 WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
+                     FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Offers tasks of different identifiers, for which the caller holds lock_offers. Results in input order.
@@ -386,24 +430,31 @@ DECLARE
     v_created bigint[];
 BEGIN
     IF p_update THEN
-        v_updated := taskq_internal.replace_waiting(p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls,
+        v_updated := taskq_internal.replace_waiting(p_topic.topic_id, v_waiting, p_payloads, p_references,
+                p_available_at, p_delays, p_ttls,
                                            p_priorities);
-        IF p_topic.notify AND cardinality(v_updated) > 0 THEN  -- may be due earlier; a task that is created is pushed below
+        -- may be due earlier; a task that is created is pushed below
+        IF p_topic.notify AND cardinality(v_updated) > 0 THEN
             PERFORM taskq.notify(p_topic.name);
         END IF;
     END IF;
     v_missing := ARRAY(SELECT u.place FROM unnest(v_waiting) WITH ORDINALITY AS u (sequence, place)
                        WHERE u.sequence IS NULL ORDER BY u.place);
     IF cardinality(v_missing) = cardinality(p_identifiers) THEN
-        v_created := taskq.push(p_topic.name, 'APPEND', p_identifiers, p_payloads, p_references, NULL, p_available_at, p_delays,
+        v_created := taskq.push(p_topic.name, 'APPEND', p_identifiers, p_payloads, p_references, NULL, p_available_at,
+                                p_delays,
                                 p_ttls, p_priorities);
     ELSIF cardinality(v_missing) > 0 THEN
         v_created := taskq.push(
-            p_topic.name, 'APPEND', taskq_internal.pick_elements(p_identifiers, v_missing), taskq_internal.pick_elements(p_payloads, v_missing),
-            taskq_internal.pick_elements(p_references, v_missing), NULL, taskq_internal.pick_elements(p_available_at, v_missing),
-            taskq_internal.pick_elements(p_delays, v_missing), taskq_internal.pick_elements(p_ttls, v_missing), taskq_internal.pick_elements(p_priorities, v_missing));
+            p_topic.name, 'APPEND', taskq_internal.pick_elements(p_identifiers, v_missing),
+                taskq_internal.pick_elements(p_payloads, v_missing),
+            taskq_internal.pick_elements(p_references, v_missing), NULL,
+                taskq_internal.pick_elements(p_available_at, v_missing),
+            taskq_internal.pick_elements(p_delays, v_missing), taskq_internal.pick_elements(p_ttls, v_missing),
+                taskq_internal.pick_elements(p_priorities, v_missing));
     END IF;
-    SELECT array_agg(CASE WHEN w.sequence IS NULL THEN 'CREATED' WHEN w.sequence = ANY (v_updated) THEN 'UPDATED' ELSE 'IGNORED' END
+    SELECT array_agg(CASE WHEN w.sequence IS NULL THEN 'CREATED' WHEN w.sequence = ANY (v_updated) THEN 'UPDATED'
+                     ELSE 'IGNORED' END
                      ORDER BY w.place),
            array_agg(coalesce(w.sequence, c.sequence) ORDER BY w.place)
     INTO outcomes, sequences
@@ -411,17 +462,19 @@ BEGIN
     LEFT JOIN unnest(v_missing, v_created) AS c (place, sequence) ON c.place = w.place;
 END $$;
 
--- Gives waiting tasks, whose rows this transaction has locked, what was offered, and returns the sequences of those that differed.
--- Sequences may be NULL; the other arrays are those of taskq.push. Payloads are compared as texts.
+-- Gives waiting tasks, whose rows this transaction has locked, what was offered, and returns the sequences of those
+-- that differed. Sequences may be NULL; the other arrays are those of taskq.push. Payloads are compared as texts.
 --
--- An offer without a due time asks for a task that is due at once. A task that is due already keeps its place in the order then.
--- A paused task stays paused, and a task that waits for dependencies or a probe waits on: the offer changes when they are due then.
--- Attempts and the last error stay.
+-- An offer without a due time asks for a task that is due at once. A task that is due already keeps its place in the
+-- order then. A paused task stays paused, and a task that waits for dependencies or a probe waits on: the offer
+-- changes when they are due then. Attempts and the last error stay.
 CREATE FUNCTION taskq_internal.replace_waiting(
-    p_topic_id int, p_sequences bigint[], p_payloads text[], p_references text[], p_available_at timestamptz[], p_delays interval[],
+    p_topic_id int, p_sequences bigint[], p_payloads text[], p_references text[], p_available_at timestamptz[],
+        p_delays interval[],
     p_ttls interval[], p_priorities int[]
 ) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
+    AS $$
 DECLARE
     v_now     timestamptz := clock_timestamp();
     v_changed bigint[];
@@ -433,15 +486,20 @@ BEGIN
                  (n.payload, n.reference, n.ttl, coalesce(n.priority, 0)) AS differs
           FROM unnest(p_sequences, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities)
                AS n (sequence, payload, reference, available_at, delay, ttl, priority)
-          JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t USING (sequence)
-          JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l USING (sequence)
-          CROSS JOIN LATERAL (SELECT CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due) ELSE l.available_at END AS due) d) c
+          JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
+              USING (sequence)
+          JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) l
+              USING (sequence)
+          CROSS JOIN LATERAL (SELECT CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
+                              ELSE l.available_at END AS due) d) c
     WHERE c.differs OR c.due <> c.was_due;
     IF v_changed IS NULL THEN
         RETURN '{}';
     END IF;
-    UPDATE taskq_internal.task t SET payload = n.payload::json, reference = n.reference, ttl = n.ttl, priority = coalesce(n.priority, 0), due = c.due
-    FROM unnest(p_sequences, p_payloads, p_references, p_ttls, p_priorities) AS n (sequence, payload, reference, ttl, priority)
+    UPDATE taskq_internal.task t SET payload = n.payload::json, reference = n.reference, ttl = n.ttl,
+        priority = coalesce(n.priority, 0), due = c.due
+    FROM unnest(p_sequences, p_payloads, p_references, p_ttls, p_priorities)
+        AS n (sequence, payload, reference, ttl, priority)
     JOIN unnest(v_changed, v_dues) AS c (sequence, due) USING (sequence)
     WHERE t.topic_id = p_topic_id AND t.sequence = ANY (v_changed) AND t.sequence = n.sequence;
     UPDATE taskq_internal.live l SET

@@ -15,13 +15,15 @@ SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
                 WHEN l.available_at > clock_timestamp() THEN 'scheduled'
                 ELSE 'ready' END
             WHEN e.state = :FAILED AND e.attempt >= p.max_attempts THEN 'exhausted'
-            ELSE CASE e.state WHEN :EXPIRED THEN 'expired' WHEN :FAILED THEN 'failed' WHEN :SUSPENDED THEN 'suspended' WHEN :FILTERED THEN 'filtered'
+            ELSE CASE e.state WHEN :EXPIRED THEN 'expired' WHEN :FAILED THEN 'failed' WHEN :SUSPENDED THEN 'suspended'
+                WHEN :FILTERED THEN 'filtered'
                 WHEN :SUCCEEDED THEN 'succeeded' WHEN :RECREATED THEN 'recreated' WHEN :REDUNDANT THEN 'redundant' END
             END AS status,
        o.name AS owner,
        coalesce(l.crashes, e.crashes) AS crashes,
        coalesce(l.priority, t.priority) AS priority, t.created,
-       CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due) ELSE coalesce(l.available_at, e.available_at) END AS available_at,
+       CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
+           ELSE coalesce(l.available_at, e.available_at) END AS available_at,
        e.completed, e.output,
        coalesce(l.error, e.error) AS error,
        coalesce(l.error_summary, e.error_summary) AS error_summary,
@@ -33,8 +35,9 @@ LEFT JOIN taskq_internal.live l ON l.topic_id = t.topic_id AND l.sequence = t.se
 LEFT JOIN taskq_internal.ended e ON e.topic_id = t.topic_id AND e.sequence = t.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = coalesce(l.holder, e.holder);
 COMMENT ON VIEW taskq.task_info IS
-'All tasks with everything about them but their history: the rows of taskq.task, taskq.latest and taskq.page. state and descent are
-numbers (taskq.state_name); status is ready, scheduled, retrying, blocked, paused, running, exhausted, or the name of the state.';
+'All tasks with everything about them but their history: the rows of taskq.task, taskq.latest and taskq.page. state and
+descent are numbers (taskq.state_name); status is ready, scheduled, retrying, blocked, paused, running, exhausted, or
+the name of the state.';
 
 CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
@@ -73,17 +76,20 @@ DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_direction text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
     v_source    text := CASE WHEN p_state <= :READY THEN 'live' WHEN p_state <= :SUSPENDED THEN 'ended'
-                             WHEN coalesce(p_identifier, p_reference) IS NULL AND p_state IS NOT NULL THEN 'ended' ELSE 'task' END;
+                             WHEN coalesce(p_identifier, p_reference) IS NULL AND p_state IS NOT NULL THEN 'ended'
+                                 ELSE 'task' END;
     v_where     text;
     v_sequences bigint[];
 BEGIN
-    v_where := CASE WHEN p_state BETWEEN :EXPIRED AND :SUSPENDED THEN 's.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)' ELSE 's.topic_id = $1' END
+    v_where := CASE WHEN p_state BETWEEN :EXPIRED AND :SUSPENDED
+        THEN 's.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)' ELSE 's.topic_id = $1' END
         || CASE WHEN p_after IS NOT NULL THEN ' AND s.sequence > $2' ELSE '' END
         || CASE WHEN p_before IS NOT NULL THEN ' AND s.sequence < $3' ELSE '' END
         || CASE WHEN p_from = 0 THEN '' ELSE ' AND s.sequence >= $8' END
         || CASE WHEN p_to IS NOT NULL THEN ' AND s.sequence <= $9' ELSE '' END
         || CASE WHEN p_identifier IS NOT NULL THEN ' AND s.identifier = $4' ELSE '' END
-        || CASE WHEN p_state IS NULL THEN '' WHEN p_state = :ACTIVE THEN ' AND s.holder IS NOT NULL' WHEN p_state = :READY THEN ' AND s.holder IS NULL'
+        || CASE WHEN p_state IS NULL THEN '' WHEN p_state = :ACTIVE THEN ' AND s.holder IS NOT NULL'
+            WHEN p_state = :READY THEN ' AND s.holder IS NULL'
                 WHEN v_source = 'ended' THEN ' AND s.state::int = $5'
                 ELSE ' AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence) = $5' END
         || CASE WHEN p_reference IS NULL THEN ''
@@ -94,7 +100,8 @@ BEGIN
         INTO v_sequences
         USING v_topic_id, p_after, p_before, p_identifier, p_state, p_reference, greatest(p_size, 0), p_from, p_to;
     RETURN QUERY EXECUTE format(
-        'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s', v_direction)
+        'SELECT * FROM taskq.task_info i WHERE i.topic_id = $1 AND i.sequence = ANY ($2) ORDER BY i.sequence %s',
+            v_direction)
         USING v_topic_id, v_sequences;
 END $$;
 COMMENT ON FUNCTION taskq.page IS
@@ -146,7 +153,8 @@ RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS 
 BEGIN
     RETURN QUERY
     SELECT p.name, taskq_internal.result_of_state(c.state), c.count FROM taskq_internal.topic p
-    LEFT JOIN taskq_internal.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c ON c.topic_id = p.topic_id
+    LEFT JOIN taskq_internal.count_completed(coalesce(p_since, '-infinity'), coalesce(p_until, 'infinity')) c
+        ON c.topic_id = p.topic_id
     ORDER BY p.name, c.state;
 END $$;
 COMMENT ON FUNCTION taskq.results IS
@@ -164,7 +172,8 @@ DECLARE
 BEGIN
     IF p_preceding THEN
         v_nearest := taskq_internal.created_before(least(p_moment, v_range.newest + v_slack), v_range.oldest - v_slack);
-        RETURN (SELECT max(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN v_nearest - v_slack AND p_moment);
+        RETURN (SELECT max(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN v_nearest - v_slack
+                AND p_moment);
     END IF;
     v_nearest := taskq_internal.created_after(greatest(p_moment, v_range.oldest - v_slack), v_range.newest + v_slack);
     RETURN (SELECT min(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN p_moment AND v_nearest + v_slack);
@@ -174,7 +183,8 @@ COMMENT ON FUNCTION taskq.resolve IS
 NULL if there is none.';
 
 CREATE FUNCTION taskq.task_bounds(
-    p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz, p_until timestamptz, p_parts int
+    p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,
+        p_until timestamptz, p_parts int
 ) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
@@ -200,9 +210,11 @@ filter out. Errors: TQ001.';
 
 -- One snapshot for each range: tasks may change between the reads of two ranges.
 CREATE FUNCTION taskq.task_slice(
-    p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz, p_until timestamptz,
+    p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,
+        p_until timestamptz,
     p_bulky boolean
-) RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int, redelivered boolean,
+) RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
+                 redelivered boolean,
                  state text, descent text, status text, owner text, crashes int, priority int, created timestamptz,
                  available_at timestamptz, completed timestamptz, output text, error text) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET work_mem = '32MB' AS $$
@@ -267,7 +279,8 @@ COMMENT ON FUNCTION taskq.log_bounds IS
 TQ001.';
 
 CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
-RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int, created timestamptz)
+RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int,
+               created timestamptz)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET work_mem = '32MB' AS $$
 #variable_conflict use_column
@@ -275,7 +288,8 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT t.sequence, p_topic, t.identifier, t.payload::text, t.reference, t.priority::int, t.created FROM taskq_internal.task t
+    SELECT t.sequence, p_topic, t.identifier, t.payload::text, t.reference, t.priority::int, t.created
+        FROM taskq_internal.task t
     WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_low AND p_high ORDER BY t.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.log_slice IS
@@ -290,21 +304,27 @@ SET enable_seqscan = off SET enable_indexscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT e.topic_id, e.state::int, count(*) FROM taskq_internal.ended e
-    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY e.topic_id, e.state;
+    WHERE e.completed BETWEEN p_since AND p_until AND e.state BETWEEN :FAILED AND :SUCCEEDED GROUP BY e.topic_id,
+        e.state;
 END $$;
 
 -- When the first and the last task of all topics were created, by their sequences.
 CREATE FUNCTION taskq_internal.created_range(OUT oldest timestamptz, OUT newest timestamptz) LANGUAGE plpgsql STABLE
-SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_sort = off AS $$
 BEGIN
-    SELECT taskq_internal.clamp_moment(min(low.created)), taskq_internal.clamp_moment(max(high.created)) INTO oldest, newest FROM taskq_internal.topic p
-    CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence LIMIT 1) low
-    CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence DESC LIMIT 1) high;
+    SELECT taskq_internal.clamp_moment(min(low.created)), taskq_internal.clamp_moment(max(high.created)) INTO oldest,
+        newest FROM taskq_internal.topic p
+    CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence
+                        LIMIT 1) low
+    CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id
+                        ORDER BY t.sequence DESC LIMIT 1) high;
 END $$;
 
 -- A time from p_low on at which a task was created, at most ten seconds after the first such; NULL if there is none
 -- up to p_end. Reads one second, then four times as much each, then halves the range: few block ranges are read.
-CREATE FUNCTION taskq_internal.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
     v_low   timestamptz := p_low;  -- nothing is between p_low and here
@@ -313,13 +333,15 @@ DECLARE
     v_found timestamptz;
 BEGIN
     WHILE v_found IS NULL AND v_low <= p_end LOOP
-        v_found := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_low AND t.created <= v_low + v_span LIMIT 1);
+        v_found := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_low AND t.created <= v_low + v_span
+                    LIMIT 1);
         v_low := CASE WHEN v_found IS NULL THEN v_low + v_span ELSE v_low END;
         v_span := v_span * 4;
     END LOOP;
     WHILE v_found - v_low > interval '10 seconds' LOOP
         v_span := (v_found - v_low) / 2;
-        v_next := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_low AND t.created <= v_low + v_span LIMIT 1);
+        v_next := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_low AND t.created <= v_low + v_span
+                   LIMIT 1);
         v_low := CASE WHEN v_next IS NULL THEN v_low + v_span ELSE v_low END;
         v_found := coalesce(v_next, v_found);
     END LOOP;
@@ -328,7 +350,8 @@ END $$;
 
 -- The same backwards: a time up to p_high, at most ten seconds before the last such; NULL if there is none from
 -- p_end on.
-CREATE FUNCTION taskq_internal.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq_internal.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz
+    LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
     v_high  timestamptz := p_high;  -- nothing is between here and p_high
@@ -337,13 +360,15 @@ DECLARE
     v_found timestamptz;
 BEGIN
     WHILE v_found IS NULL AND v_high >= p_end LOOP
-        v_found := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_high - v_span AND t.created <= v_high LIMIT 1);
+        v_found := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_high - v_span
+                    AND t.created <= v_high LIMIT 1);
         v_high := CASE WHEN v_found IS NULL THEN v_high - v_span ELSE v_high END;
         v_span := v_span * 4;
     END LOOP;
     WHILE v_high - v_found > interval '10 seconds' LOOP
         v_span := (v_high - v_found) / 2;
-        v_next := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_high - v_span AND t.created <= v_high LIMIT 1);
+        v_next := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_high - v_span
+                   AND t.created <= v_high LIMIT 1);
         v_high := CASE WHEN v_next IS NULL THEN v_high - v_span ELSE v_high END;
         v_found := coalesce(v_next, v_found);
     END LOOP;
@@ -352,10 +377,13 @@ END $$;
 
 -- The query for the sequences of such tasks, or of some more, from the narrowest table that has them all. $1: the
 -- topic's number; $2 and $3: the range; $4: states; $5: identifiers.
-CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text LANGUAGE sql IMMUTABLE
+    AS $$
     SELECT CASE
-        WHEN p_identifiers IS NOT NULL THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = ANY ($5) AND s.topic_id = $1'
-        WHEN p_states <@ ARRAY[:ACTIVE, :READY] THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id = $1'
+        WHEN p_identifiers IS NOT NULL
+            THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = ANY ($5) AND s.topic_id = $1'
+        WHEN p_states <@ ARRAY[:ACTIVE, :READY]
+            THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id = $1'
         WHEN p_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED] THEN
             'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = ANY ($4)'
         WHEN p_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED, :FILTERED, :SUCCEEDED, :RECREATED, :REDUNDANT] THEN

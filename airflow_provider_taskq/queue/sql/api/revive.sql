@@ -9,7 +9,8 @@ DECLARE
     v_new      bigint[];
 BEGIN
     IF p_revival IS NULL OR p_revival NOT IN ('RESET', 'APPEND', 'SUPERSEDE', 'REPLACE') THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('revival %L is none of RESET, APPEND, SUPERSEDE, REPLACE', p_revival));
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('revival %L is none of RESET, APPEND, SUPERSEDE, REPLACE', p_revival));
     END IF;
     v_old := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to, p_size);
     IF p_revival = 'RESET' THEN
@@ -36,16 +37,20 @@ DECLARE
     v_found    bigint[];
 BEGIN
     IF p_result IS NULL OR p_result NOT BETWEEN :FAILURE AND :SUCCESS THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
     END IF;
     v_found := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
                                 CASE WHEN p_state = taskq_internal.state_of_result(p_result) THEN 0 END);
-    PERFORM taskq_internal.record_ended_change(v_topic_id, :HISTORY_REASSIGNED, v_found, array_fill((taskq_internal.state_of_result(p_result))::bigint, ARRAY[cardinality(v_found)]));
-    UPDATE taskq_internal.ended SET state = taskq_internal.state_of_result(p_result), completed = coalesce(completed, clock_timestamp())
+    PERFORM taskq_internal.record_ended_change(v_topic_id, :HISTORY_REASSIGNED, v_found,
+            array_fill((taskq_internal.state_of_result(p_result))::bigint, ARRAY[cardinality(v_found)]));
+    UPDATE taskq_internal.ended SET state = taskq_internal.state_of_result(p_result),
+        completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
     IF p_result = :SUCCESS AND taskq_internal.has_dependents(v_topic_id) THEN
         PERFORM taskq_internal.wake_dependents(v_topic_id, ARRAY(
-            SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = ANY (v_found)));
+            SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id
+                AND e.sequence = ANY (v_found)));
     END IF;
     RETURN cardinality(v_found);
 END $$;
@@ -81,26 +86,31 @@ CREATE FUNCTION taskq_internal.lock_ended_range(
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     IF (p_sequences IS NULL) = (p_state IS NULL) THEN
-        PERFORM taskq_internal.raise_error('TQ003', format('topic %L: name the tasks either by their state or by their sequences', p_topic));
+        PERFORM taskq_internal.raise_error('TQ003',
+                format('topic %L: name the tasks either by their state or by their sequences', p_topic));
     ELSIF p_sequences IS NOT NULL THEN
         IF coalesce(p_from, 0) <> 0 OR p_to IS NOT NULL OR p_size IS NOT NULL THEN
-            PERFORM taskq_internal.raise_error('TQ003', format('topic %L: a range and a size go with a state, not with sequences', p_topic));
+            PERFORM taskq_internal.raise_error('TQ003',
+                    format('topic %L: a range and a size go with a state, not with sequences', p_topic));
         END IF;
         RETURN taskq_internal.lock_named_ended(p_topic_id, p_topic, p_sequences);
     ELSIF p_state NOT BETWEEN :EXPIRED AND :SUCCEEDED THEN
-        PERFORM taskq_internal.raise_error('TQ003', format('topic %L: tasks in state %s have not ended; EXPIRED to SUCCEEDED have',
+        PERFORM taskq_internal.raise_error('TQ003',
+                format('topic %L: tasks in state %s have not ended; EXPIRED to SUCCEEDED have',
                                              p_topic, taskq.state_name(p_state)));
     END IF;
     RETURN taskq_internal.lock_ended(p_topic_id, p_state, p_state, p_from, p_to, p_size);
 END $$;
 
 -- Locks the named tasks in the order of their sequences, so that two calls never deadlock.
-CREATE FUNCTION taskq_internal.lock_named_ended(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_named_ended(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_named   bigint[] := ARRAY(SELECT DISTINCT u.sequence FROM unnest(p_sequences) AS u (sequence) ORDER BY 1);
     v_held    bigint[] := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                                WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_named) AND e.state BETWEEN :EXPIRED AND :SUCCEEDED
+                                WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_named)
+                                    AND e.state BETWEEN :EXPIRED AND :SUCCEEDED
                                 ORDER BY e.sequence FOR UPDATE);
     v_missing bigint[];
 BEGIN
@@ -108,7 +118,8 @@ BEGIN
         v_missing := ARRAY(SELECT unnest(v_named) EXCEPT SELECT unnest(v_held) ORDER BY 1);
         PERFORM taskq_internal.raise_error('TQ003', format('topic %L: %s of %s tasks have not ended: sequence %s%s',
             p_topic, cardinality(v_missing), cardinality(v_named), (
-                SELECT string_agg(format('%s (%s)', coalesce(u.sequence::text, 'NULL'), taskq_internal.task_state_name(p_topic_id, u.sequence)),
+                SELECT string_agg(format('%s (%s)', coalesce(u.sequence::text, 'NULL'),
+                        taskq_internal.task_state_name(p_topic_id, u.sequence)),
                                   ', ' ORDER BY u.sequence)
                 FROM unnest(v_missing[:10]) AS u (sequence)),
             CASE WHEN cardinality(v_missing) > 10 THEN ', ...' ELSE '' END));
@@ -119,7 +130,8 @@ END $$;
 -- Locks the p_size lowest tasks of the states p_low to p_high in a range of sequences, and returns their sequences
 -- in order. Never waits: leaves out tasks that another transaction holds. One of the states EXPIRED, FAILED and
 -- SUSPENDED has an index; other states take a walk over the ended tasks.
-CREATE FUNCTION taskq_internal.lock_ended(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint)
+CREATE FUNCTION taskq_internal.lock_ended(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint,
+        p_size bigint)
 RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -129,12 +141,14 @@ DECLARE
 BEGIN
     IF p_low = p_high AND p_low <= :SUSPENDED THEN
         RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                     WHERE e.topic_id::bigint = p_topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state::int = p_low
+                     WHERE e.topic_id::bigint = p_topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+                         AND e.state::int = p_low
                        AND e.sequence BETWEEN v_from AND v_to
                      ORDER BY e.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
     END IF;
     RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = p_topic_id AND e.state BETWEEN p_low AND p_high AND e.sequence BETWEEN v_from AND v_to
+                 WHERE e.topic_id = p_topic_id AND e.state BETWEEN p_low AND p_high AND e.sequence BETWEEN v_from
+                     AND v_to
                  ORDER BY e.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
 END $$;
 
@@ -159,13 +173,15 @@ BEGIN
     FROM (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
     LEFT JOIN (SELECT DISTINCT sequence FROM taskq_internal.dependency
                WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) d USING (sequence);
-    PERFORM taskq.notify(t.name) FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id AND t.notify AND cardinality(p_sequences) > 0;
+    PERFORM taskq.notify(t.name) FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id AND t.notify
+        AND cardinality(p_sequences) > 0;
 END $$;
 
 -- Marks ended tasks, whose rows this transaction holds, RECREATED, and pushes a copy of each in the order given, all
 -- at once: only the last copy of an identifier stands, unless they are appended. The topic's limits hold for new
 -- tasks only. Returns the sequences of the copies.
-CREATE FUNCTION taskq_internal.recreate_tasks(p_topic_id int, p_insertion text, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.recreate_tasks(p_topic_id int, p_insertion text, p_sequences bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now         timestamptz;
@@ -176,23 +192,30 @@ BEGIN
     PERFORM taskq_internal.announce_push();
     v_new := taskq_internal.draw_sequences(cardinality(p_sequences));
     PERFORM taskq_internal.record_ended_change(p_topic_id, :HISTORY_RECREATED, p_sequences, v_new);
-    UPDATE taskq_internal.ended SET descent = state, state = :RECREATED WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
+    UPDATE taskq_internal.ended SET descent = state, state = :RECREATED WHERE topic_id = p_topic_id
+        AND sequence = ANY (p_sequences);
     v_identifiers := ARRAY(SELECT t.identifier FROM unnest(p_sequences) WITH ORDINALITY AS u (sequence, place)
-                           JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
+                           JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id
+                                 AND sequence = ANY (p_sequences)) t
                                USING (sequence) ORDER BY u.place);
     IF p_insertion <> 'APPEND' THEN
-        PERFORM taskq_internal.displace_older_tasks(p_topic_id, p_insertion, ARRAY(SELECT DISTINCT unnest(v_identifiers)), NULL);
+        PERFORM taskq_internal.displace_older_tasks(p_topic_id, p_insertion,
+                ARRAY(SELECT DISTINCT unnest(v_identifiers)), NULL);
     END IF;
     v_states := taskq_internal.push_states(p_insertion, v_identifiers, NULL);
     v_now := clock_timestamp();
-    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl, payload)
-    SELECT n.sequence, v_now, v_now, pg_current_xact_id(), p_topic_id, t.priority, t.identifier, t.reference, t.ttl, t.payload
+    INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
+                                     payload)
+    SELECT n.sequence, v_now, v_now, pg_current_xact_id(), p_topic_id, t.priority, t.identifier, t.reference, t.ttl,
+        t.payload
     FROM unnest(v_new, p_sequences) AS n (sequence, old)
-    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t ON t.sequence = n.old;
+    JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
+        ON t.sequence = n.old;
     INSERT INTO taskq_internal.dependency (topic_id, sequence, on_topic_id, on_identifier)
     SELECT p_topic_id, n.sequence, d.on_topic_id, d.on_identifier
     FROM unnest(v_new, p_sequences) AS n (sequence, old)
-    JOIN (SELECT * FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) d ON d.sequence = n.old;
+    JOIN (SELECT * FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) d
+        ON d.sequence = n.old;
     INSERT INTO taskq_internal.ended (sequence, available_at, topic_id, state, descent, identifier)
     SELECT n.sequence, v_now, p_topic_id, :REDUNDANT, :READY, n.identifier
     FROM unnest(v_new, v_identifiers, v_states) AS n (sequence, identifier, state) WHERE n.state = :REDUNDANT;
@@ -215,6 +238,7 @@ BEGIN
     RETURN coalesce(
         (SELECT CASE WHEN l.holder IS NULL THEN 'READY' ELSE 'ACTIVE' END FROM taskq_internal.live l
          WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence),
-        (SELECT taskq.state_name(e.state) FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = p_sequence),
+        (SELECT taskq.state_name(e.state) FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
+         AND e.sequence = p_sequence),
         'unknown');
 END $$;

@@ -15,7 +15,8 @@ CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS 
 BEGIN
     PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR KEY SHARE;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
-        PERFORM taskq_internal.raise_error('TQ007', format('stage %s was committed or given up: it takes no more tasks', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007',
+                format('stage %s was committed or given up: it takes no more tasks', p_stage));
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.check_push IS
@@ -35,7 +36,8 @@ BEGIN
     PERFORM taskq_internal.check_staged_tasks(p_stage, p_parts, p_attempts, p_counts);
     v_done := taskq_internal.push_from_stage(p_stage, p_topic, p_insertion, p_parts, p_attempts);
     IF v_done <> (SELECT coalesce(sum(c), 0) FROM unnest(p_counts) AS c) THEN
-        PERFORM taskq_internal.raise_error('TQ007', format('stage %s was forgotten while it was pushed: run the job again', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007',
+                format('stage %s was forgotten while it was pushed: run the job again', p_stage));
     END IF;
     UPDATE taskq_internal.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
@@ -51,7 +53,8 @@ DECLARE
     v_count bigint;
 BEGIN
     PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR UPDATE;
-    INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp()) ON CONFLICT (stage) DO NOTHING;
+    INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
+        ON CONFLICT (stage) DO NOTHING;
     DELETE FROM taskq.staged_task WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     DELETE FROM taskq.staged_junction WHERE stage = p_stage;
@@ -60,12 +63,14 @@ END $$;
 COMMENT ON FUNCTION taskq.abandon_push IS
 'Removes what was staged, and returns how many tasks. The stage accepts no more; a committed stage stays committed.';
 
-CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_last taskq_internal.stream;
 BEGIN
     PERFORM taskq_internal.require_read_committed('batches of streams are committed');
-    INSERT INTO taskq_internal.stream AS s (name, batch, committed, query) VALUES (p_stream, p_batch, clock_timestamp(), p_query)
+    INSERT INTO taskq_internal.stream AS s (name, batch, committed, query)
+        VALUES (p_stream, p_batch, clock_timestamp(), p_query)
     ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
     WHERE s.batch < p_batch AND (s.query = p_query) IS NOT FALSE;
     IF FOUND THEN
@@ -73,7 +78,8 @@ BEGIN
     END IF;
     SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
     IF v_last.query <> p_query THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
             ' numbers its batches from 0 again, so that they would be taken for replays and lost; name the stream otherwise, or forget'
             ' the old one by taskq.forget_stream', p_stream, v_last.batch));
     END IF;
@@ -106,7 +112,8 @@ push its last batch twice.';
 
 -- Raises TQ007 if a winning attempt has staged more or fewer tasks than it reported: the server crashed and lost
 -- them, or they were removed after a day.
-CREATE FUNCTION taskq_internal.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]) RETURNS void
+CREATE FUNCTION taskq_internal.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
+    RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -118,14 +125,16 @@ BEGIN
                         WHERE t.stage = p_stage AND t.part = w.part AND t.attempt = w.attempt) s
     WHERE s.count <> w.count LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ007', format('stage %s has %s of the %s tasks that part %s reported: run the job again',
+        PERFORM taskq_internal.raise_error('TQ007',
+                format('stage %s has %s of the %s tasks that part %s reported: run the job again',
             p_stage, v_short.found, v_short.reported, v_short.part));
     END IF;
 END $$;
 
 -- Pushes what these attempts have staged, in chunks that bound the server's memory, and returns how many tasks. An
 -- invalid task is named by its place among all of them, and by its identifier.
-CREATE FUNCTION taskq_internal.push_from_stage(p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[])
+CREATE FUNCTION taskq_internal.push_from_stage(p_stage uuid, p_topic text, p_insertion text, p_parts int[],
+        p_attempts bigint[])
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_done   bigint := 0;
@@ -142,7 +151,8 @@ BEGIN
         LOOP
             v_last := taskq_internal.chunk_end(p_stage, v_try.part, v_try.attempt, v_place);
             EXIT WHEN v_last IS NULL;
-            FOR v_chunk IN SELECT * FROM taskq_internal.staged_chunk(p_stage, v_try.part, v_try.attempt, v_place, v_last, p_topic) LOOP
+            FOR v_chunk IN SELECT * FROM taskq_internal.staged_chunk(p_stage, v_try.part, v_try.attempt, v_place,
+                    v_last, p_topic) LOOP
                 v_since := least(v_since, taskq_internal.push_chunk(v_chunk, p_insertion, v_since));
                 v_done := v_done + cardinality(v_chunk.identifiers);
             END LOOP;
@@ -151,12 +161,14 @@ BEGIN
     END LOOP;
     RETURN v_done;
 EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception OR statement_too_complex THEN
-    PERFORM taskq_internal.raise_staged_error(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers, v_chunk.payloads);
+    PERFORM taskq_internal.raise_staged_error(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers,
+            v_chunk.payloads);
     RETURN NULL;
 END $$;
 
 -- The last place of the next chunk after p_place: 10,000 tasks, or 8 MB of payload; NULL if there are none.
-CREATE FUNCTION taskq_internal.chunk_end(p_stage uuid, p_part int, p_attempt bigint, p_place bigint) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.chunk_end(p_stage uuid, p_part int, p_attempt bigint, p_place bigint) RETURNS bigint
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT max(n.place) FROM (
@@ -170,9 +182,11 @@ END $$;
 -- A chunk as arrays for taskq.push, one row for each topic. If tasks have dependencies, one row for each run of
 -- tasks of the same topic, so that every task comes after those before it. With p_topic all go to that topic, which
 -- takes half the time.
-CREATE FUNCTION taskq_internal.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint, p_topic text)
+CREATE FUNCTION taskq_internal.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint,
+        p_topic text)
 RETURNS TABLE (topic text, places bigint[], identifiers text[], payloads text[], refs text[], suspended boolean[],
-               available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[]) LANGUAGE plpgsql
+               available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[])
+                   LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -187,7 +201,8 @@ DECLARE
         WHERE s.stage = $1 AND s.part = $2 AND s.attempt = $3 AND s.place > $4 AND s.place <= $5';
 BEGIN
     IF p_topic IS NOT NULL THEN
-        RETURN QUERY EXECUTE format('SELECT $6, %s FROM (SELECT s.* %s ORDER BY s.place) n HAVING count(*) > 0', v_arrays, v_rows)
+        RETURN QUERY EXECUTE format('SELECT $6, %s FROM (SELECT s.* %s ORDER BY s.place) n HAVING count(*) > 0',
+                                    v_arrays, v_rows)
             USING p_stage, p_part, p_attempt, p_place, p_last, p_topic;
         RETURN;
     END IF;
@@ -202,7 +217,8 @@ BEGIN
 END $$;
 
 -- Pushes one row of taskq_internal.staged_chunk, and returns the first sequence of it.
-CREATE FUNCTION taskq_internal.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_places    int[];
     v_topics    text[];
@@ -217,7 +233,8 @@ BEGIN
         FROM unnest(p_chunk.depends) WITH ORDINALITY AS u (list, place)
         CROSS JOIN LATERAL json_array_elements(u.list::json) AS d (pair);
     END IF;
-    v_sequences := taskq.push(p_chunk.topic, p_insertion, p_chunk.identifiers, p_chunk.payloads, p_chunk.refs, p_chunk.suspended,
+    v_sequences := taskq.push(p_chunk.topic, p_insertion, p_chunk.identifiers, p_chunk.payloads, p_chunk.refs,
+                              p_chunk.suspended,
                               p_chunk.available_at, p_chunk.delays, p_chunk.ttls, p_chunk.priorities, 0, p_since,
                               v_places, v_topics, v_names);
     RETURN (SELECT min(u.sequence) FROM unnest(v_sequences) AS u (sequence));
@@ -276,7 +293,8 @@ BEGIN
                    ELSE NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence) END);
     DELETE FROM taskq.staged_task WHERE stage = ANY (v_dead);
     DELETE FROM taskq.staged_junction j USING taskq_internal.stage s
-    WHERE s.stage = j.stage AND s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
+    WHERE s.stage = j.stage AND s.fence IS NOT NULL
+        AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
     DELETE FROM taskq_internal.stage s  -- a commit is asked for again for a minute
     WHERE s.committed < clock_timestamp() - interval '1 day' AND s.fence IS NULL;
     RETURN cardinality(v_dead);

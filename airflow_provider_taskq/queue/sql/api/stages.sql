@@ -19,7 +19,8 @@ BEGIN
     FROM (SELECT l.sequence, ntile(p_parts) OVER (ORDER BY l.sequence) AS part
           FROM taskq_internal.live l
           WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
-            AND NOT EXISTS (SELECT FROM taskq_internal.deferred_task d WHERE d.fence = p_fence AND d.sequence = l.sequence)) n
+            AND NOT EXISTS (SELECT FROM taskq_internal.deferred_task d WHERE d.fence = p_fence
+                            AND d.sequence = l.sequence)) n
     GROUP BY n.part ORDER BY 1;
 END $$;
 COMMENT ON FUNCTION taskq.held_bounds IS
@@ -32,7 +33,8 @@ CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_l
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
                redelivered boolean, priority int, created timestamptz, available_at timestamptz)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_hashjoin = off SET enable_sort = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_hashjoin = off
+    SET enable_sort = off
 SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -52,7 +54,8 @@ BEGIN
                         WHERE d.fence = p_fence AND d.sequence BETWEEN p_low AND p_high);
     FOR v_topic IN SELECT p.topic_id, p.name FROM taskq_internal.topic p
                    WHERE p.name = p_topic
-                      OR p_topic IS NULL AND p.topic_id IN (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder = v_owner_id)
+                      OR p_topic IS NULL AND p.topic_id IN (SELECT l.topic_id FROM taskq_internal.live l
+                              WHERE l.holder = v_owner_id)
                    ORDER BY p.topic_id LOOP
         RETURN QUERY
         SELECT t.sequence, v_topic.name, t.identifier, t.payload::text, t.reference, l.attempt, l.redelivered,
@@ -60,7 +63,8 @@ BEGIN
         FROM (SELECT * FROM taskq_internal.live
               WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = v_topic.topic_id
                 AND (cardinality(v_deferred) = 0 OR sequence <> ALL (v_deferred))) l
-        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = v_topic.topic_id AND sequence BETWEEN p_low AND p_high) t USING (sequence)
+        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = v_topic.topic_id AND sequence BETWEEN p_low
+              AND p_high) t USING (sequence)
         ORDER BY t.sequence;
     END LOOP;
 END $$;
@@ -68,7 +72,8 @@ COMMENT ON FUNCTION taskq.held_slice IS
 'The tasks that an owner holds in a range of sequences, topic by topic, in order. Every read returns the same until the
 tasks are completed. Leaves out deferred tasks. Errors: TQ005 if the lease is gone; TQ001.';
 
-CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false)
+CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE',
+                                 p_rounds boolean DEFAULT false)
 RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
     v_stage uuid := gen_random_uuid();
@@ -87,7 +92,8 @@ within the ttl stays held. Errors: TQ005 if the lease is gone; TQ000 for an unkn
 -- attempts that outlive their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN  -- of a stream: its driver opens no stages
+    -- of a stream: its driver opens no stages
+    IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
     END IF;
     PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR KEY SHARE;
@@ -96,7 +102,8 @@ BEGIN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage AND committed IS NOT NULL) THEN
-        PERFORM taskq_internal.raise_error('TQ007', format('stage %s was committed: it takes no more decisions', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007',
+                format('stage %s was committed: it takes no more decisions', p_stage));
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.check_stage IS
@@ -147,7 +154,8 @@ the lease is gone; TQ004 for tasks not held; TQ007 if the counts differ; those o
 
 CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, count bigint) LANGUAGE sql STABLE AS $$
     SELECT s.result::int, count(*) FROM taskq.staged s
-    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage AND c.committed IS NOT NULL)
+    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage
+            AND c.committed IS NOT NULL)
     GROUP BY s.result ORDER BY s.result
 $$;
 COMMENT ON FUNCTION taskq.stage_results IS
@@ -163,7 +171,8 @@ COMMENT ON FUNCTION taskq.completed_in_stage IS
 
 CREATE FUNCTION taskq.count_stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT count(*) FROM taskq.staged_task s
-    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage AND c.committed IS NOT NULL)
+    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage
+            AND c.committed IS NOT NULL)
 $$;
 COMMENT ON FUNCTION taskq.count_stage_pushed IS
 'How many tasks a committed stage pushed, until the stage is abandoned.';
@@ -209,7 +218,8 @@ BEGIN
         SELECT k.stage FROM known k JOIN taskq_internal.stage s ON s.stage = k.stage
         WHERE s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence));
     DELETE FROM taskq.staged WHERE stage = ANY (v_dead);
-    DELETE FROM taskq_internal.stage s  -- not at once: an executor that has passed taskq.check_stage may still commit what it staged
+    -- not at once: an executor that has passed taskq.check_stage may still commit what it staged
+    DELETE FROM taskq_internal.stage s
     WHERE coalesce(s.committed, s.opened) < clock_timestamp() - interval '1 day' AND s.fence IS NOT NULL
       AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
     PERFORM taskq_internal.prune_deferred_tasks();
@@ -281,14 +291,16 @@ DECLARE
     v_began timestamptz;
 BEGIN
     PERFORM taskq_internal.accessible_topic(p_topic, 'UPDATE');
-    INSERT INTO taskq_internal.drain AS d (name, topic, fence, began) VALUES (p_name, p_topic, p_fence, clock_timestamp())
+    INSERT INTO taskq_internal.drain AS d (name, topic, fence, began)
+        VALUES (p_name, p_topic, p_fence, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET
         began = CASE WHEN d.finished IS NULL AND d.topic = p_topic THEN d.began ELSE clock_timestamp() END,
         topic = p_topic, fence = p_fence, finished = NULL, report = NULL
     WHERE taskq_internal.may_access(d.topic, 'UPDATE')
     RETURNING d.began INTO v_began;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('42501', format('drain %L is one of another topic, which role %I may not consume', p_name,
+        PERFORM taskq_internal.raise_error('42501',
+                format('drain %L is one of another topic, which role %I may not consume', p_name,
                                                       taskq_internal.acting_role()));
     END IF;
     RETURN v_began;
@@ -300,10 +312,12 @@ name, if that one left no report. p_fence: the fence of its owner; NULL for seve
 CREATE FUNCTION taskq.end_drain(p_name text, p_fence bigint, p_report text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF octet_length(p_report) > 65536 OR taskq_internal.json_defect(p_report) IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ008', format('the report of drain %L is not JSON of at most 64 KiB', p_name));
+        PERFORM taskq_internal.raise_error('TQ008',
+                format('the report of drain %L is not JSON of at most 64 KiB', p_name));
     END IF;
     UPDATE taskq_internal.drain SET finished = clock_timestamp(), report = p_report::json
-    WHERE name = p_name AND fence IS NOT DISTINCT FROM p_fence AND finished IS NULL AND taskq_internal.may_access(topic, 'UPDATE');
+    WHERE name = p_name AND fence IS NOT DISTINCT FROM p_fence AND finished IS NULL
+        AND taskq_internal.may_access(topic, 'UPDATE');
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.end_drain IS
@@ -343,7 +357,8 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT e.sequence, e.identifier::text, e.error_summary FROM taskq_internal.ended e JOIN taskq_internal.owner o ON o.owner_id = e.holder
+    SELECT e.sequence, e.identifier::text, e.error_summary FROM taskq_internal.ended e JOIN taskq_internal.owner o
+        ON o.owner_id = e.holder
     WHERE e.topic_id + 0 = v_topic_id AND e.completed >= p_since AND e.state + 0 = :FAILED
       AND (o.name = p_owner OR starts_with(o.name, p_owner || '/'))
     ORDER BY e.sequence LIMIT p_size;
@@ -374,13 +389,15 @@ BEGIN
         USING (part, attempt)
     WHERE coalesce(s.count, 0) <> w.count LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ007', format('stage %s has %s of the %s decisions that part %s reported: run the job again',
+        PERFORM taskq_internal.raise_error('TQ007',
+                format('stage %s has %s of the %s decisions that part %s reported: run the job again',
             p_stage, v_short.found, v_short.reported, v_short.part));
     END IF;
 END $$;
 
 -- Deletes what attempts staged that did not win.
-CREATE FUNCTION taskq_internal.drop_failed_attempts(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.drop_failed_attempts(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void
+    LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
         SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
@@ -402,26 +419,33 @@ END $$;
 -- Completes what is staged, and returns how many tasks. If there is more than one chunk, one statement that reads
 -- all tasks of the owner ends those that can only end. The rest, and all if any task waits for others, goes through
 -- taskq.complete. Errors: those of taskq.complete.
-CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
+    LANGUAGE plpgsql AS $$
 BEGIN
-    IF taskq_internal.has_waiting_tasks() OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
+    IF taskq_internal.has_waiting_tasks()
+        OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
         RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, true);
     END IF;
-    RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, false) + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
+    RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, false)
+        + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
 END $$;
 
 -- Completes decisions of a stage, all or those that may return their task to READY, in chunks that bound the
 -- server's memory, and returns how many.
-CREATE FUNCTION taskq_internal.complete_in_chunks(p_owner text, p_fence bigint, p_stage uuid, p_all boolean) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.complete_in_chunks(p_owner text, p_fence bigint, p_stage uuid, p_all boolean)
+    RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_done   bigint := 0;
     v_chunk  record;
     v_chunks CURSOR FOR
         SELECT array_agg(n.sequence) AS sequences, array_agg(n.result) AS results, array_agg(n.output) AS outputs,
-               array_agg(n.error) AS errors, CASE WHEN bool_or(n.delay IS NOT NULL) THEN array_agg(n.delay) END AS delays
+               array_agg(n.error) AS errors, CASE WHEN bool_or(n.delay IS NOT NULL) THEN array_agg(n.delay) END
+                   AS delays
         FROM (SELECT s.*, (row_number() OVER w - 1) / 50000 AS nth,
-                     sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432 AS bulk
-              FROM taskq.staged s WHERE s.stage = p_stage AND (p_all OR taskq_internal.may_return_to_ready(s.result, s.delay))
+                     sum(coalesce(octet_length(s.output), 0) + coalesce(octet_length(s.error), 0)) OVER w / 33554432
+                         AS bulk
+              FROM taskq.staged s WHERE s.stage = p_stage
+                  AND (p_all OR taskq_internal.may_return_to_ready(s.result, s.delay))
               WINDOW w AS (ORDER BY s.sequence ROWS UNBOUNDED PRECEDING)) n
         GROUP BY n.nth, n.bulk ORDER BY n.nth, n.bulk;
 BEGIN
@@ -437,14 +461,16 @@ BEGIN
 END $$;
 
 -- Whether a decision may return its task to READY. True for an invalid decision, which is then refused.
-CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean
+    LANGUAGE sql IMMUTABLE AS $$
     SELECT p_result NOT BETWEEN :SUSPENSION AND :SUCCESS OR p_delay IS NOT NULL
 $$;
 
 -- Ends the tasks of a stage whose decisions cannot return them to READY, and returns how many. This is end_tasks for
 -- millions: both tables are walked in the order of their sequences and merged, without arrays. Errors: those of
 -- taskq.complete.
-CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
@@ -453,27 +479,33 @@ DECLARE
     v_ended    bigint;
 BEGIN
     SELECT * INTO v_bad FROM taskq.staged s
-    WHERE s.stage = p_stage AND taskq_internal.needs_json_check(s.output) AND taskq_internal.json_defect(s.output) IS NOT NULL
+    WHERE s.stage = p_stage AND taskq_internal.needs_json_check(s.output)
+        AND taskq_internal.json_defect(s.output) IS NOT NULL
     ORDER BY s.sequence LIMIT 1;
     IF FOUND THEN
         PERFORM taskq_internal.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
     END IF;
     WITH gone AS (
         DELETE FROM taskq_internal.live l USING taskq.staged s
-        WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay) AND l.holder = v_owner_id AND l.sequence = s.sequence
+        WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay) AND l.holder = v_owner_id
+            AND l.sequence = s.sequence
         RETURNING l.*, s.result, s.output, s.error AS reason
     ), moved AS (
-        INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state, crashes, redelivered,
+        INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
+                crashes, redelivered,
                                  identifier, output, error, error_summary)
-        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt, taskq_internal.state_of_result(g.result), g.crashes,
+        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
+            taskq_internal.state_of_result(g.result), g.crashes,
                g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
                coalesce(taskq_internal.error_summary(g.reason), g.error_summary)
         FROM gone g
         RETURNING 1)
     SELECT count(*) INTO v_ended FROM moved;
-    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)) THEN
+    IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage
+                  AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)) THEN
         PERFORM taskq_internal.raise_not_held(p_owner, p_fence,
-            ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)),
+            ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage
+                  AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)),
             ARRAY(SELECT e.sequence FROM taskq_internal.ended e JOIN taskq.staged s USING (sequence)
                   WHERE s.stage = p_stage AND e.holder = v_owner_id AND e.completed >= v_began));
     END IF;
@@ -502,13 +534,15 @@ BEGIN
         WHERE d.others <= coalesce(m.yes, 0) AND coalesce(m.no, 0) = 0
     ), not_pushed AS (
         DELETE FROM taskq.staged_task t WHERE t.stage = p_stage
-          AND (t.topic IS NULL AND t.identifier IS NULL OR NOT EXISTS (SELECT FROM continued c WHERE c.sequence = t.parent)))
+          AND (t.topic IS NULL AND t.identifier IS NULL
+               OR NOT EXISTS (SELECT FROM continued c WHERE c.sequence = t.parent)))
     DELETE FROM taskq.staged_junction j WHERE j.stage = p_stage
       AND NOT EXISTS (SELECT FROM continued c WHERE c.sequence = j.parent);
 END $$;
 
 -- Pushes and releases what follows the completed decisions.
-CREATE FUNCTION taskq_internal.apply_follow_ups(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.apply_follow_ups(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void
+    LANGUAGE plpgsql
 SET enable_nestloop = off AS $$
 BEGIN
     DELETE FROM taskq.staged_task t WHERE t.stage = p_stage
@@ -538,7 +572,8 @@ BEGIN
 END $$;
 
 -- Claims the due tasks behind the first ones of identifiers, which this transaction has locked; returns how many.
-CREATE FUNCTION taskq_internal.claim_remaining_tasks(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int) RETURNS int LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.claim_remaining_tasks(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int)
+    RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -548,9 +583,11 @@ DECLARE
     v_room  int := p_size;
     v_all   int := 0;
 BEGIN
-    v_identifiers := ARRAY(SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_heads)
+    v_identifiers := ARRAY(SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                           AND l.sequence = ANY (p_heads)
                      AND (SELECT a.sequence FROM taskq_internal.live a
-                          WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NULL
+                          WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+                              AND a.holder IS NULL
                           ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
                      ORDER BY l.sequence);
     WHILE v_room > 0 AND cardinality(v_identifiers) > 0 LOOP
@@ -565,7 +602,8 @@ END $$;
 
 -- Locks the first due tasks of identifiers, identifier by identifier, at most p_size in all, and returns their
 -- sequences. If another transaction holds a task of an identifier, only the tasks before it.
-CREATE FUNCTION taskq_internal.lock_remaining_tasks(p_topic_id int, p_now timestamptz, p_identifiers text[], p_size int) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_remaining_tasks(p_topic_id int, p_now timestamptz, p_identifiers text[], p_size int)
+    RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
@@ -577,17 +615,20 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now  -- not by live_ready, which has all identifiers
+              -- not by live_ready, which has all identifiers
+              AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_size) t
         LIMIT p_size);
     v_locked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                      WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
+                      WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found) AND l.holder IS NULL
+                          FOR UPDATE SKIP LOCKED);
     IF cardinality(v_locked) = cardinality(v_found) THEN
         RETURN v_found;
     END IF;
     RETURN ARRAY(
         SELECT n.sequence FROM (
-            SELECT u.sequence, bool_and(k.sequence IS NOT NULL) OVER (PARTITION BY l.identifier ORDER BY u.place) AS whole
+            SELECT u.sequence, bool_and(k.sequence IS NOT NULL) OVER (PARTITION BY l.identifier ORDER BY u.place)
+                AS whole
             FROM unnest(v_found) WITH ORDINALITY AS u (sequence, place)
             JOIN taskq_internal.live l ON l.topic_id = p_topic_id AND l.sequence = u.sequence
             LEFT JOIN unnest(v_locked) AS k (sequence) ON k.sequence = u.sequence) n
@@ -623,7 +664,8 @@ BEGIN
     DELETE FROM taskq.staged s USING (
         SELECT t.sequence
         FROM (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_failed)) t
-        JOIN (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_failed)) l USING (topic_id, sequence)
+        JOIN (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_failed)) l
+            USING (topic_id, sequence)
         JOIN taskq_internal.topic p ON p.topic_id = t.topic_id
         WHERE t.created + coalesce(t.ttl, p.ttl) > v_now) y
     WHERE s.stage = p_stage AND s.sequence = y.sequence;
@@ -634,14 +676,16 @@ END $$;
 -- Deletes from a stage that was opened under a condition the decisions that overtake: of each identifier those
 -- behind the first task that failed, is snoozed, has no decision, or is suspended under a condition that blocks.
 -- Their tasks are given back.
-CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text)
+    RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
     DELETE FROM taskq.staged s USING (
         SELECT l.sequence,
-               bool_or(d.result IS NULL OR d.result = :FAILURE OR d.result = :SUSPENSION AND (d.delay IS NOT NULL OR p_condition = 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS')) OVER (
+               bool_or(d.result IS NULL OR d.result = :FAILURE OR d.result = :SUSPENSION
+                       AND (d.delay IS NOT NULL OR p_condition = 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS')) OVER (
                    PARTITION BY l.topic_id, l.identifier
                    ORDER BY (l.attempt > 1) DESC, CASE WHEN l.attempt > 1 THEN l.sequence END,
                             l.priority DESC, l.available_at, l.sequence

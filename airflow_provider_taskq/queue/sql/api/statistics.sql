@@ -15,15 +15,18 @@ BEGIN
         v_topic_id := (taskq_internal.find_topic(p_topic)).topic_id;
     END IF;
     RETURN QUERY
-    SELECT p.name, s.ended, s.succeeded, s.failed, s.retried, s.retries, s.shortest, s.mean, s.longest, s.p[1], s.p[2], s.p[3], s.p[4]
+    SELECT p.name, s.ended, s.succeeded, s.failed, s.retried, s.retries, s.shortest, s.mean, s.longest, s.p[1], s.p[2],
+        s.p[3], s.p[4]
     FROM (SELECT e.topic_id, count(*) AS ended, count(*) FILTER (WHERE e.state = :SUCCEEDED) AS succeeded,
                  count(*) FILTER (WHERE e.state = :FAILED) AS failed, count(*) FILTER (WHERE e.attempt > 1) AS retried,
                  coalesce(sum(e.attempt - 1) FILTER (WHERE e.attempt > 1), 0)::bigint AS retries,
                  min(d.seconds) AS shortest, avg(d.seconds) AS mean, max(d.seconds) AS longest,
                  percentile_cont(ARRAY[0.5, 0.9, 0.95, 0.99]) WITHIN GROUP (ORDER BY d.seconds) AS p
           FROM taskq_internal.ended e
-          CROSS JOIN LATERAL (SELECT greatest(0, extract(epoch FROM taskq_internal.clamp_moment(e.completed) - taskq_internal.clamp_moment(e.available_at)))::float8 AS seconds) d
-          WHERE e.completed >= v_since AND e.state BETWEEN :FAILED AND :SUCCEEDED AND (v_topic_id IS NULL OR e.topic_id = v_topic_id)
+          CROSS JOIN LATERAL (SELECT greatest(0,
+                  extract(epoch FROM taskq_internal.clamp_moment(e.completed) - taskq_internal.clamp_moment(e.available_at)))::float8 AS seconds) d
+          WHERE e.completed >= v_since AND e.state BETWEEN :FAILED AND :SUCCEEDED
+              AND (v_topic_id IS NULL OR e.topic_id = v_topic_id)
           GROUP BY e.topic_id) s
     JOIN taskq_internal.topic p ON p.topic_id = s.topic_id ORDER BY p.name;
 END $$;
@@ -37,15 +40,18 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
 BEGIN
-    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;  -- which each new row needs, by its foreign key
+    -- which each new row needs, by its foreign key
+    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     INSERT INTO taskq_internal.handling AS h (topic_id, hour, bucket, count, total, shortest, longest)
-    SELECT v_topic_id, v_hour, taskq_internal.handling_bucket(u.seconds), count(*), sum(u.seconds), min(u.seconds), max(u.seconds)
+    SELECT v_topic_id, v_hour, taskq_internal.handling_bucket(u.seconds), count(*), sum(u.seconds), min(u.seconds),
+        max(u.seconds)
     FROM unnest(p_seconds) AS u (seconds) WHERE u.seconds >= 0 AND u.seconds < 1e9
     GROUP BY taskq_internal.handling_bucket(u.seconds) ORDER BY 3
-    ON CONFLICT (topic_id, hour, bucket) DO UPDATE SET count = h.count + excluded.count, total = h.total + excluded.total,
+    ON CONFLICT (topic_id, hour, bucket) DO UPDATE SET count = h.count + excluded.count,
+        total = h.total + excluded.total,
         shortest = least(h.shortest, excluded.shortest), longest = greatest(h.longest, excluded.longest);
     DELETE FROM taskq_internal.handling h WHERE h.topic_id = v_topic_id AND h.hour < v_hour - interval '8 days';
 END $$;
@@ -54,20 +60,24 @@ COMMENT ON FUNCTION taskq.record_handling_times IS
 for 8 days. Best in a transaction of its own, as two calls for a topic wait for each other. Errors: TQ001.';
 
 CREATE FUNCTION taskq.handling_times(p_within interval, p_topic text DEFAULT NULL)
-RETURNS TABLE (topic text, count bigint, shortest float8, mean float8, longest float8, p50 float8, p90 float8, p95 float8, p99 float8)
+RETURNS TABLE (topic text, count bigint, shortest float8, mean float8, longest float8, p50 float8, p90 float8,
+               p95 float8, p99 float8)
 LANGUAGE sql STABLE AS $$
     WITH bucket AS (
-        SELECT h.topic_id, h.bucket, sum(h.count)::bigint AS count, sum(h.total) AS total, min(h.shortest) AS shortest, max(h.longest) AS longest
+        SELECT h.topic_id, h.bucket, sum(h.count)::bigint AS count, sum(h.total) AS total, min(h.shortest) AS shortest,
+            max(h.longest) AS longest
         FROM taskq_internal.handling h
         WHERE h.hour >= date_trunc('hour', clock_timestamp() - taskq_internal.clamp_age(p_within), 'UTC')
           AND (p_topic IS NULL OR h.topic_id = (taskq_internal.find_topic(p_topic)).topic_id)
         GROUP BY h.topic_id, h.bucket
     ), summed AS (
-        SELECT b.*, sum(b.count) OVER (PARTITION BY b.topic_id ORDER BY b.bucket) AS upto, sum(b.count) OVER (PARTITION BY b.topic_id) AS every
+        SELECT b.*, sum(b.count) OVER (PARTITION BY b.topic_id ORDER BY b.bucket) AS upto,
+            sum(b.count) OVER (PARTITION BY b.topic_id) AS every
         FROM bucket b)
     SELECT p.name, max(s.every)::bigint, min(s.shortest), sum(s.total) / max(s.every), max(s.longest),
            min(s.longest) FILTER (WHERE s.upto >= 0.5 * s.every), min(s.longest) FILTER (WHERE s.upto >= 0.9 * s.every),
-           min(s.longest) FILTER (WHERE s.upto >= 0.95 * s.every), min(s.longest) FILTER (WHERE s.upto >= 0.99 * s.every)
+           min(s.longest) FILTER (WHERE s.upto >= 0.95 * s.every),
+               min(s.longest) FILTER (WHERE s.upto >= 0.99 * s.every)
     FROM summed s JOIN taskq_internal.topic p ON p.topic_id = s.topic_id GROUP BY p.name ORDER BY p.name
 $$;
 COMMENT ON FUNCTION taskq.handling_times IS
@@ -81,17 +91,20 @@ SET enable_seqscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT p.name, n.sequence,
-           clock_timestamp() - (SELECT taskq_internal.clamp_moment(t.created) FROM taskq_internal.task t WHERE t.topic_id = p.topic_id AND t.sequence = n.sequence),
+           clock_timestamp() - (SELECT taskq_internal.clamp_moment(t.created) FROM taskq_internal.task t
+                                WHERE t.topic_id = p.topic_id AND t.sequence = n.sequence),
            f.count, r.count
     FROM taskq_internal.topic p
     CROSS JOIN LATERAL (
         SELECT count(*), min(e.sequence) AS first FROM (
             SELECT s.sequence FROM taskq_internal.ended s
-            WHERE s.topic_id::bigint = p.topic_id AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = :FAILED ORDER BY s.sequence LIMIT 1000) e) f
+            WHERE s.topic_id::bigint = p.topic_id AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+                AND s.state::int = :FAILED ORDER BY s.sequence LIMIT 1000) e) f
     CROSS JOIN LATERAL (
         SELECT count(*), min(l.sequence) AS first FROM (
             SELECT s.sequence FROM taskq_internal.live s
-            WHERE s.topic_id = p.topic_id AND s.attempt > 0 AND s.holder IS NULL AND s.error IS NOT NULL LIMIT 1000) l) r
+            WHERE s.topic_id = p.topic_id AND s.attempt > 0 AND s.holder IS NULL AND s.error IS NOT NULL
+                LIMIT 1000) l) r
     CROSS JOIN LATERAL (SELECT least(f.first, r.first) AS sequence) n
     WHERE n.sequence IS NOT NULL AND (p_topic IS NULL OR p.name = p_topic) ORDER BY 3 DESC;
 END $$;
@@ -101,24 +114,30 @@ there are, counted up to 1,000 of each kind.';
 
 CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
 RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
-    SELECT o.name, o.fence, clock_timestamp() - taskq_internal.clamp_moment(o.lease_until), o.seen, h.count FROM taskq_internal.owner o
-    CROSS JOIN LATERAL (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = o.owner_id LIMIT 10000) n) h
-    WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_patience) AND h.count > 0
+    SELECT o.name, o.fence, clock_timestamp() - taskq_internal.clamp_moment(o.lease_until), o.seen, h.count
+        FROM taskq_internal.owner o
+    CROSS JOIN LATERAL (SELECT count(*)
+                        FROM (SELECT FROM taskq_internal.live l WHERE l.holder = o.owner_id LIMIT 10000) n) h
+    WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_patience)
+        AND h.count > 0
     ORDER BY o.lease_until LIMIT 1000
 $$;
 COMMENT ON FUNCTION taskq.stuck_owners IS
 'Owners that hold tasks and whose lease lapsed more than p_patience ago, the longest first, at most 1,000.';
 
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
-RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint, example text, newest bigint, last_failed timestamptz,
+RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
+               last_failed timestamptz,
                looked_at bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY
-    SELECT coalesce(f.error_group, r.error_group), coalesce(f.failed, 0), coalesce(r.retrying, 0), coalesce(f.messages, r.messages),
-           coalesce(f.example, r.example), coalesce(f.newest, r.newest), f.last_failed, coalesce(sum(f.failed) OVER (), 0)::bigint
+    SELECT coalesce(f.error_group, r.error_group), coalesce(f.failed, 0), coalesce(r.retrying, 0),
+        coalesce(f.messages, r.messages),
+           coalesce(f.example, r.example), coalesce(f.newest, r.newest), f.last_failed,
+               coalesce(sum(f.failed) OVER (), 0)::bigint
     FROM taskq_internal.failed_groups(v_topic_id, '-infinity', p_budget) f
     FULL JOIN taskq_internal.retrying_groups(v_topic_id, p_budget) r ON r.error_group = f.error_group
     ORDER BY 2 DESC, 3 DESC, 1 LIMIT greatest(p_size, 0);
@@ -136,7 +155,8 @@ $$;
 -- The group of an error: its summary with # for what differs from task to task: the task's identifier, a UUID, and a
 -- word with a digit, with further such words after - . : , or /. The type of the exception stays, and so does a
 -- number from 100 to 599 that stands alone: it may be a status code, and to retry a 404 helps less than a 503.
-CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text LANGUAGE plpgsql IMMUTABLE
+    AS $$
 DECLARE
     v_kind    text := coalesce(substring(p_summary FROM '^[[:alpha:]_][[:alnum:]_.]*(?:: |$)'), '');
     v_message text := substr(p_summary, length(v_kind) + 1);
@@ -149,7 +169,8 @@ BEGIN
     END IF;
     IF v_message ~ '\d' THEN
         v_message := regexp_replace(v_message, '[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}', '#', 'g');
-        v_message := regexp_replace(v_message, '(?<=[-.:,/])\m\w*\d\w*([-.:,/]\w*\d\w*)*|\m(?![1-5]\d\d\M(?![-.:,/]\w*\d))\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
+        v_message := regexp_replace(v_message,
+                                    '(?<=[-.:,/])\m\w*\d\w*([-.:,/]\w*\d\w*)*|\m(?![1-5]\d\d\M(?![-.:,/]\w*\d))\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
     END IF;
     RETURN v_kind || v_message;
 END $$;
@@ -162,9 +183,11 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),
-           (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence), taskq_internal.clamp_moment(max(n.completed))
+           (array_agg(n.error_summary ORDER BY n.sequence DESC))[1], max(n.sequence),
+               taskq_internal.clamp_moment(max(n.completed))
     FROM (SELECT e.sequence, e.identifier, e.error_summary, e.completed FROM taskq_internal.ended e
-          WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+          WHERE e.topic_id::bigint = p_topic_id AND e.state::int = :FAILED
+              AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
           ORDER BY e.sequence DESC LIMIT greatest(p_budget, 0)) n
     WHERE n.completed >= p_since GROUP BY 1;
 END $$;

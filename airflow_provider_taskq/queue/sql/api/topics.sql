@@ -36,15 +36,20 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ001', format('topic %L was dropped at this moment', p_topic));
     END IF;
     v_altered := jsonb_populate_record(v_topic, p_changes);
-    PERFORM taskq_internal.check_policy(p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl);
+    PERFORM taskq_internal.check_policy(p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon,
+            v_altered.max_elapsed, v_altered.ttl);
     UPDATE taskq_internal.topic SET
-        max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor, max_delay = v_altered.max_delay,
-        horizon = v_altered.horizon, max_elapsed = v_altered.max_elapsed, jitter = v_altered.jitter, probe = v_altered.probe,
-        on_expiry = v_altered.on_expiry, max_crashes = v_altered.max_crashes, max_payload_bytes = v_altered.max_payload_bytes,
+        max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor,
+            max_delay = v_altered.max_delay,
+        horizon = v_altered.horizon, max_elapsed = v_altered.max_elapsed, jitter = v_altered.jitter,
+            probe = v_altered.probe,
+        on_expiry = v_altered.on_expiry, max_crashes = v_altered.max_crashes,
+            max_payload_bytes = v_altered.max_payload_bytes,
         ttl = v_altered.ttl, notify = v_altered.notify
     WHERE topic_id = v_topic.topic_id;
     IF v_altered.probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
-        UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL AND attempt > 0 AND waits <= :WAITS_NOTHING;
+        UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL
+            AND attempt > 0 AND waits <= :WAITS_NOTHING;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.alter_topic IS
@@ -60,7 +65,8 @@ BEGIN
     UPDATE taskq_internal.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
     IF FOUND THEN
         IF p_paused THEN
-            PERFORM taskq_internal.record_pause(v_topic_id, true, coalesce(taskq_internal.current_actor(), session_user));
+            PERFORM taskq_internal.record_pause(v_topic_id, true,
+                    coalesce(taskq_internal.current_actor(), session_user));
         END IF;
         RETURN true;
     END IF;
@@ -74,7 +80,8 @@ was so already. Errors: TQ001.';
 
 CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT name FROM taskq_internal.topic
-    WHERE (SELECT taskq_internal.may_access_all('SELECT, INSERT, UPDATE')) OR taskq_internal.may_access_topic(name, 'SELECT, INSERT, UPDATE')
+    WHERE (SELECT taskq_internal.may_access_all('SELECT, INSERT, UPDATE'))
+        OR taskq_internal.may_access_topic(name, 'SELECT, INSERT, UPDATE')
     ORDER BY name
 $$;
 COMMENT ON FUNCTION taskq.topics IS
@@ -113,7 +120,8 @@ DECLARE
 BEGIN
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ001', format('topic %L is not known; create it with create_topic', p_topic));
+        PERFORM taskq_internal.raise_error('TQ001',
+                format('topic %L is not known; create it with create_topic', p_topic));
     END IF;
     RETURN v_topic;
 END $$;
@@ -121,22 +129,26 @@ END $$;
 -- Raises TQ008 for changes that are not a JSON object of policy fields.
 CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter', 'probe', 'on_expiry',
+    v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter',
+                              'probe', 'on_expiry',
                               'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
     v_unknown text;
 BEGIN
     IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN
         PERFORM taskq_internal.raise_error('TQ008', format('topic %L: changes of a policy are a JSON object', p_topic));
     END IF;
-    SELECT string_agg(quote_literal(k), ', ' ORDER BY k) INTO v_unknown FROM jsonb_object_keys(p_changes) k WHERE k <> ALL (v_fields);
+    SELECT string_agg(quote_literal(k), ', ' ORDER BY k) INTO v_unknown FROM jsonb_object_keys(p_changes) k
+        WHERE k <> ALL (v_fields);
     IF v_unknown IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ008', format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
+        PERFORM taskq_internal.raise_error('TQ008',
+                format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
                                              array_to_string(v_fields, ', ')));
     END IF;
 END $$;
 
 -- Stores whether a topic is paused, since when, and by whom or what.
-CREATE FUNCTION taskq_internal.record_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.record_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean
+    LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
                            paused_since = CASE WHEN p_paused THEN clock_timestamp() END
@@ -145,7 +157,8 @@ BEGIN
 END $$;
 
 -- One try of taskq.drop_topic. Raises lock_not_available if it has to be repeated.
-CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean) RETURNS boolean
+CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean)
+    RETURNS boolean
 LANGUAGE plpgsql
 SET lock_timeout = '10ms' AS $$
 DECLARE
@@ -189,12 +202,14 @@ DECLARE
     v_table text;
     v_left  boolean;
 BEGIN
-    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'group_release', 'handling', 'topic_move', 'progress', 'consumer_partition',
+    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'group_release', 'handling', 'topic_move', 'progress',
+                                   'consumer_partition',
                                    'consumer_group'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- its rows are in one partition, so a ctid tells one
                        'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
-        EXECUTE format('SELECT EXISTS (SELECT FROM taskq_internal.%I WHERE topic_id = $1)', v_table) INTO v_left USING p_topic_id;
+        EXECUTE format('SELECT EXISTS (SELECT FROM taskq_internal.%I WHERE topic_id = $1)', v_table) INTO v_left
+            USING p_topic_id;
         EXIT WHEN v_left;
     END LOOP;
     RETURN NOT v_left;
@@ -204,12 +219,14 @@ END $$;
 -- longer than p_for.
 CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
-        SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c ON c.oid = l.relation
+        SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c
+            ON c.oid = l.relation
         WHERE w.since < clock_timestamp() - p_for AND l.granted AND l.mode <> 'AccessShareLock'
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
           AND c.oid <> ALL (taskq_internal.lock_only_tables())
-          AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))  -- a first verb that waits for the topic's row has that
+          -- a first verb that waits for the topic's row has that
+          AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))
 $$;
 
 -- Raises TQ000 for a topic that others use, naming the session that began first: those with a push to the topic
@@ -218,14 +235,18 @@ CREATE FUNCTION taskq_internal.raise_topic_in_use(p_topic text) RETURNS void LAN
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
     v_pid      int := (
-        SELECT l.pid FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        SELECT l.pid FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a
+            ON a.pid = l.pid
         WHERE l.granted AND l.pid <> pg_backend_pid()
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq_internal.topic_lock_class()::oid AND l.objid = v_topic_id::oid
-               OR c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND c.oid <> ALL (taskq_internal.lock_only_tables())
+          AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq_internal.topic_lock_class()::oid
+               AND l.objid = v_topic_id::oid
+               OR c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
+                   AND c.oid <> ALL (taskq_internal.lock_only_tables())
                   AND l.mode <> 'AccessShareLock')
         ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
 BEGIN
-    PERFORM taskq_internal.raise_error('TQ000', format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
+    PERFORM taskq_internal.raise_error('TQ000',
+            format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
         ' and repeat this when they have ended', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;

@@ -21,24 +21,31 @@ state of an identifier''s newest task, NULL without one; juncture: how many grou
 released complete ones. -1 for an unknown topic.';
 
 CREATE FUNCTION taskq.watch_tasks(
-    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[], p_state_identifiers text[]
+    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
+        p_state_identifiers text[]
 ) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    AS $$
 BEGIN
     RETURN QUERY
     SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
            THEN extract(epoch FROM clock_timestamp() - (taskq.oldest_due(t.topic_id)).since)::double precision END
-    FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY AS u (topic, bound, condition, aged, place)
+    FROM unnest(p_ready_topics, p_limits, p_conditions, p_aged) WITH ORDINALITY
+        AS u (topic, bound, condition, aged, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
     CROSS JOIN LATERAL (
         -- Two index probes tell most topics, and cost a tenth of the count.
         SELECT CASE WHEN t.topic_id IS NULL THEN -1
-                    WHEN EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING)
-                      OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING)
-                    THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), u.condition) ELSE 0 END AS number
+                    WHEN EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL
+                                 AND l.waits <= :WAITS_NOTHING)
+                      OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL
+                                 AND l.waits > :WAITS_NOTHING)
+                    THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), u.condition)
+                        ELSE 0 END AS number
         OFFSET 0) n;
     RETURN QUERY
-    SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1 ELSE taskq_internal.newest_state(t.topic_id, u.identifier) END,
+    SELECT 'state', u.place::int, CASE WHEN t.topic_id IS NULL THEN -1
+        ELSE taskq_internal.newest_state(t.topic_id, u.identifier) END,
            NULL::double precision
     FROM unnest(p_state_topics, p_state_identifiers) WITH ORDINALITY AS u (topic, identifier, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE');
@@ -58,7 +65,8 @@ CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
-    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id, p_identifiers, p_groups, p_junction)).identifiers;
+    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id, p_identifiers,
+            p_groups, p_junction)).identifiers;
 END $$;
 COMMENT ON FUNCTION taskq.junction IS
 'Releases groups of identifiers: their SUSPENDED tasks become READY. The arrays go together: an identifier and the
@@ -66,7 +74,8 @@ number of its group. A group is released if each of its identifiers has a SUSPEN
 state but REDUNDANT (ETERNAL), before the call. Returns the identifiers of the released tasks. Never waits: a group
 with a task that another transaction holds stays for a later call. Errors: TQ001; TQ000 for an unknown junction.';
 
-CREATE FUNCTION taskq.release_groups_once(p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS int[]
+CREATE FUNCTION taskq.release_groups_once(p_name text, p_topic text, p_identifiers text[], p_groups int[],
+        p_junction text) RETURNS int[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id;
@@ -76,12 +85,15 @@ BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
     v_open := ARRAY(
         SELECT k.number FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
-        WHERE NOT EXISTS (SELECT FROM taskq_internal.group_release j WHERE j.name = p_name AND j.topic_id = v_topic_id AND j.key = k.key)
+        WHERE NOT EXISTS (SELECT FROM taskq_internal.group_release j WHERE j.name = p_name AND j.topic_id = v_topic_id
+                          AND j.key = k.key)
         ORDER BY k.number);
-    v_released := (SELECT (taskq_internal.release_groups(v_topic_id, array_agg(m.identifier), array_agg(m.number), p_junction)).numbers
+    v_released := (SELECT (taskq_internal.release_groups(v_topic_id, array_agg(m.identifier), array_agg(m.number),
+            p_junction)).numbers
                    FROM unnest(p_identifiers, p_groups) AS m (identifier, number) WHERE m.number = ANY (v_open));
     INSERT INTO taskq_internal.group_release (name, topic_id, key, released)
-    SELECT DISTINCT p_name, v_topic_id, k.key, clock_timestamp() FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
+    SELECT DISTINCT p_name, v_topic_id, k.key, clock_timestamp()
+        FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
     WHERE k.number = ANY (v_released)
     ON CONFLICT DO NOTHING;
     RETURN ARRAY(SELECT unnest(v_open) EXCEPT SELECT unnest(v_released) ORDER BY 1);
@@ -95,7 +107,8 @@ CREATE FUNCTION taskq.purge_group_releases(p_older_than interval) RETURNS bigint
 DECLARE
     v_count bigint;
 BEGIN
-    DELETE FROM taskq_internal.group_release WHERE released <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
+    DELETE FROM taskq_internal.group_release
+        WHERE released <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
@@ -103,22 +116,26 @@ COMMENT ON FUNCTION taskq.purge_group_releases IS
 'Removes the memory of group releases older than p_older_than, and returns how many groups.';
 
 CREATE FUNCTION taskq.topic_status(p_topics text[], p_conditions text[], p_cap int)
-RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint, running bigint,
+RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint,
+               running bigint,
                topic_paused boolean, paused_by text, paused_since timestamptz)
 LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
     WITH held AS MATERIALIZED (SELECT h.topic_id, h.held FROM taskq_internal.count_held_by_topic() h)
-    SELECT u.place::int, r.ready,  w.scheduled, w.retrying, greatest(w.blocked + w.due - r.ready - CASE WHEN t.paused THEN w.due ELSE 0 END, 0),
+    SELECT u.place::int, r.ready,  w.scheduled, w.retrying,
+        greatest(w.blocked + w.due - r.ready - CASE WHEN t.paused THEN w.due ELSE 0 END, 0),
            w.paused + CASE WHEN t.paused THEN w.due ELSE 0 END,
            coalesce((SELECT least(h.held, p_cap) FROM held h WHERE h.topic_id = t.topic_id), 0),
            t.paused, t.paused_by, t.paused_since
     FROM unnest(p_topics, p_conditions) WITH ORDINALITY AS u (topic, condition, place)
     JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
     CROSS JOIN LATERAL taskq_internal.count_ready_by_reason(t.topic_id, p_cap) w
-    CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition) ELSE 0 END::bigint AS ready
+    CROSS JOIN LATERAL (SELECT CASE WHEN w.due + w.blocked > 0 THEN taskq_internal.count_ready(t, p_cap, u.condition)
+                        ELSE 0 END::bigint AS ready
                         OFFSET 0) r;
 END $$;
 COMMENT ON FUNCTION taskq.topic_status IS
@@ -128,7 +145,8 @@ paused; and running. Each count stops at p_cap. position: in the arrays, from 1;
 
 -- The group waits of taskq.watch: how many groups each wait still waits for, -1 for an unknown topic. Never waits:
 -- while the topic's tables are moved, number is NULL, and the next look tells.
-CREATE FUNCTION taskq_internal.watch_groups(p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[])
+CREATE FUNCTION taskq_internal.watch_groups(p_names text[], p_topics text[], p_junctions text[], p_places int[],
+        p_groups int[], p_identifiers text[])
 RETURNS TABLE (place int, number int) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -136,7 +154,8 @@ DECLARE
 BEGIN
     FOR v_wait IN
         WITH member AS (SELECT m.place, array_agg(m.identifier) AS identifiers, array_agg(m.number) AS numbers
-                        FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier) GROUP BY m.place)
+                        FROM unnest(p_places, p_groups, p_identifiers) AS m (place, number, identifier)
+                            GROUP BY m.place)
         SELECT u.place::int, u.name, u.topic, u.junction, t.topic_id, coalesce(m.identifiers, '{}') AS identifiers,
                coalesce(m.numbers, '{}') AS numbers
         FROM unnest(p_names, p_topics, p_junctions) WITH ORDINALITY AS u (name, topic, junction, place)
@@ -149,7 +168,8 @@ BEGIN
         IF v_wait.topic_id IS NULL THEN
             number := -1;
         ELSIF taskq_internal.try_lock_topic_shared(v_wait.topic_id) THEN
-            number := cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, v_wait.identifiers, v_wait.numbers, v_wait.junction));
+            number := cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, v_wait.identifiers,
+                    v_wait.numbers, v_wait.junction));
         END IF;
         RETURN NEXT;
     END LOOP;
@@ -168,11 +188,13 @@ BEGIN
     IF FOUND OR v_sequence IS NULL THEN
         RETURN v_state;
     END IF;
-    RETURN (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = v_sequence);
+    RETURN (SELECT (l.holder IS NULL)::int FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+            AND l.sequence = v_sequence);
 END $$;
 
 -- The key by which each group is recognized.
-CREATE FUNCTION taskq_internal.group_keys(p_identifiers text[], p_groups int[], p_junction text) RETURNS TABLE (number int, key uuid)
+CREATE FUNCTION taskq_internal.group_keys(p_identifiers text[], p_groups int[], p_junction text)
+    RETURNS TABLE (number int, key uuid)
 LANGUAGE sql IMMUTABLE AS $$
     SELECT m.number, md5(p_junction || jsonb_agg(DISTINCT m.identifier))::uuid
     FROM unnest(p_identifiers, p_groups) AS m (identifier, number) GROUP BY m.number
@@ -206,7 +228,8 @@ BEGIN
     IF v_of IS NULL THEN
         RETURN;
     END IF;
-    v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of ELSE taskq_internal.has_task_states(p_topic_id, p_identifiers) END;
+    v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of
+        ELSE taskq_internal.has_task_states(p_topic_id, p_identifiers) END;
     v_whole := taskq_internal.only_complete_groups(p_identifiers, p_groups, v_present);
     v_held := taskq_internal.lock_suspended(p_topic_id, ARRAY(
         SELECT s.sequence FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
@@ -215,8 +238,10 @@ BEGIN
                        SELECT s.identifier FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
                        LEFT JOIN unnest(v_held) AS h (held) ON h.held = s.sequence WHERE h.held IS NULL);
     v_whole := taskq_internal.only_complete_groups(p_identifiers, p_groups, v_present);
-    SELECT coalesce(array_agg(s.sequence), '{}'), coalesce(array_agg(DISTINCT s.identifier), '{}') INTO v_held, identifiers
-    FROM unnest(v_suspended, v_of) AS s (sequence, identifier) JOIN unnest(v_whole) AS w (identifier) USING (identifier);
+    SELECT coalesce(array_agg(s.sequence), '{}'), coalesce(array_agg(DISTINCT s.identifier), '{}') INTO v_held,
+        identifiers
+    FROM unnest(v_suspended, v_of) AS s (sequence, identifier) JOIN unnest(v_whole) AS w (identifier)
+        USING (identifier);
     numbers := ARRAY(
         SELECT g.number FROM unnest(p_identifiers, p_groups) AS g (identifier, number)
         LEFT JOIN (SELECT DISTINCT unnest(v_present) AS identifier) p ON p.identifier = g.identifier
@@ -226,7 +251,8 @@ BEGIN
 END $$;
 
 -- The identifiers of the groups whose every identifier is in p_present.
-CREATE FUNCTION taskq_internal.only_complete_groups(p_identifiers text[], p_groups int[], p_present text[]) RETURNS text[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.only_complete_groups(p_identifiers text[], p_groups int[], p_present text[])
+    RETURNS text[] LANGUAGE plpgsql
 SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
@@ -236,8 +262,8 @@ BEGIN
               GROUP BY g.number HAVING bool_and(p.identifier IS NOT NULL)) whole USING (number));
 END $$;
 
--- Those of the identifiers that have a task in any state but REDUNDANT. Looks at each identifier's newest tasks first, of which
--- mostly the very first is one.
+-- Those of the identifiers that have a task in any state but REDUNDANT. Looks at each identifier's newest tasks
+-- first, of which mostly the very first is one.
 CREATE FUNCTION taskq_internal.has_task_states(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -245,7 +271,8 @@ BEGIN
         SELECT n.identifier FROM (SELECT DISTINCT unnest(p_identifiers) AS identifier) n
         CROSS JOIN LATERAL (
             SELECT FROM taskq_internal.task t WHERE t.identifier = n.identifier AND t.topic_id = p_topic_id
-            AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = t.sequence) IS DISTINCT FROM :REDUNDANT
+            AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
+                 AND e.sequence = t.sequence) IS DISTINCT FROM :REDUNDANT
             ORDER BY t.sequence DESC LIMIT 1) newest);
 END $$;
 
@@ -254,13 +281,15 @@ CREATE FUNCTION taskq_internal.lock_suspended(p_topic_id int, p_sequences bigint
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = :SUSPENDED FOR UPDATE SKIP LOCKED);
+                 WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = :SUSPENDED
+                     FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- The READY tasks of a topic by what they wait for, each count up to p_cap. due: wait for no dependency and no
 -- probe; blocked: wait for one. Reads priority by priority, as times are in order only within a priority.
 CREATE FUNCTION taskq_internal.count_ready_by_reason(
-    p_topic_id int, p_cap int, OUT due bigint, OUT scheduled bigint, OUT retrying bigint, OUT paused bigint, OUT blocked bigint
+    p_topic_id int, p_cap int, OUT due bigint, OUT scheduled bigint, OUT retrying bigint, OUT paused bigint,
+        OUT blocked bigint
 ) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -271,16 +300,20 @@ BEGIN
     due := 0; scheduled := 0; retrying := 0;
     LOOP
         v_priority := (SELECT l.priority FROM taskq_internal.live l
-                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_priority
+                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                           AND l.priority < v_priority
                        ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
         EXIT WHEN v_priority IS NULL;
         due := due + (SELECT count(*) FROM (
-            SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority
+            SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
+                AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority
                                        AND l.available_at <= v_now
             ORDER BY l.available_at, l.sequence LIMIT p_cap - due) n);
-        SELECT count(*) FILTER (WHERE n.attempt = 0) AS scheduled, count(*) FILTER (WHERE n.attempt > 0) AS retrying INTO v_later
+        SELECT count(*) FILTER (WHERE n.attempt = 0) AS scheduled, count(*) FILTER (WHERE n.attempt > 0) AS retrying
+            INTO v_later
         FROM (SELECT l.available_at, l.attempt FROM taskq_internal.live l
-              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at > v_now
+              WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                  AND l.priority = v_priority AND l.available_at > v_now
               ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap - scheduled - retrying, 0)) n;
         scheduled := scheduled + v_later.scheduled;
         retrying := retrying + v_later.retrying;
@@ -290,6 +323,7 @@ BEGIN
            retrying + count(*) FILTER (WHERE n.waits = :WAITS_PROBE AND n.available_at > v_now),
            count(*) FILTER (WHERE n.waits = :WAITS_RESUME)
     INTO blocked, retrying, paused
-    FROM (SELECT l.waits, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits > :WAITS_NOTHING
+    FROM (SELECT l.waits, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
+          AND l.waits > :WAITS_NOTHING
           ORDER BY l.waits, l.available_at, l.sequence LIMIT greatest(p_cap, 0)) n;
 END $$;

@@ -12,8 +12,10 @@
 
 -- The tables that exist only to be locked. A lock on one of them does not mean that a transaction uses tasks.
 CREATE FUNCTION taskq_internal.lock_only_tables() RETURNS oid[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY['taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass, 'taskq_internal.topic_use'::regclass,
-                 'taskq_internal.prune'::regclass, 'taskq_internal.mutex'::regclass, 'taskq_internal.offer_lock'::regclass]::oid[]
+    SELECT ARRAY['taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass,
+                 'taskq_internal.topic_use'::regclass,
+                 'taskq_internal.prune'::regclass, 'taskq_internal.mutex'::regclass,
+                     'taskq_internal.offer_lock'::regclass]::oid[]
 $$;
 
 -- The class of these advisory locks.
@@ -24,7 +26,8 @@ $$;
 -- The topic of this name, which no transaction can drop until this one ends; for a push, which calls announce_push
 -- next. If the topic was dropped and created again during the wait, the new one. Above READ COMMITTED the snapshot
 -- cannot tell, so there the row is locked as well: a topic that was dropped since is a serialization failure.
-CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text, p_rights text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text, p_rights text) RETURNS taskq_internal.topic
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_kept  int;
     v_topic taskq_internal.topic;
@@ -33,7 +36,8 @@ BEGIN
         PERFORM taskq_internal.check_access(p_topic, p_rights);
     END IF;
     LOOP
-        SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;  -- in place: a call of find_topic costs 2 us
+        -- in place: a call of find_topic costs 2 us
+        SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
         IF NOT FOUND THEN
             v_topic := taskq_internal.find_topic(p_topic);
         END IF;
@@ -50,7 +54,8 @@ BEGIN
 END $$;
 
 -- The same for a transaction that relies on a topic and may draw no sequences.
-CREATE FUNCTION taskq_internal.lock_topic_open(p_topic text, p_rights text) RETURNS taskq_internal.topic LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.lock_topic_open(p_topic text, p_rights text) RETURNS taskq_internal.topic
+    LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
     RETURN taskq_internal.lock_topic_shared(p_topic, p_rights);
@@ -120,19 +125,24 @@ BEGIN
     WHILE NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), p_topic_id) LOOP
         v_last := v_stranger;
         v_stranger := taskq_internal.topic_lock_outsider(p_topic_id);
-        IF v_stranger IS NOT NULL AND v_last IS NOT NULL THEN  -- seen twice: a push takes its two locks one after the other
-            PERFORM taskq_internal.raise_error('TQ000', format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'
+        -- seen twice: a push takes its two locks one after the other
+        IF v_stranger IS NOT NULL AND v_last IS NOT NULL THEN
+            PERFORM taskq_internal.raise_error('TQ000',
+                    format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'
                 ' using the queue; try again when it has released the lock',
-                (SELECT name FROM taskq_internal.topic WHERE topic_id = p_topic_id), v_stranger, taskq_internal.topic_lock_class(), p_topic_id));
+                (SELECT name FROM taskq_internal.topic WHERE topic_id = p_topic_id), v_stranger,
+                    taskq_internal.topic_lock_class(), p_topic_id));
         END IF;
         EXIT WHEN taskq_internal.await_topic_lock(p_topic_id, false, v_limit);
         PERFORM taskq_internal.check_lock_timeout(v_since, v_limit);
     END LOOP;
 END $$;
 
--- Waits for the advisory lock of a topic, shared or exclusively, for at most 2 seconds, or p_limit if that is shorter and not 0;
--- false if it did not become available. The time is longer than the server's usual deadlock_timeout, so that a deadlock is found.
-CREATE FUNCTION taskq_internal.await_topic_lock(p_topic_id int, p_shared boolean, p_limit interval) RETURNS boolean LANGUAGE plpgsql
+-- Waits for the advisory lock of a topic, shared or exclusively, for at most 2 seconds, or p_limit if that is shorter
+-- and not 0; false if it did not become available. The time is longer than the server's usual deadlock_timeout, so
+-- that a deadlock is found.
+CREATE FUNCTION taskq_internal.await_topic_lock(p_topic_id int, p_shared boolean, p_limit interval) RETURNS boolean
+    LANGUAGE plpgsql
 SET lock_timeout = '2s' AS $$
 BEGIN
     IF p_limit > interval '0' AND p_limit < interval '2 seconds' THEN
@@ -149,7 +159,8 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- Ends a wait in several steps as the caller's lock_timeout (0: none) would end a single one.
-CREATE FUNCTION taskq_internal.check_lock_timeout(p_since timestamptz, p_limit interval) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.check_lock_timeout(p_since timestamptz, p_limit interval) RETURNS void LANGUAGE plpgsql
+    AS $$
 BEGIN
     IF p_limit > interval '0' AND clock_timestamp() >= p_since + p_limit THEN
         RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
@@ -159,7 +170,8 @@ END $$;
 -- The sessions and prepared transactions that hold or await the advisory lock of a topic. The caller clears the
 -- snapshot of statistics first: a transaction sees the same pg_stat_activity from its first look to its end.
 CREATE FUNCTION taskq_internal.topic_lockers(p_topic_id int)
-RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, granted boolean, exclusive boolean) LANGUAGE sql STABLE AS $$
+RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, granted boolean, exclusive boolean)
+    LANGUAGE sql STABLE AS $$
     SELECT l.virtualtransaction, l.pid,
            CASE WHEN l.pid IS NULL THEN format('prepared transaction %L', x.gid)
                 ELSE format('session %s of role %L', l.pid, coalesce(a.usename, '')) END,
@@ -169,14 +181,16 @@ RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, gran
                JOIN pg_locks o ON o.locktype = 'transactionid' AND o.transactionid = p.transaction) x
         ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
     LEFT JOIN pg_roles r ON r.rolname = x.owner
-    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid::bigint = taskq_internal.topic_lock_class() AND l.objid::bigint = p_topic_id
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid::bigint = taskq_internal.topic_lock_class()
+        AND l.objid::bigint = p_topic_id
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 $$;
 
 -- Whether a session that may close the topic holds its advisory lock exclusively, or waits for it.
 CREATE FUNCTION taskq_internal.is_closing(p_topic_id int) RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT pg_stat_clear_snapshot();
-    SELECT EXISTS (SELECT FROM taskq_internal.topic_lockers(p_topic_id) k WHERE k.exclusive AND taskq_internal.may_close(k.usesysid))
+    SELECT EXISTS (SELECT FROM taskq_internal.topic_lockers(p_topic_id) k WHERE k.exclusive
+                   AND taskq_internal.may_close(k.usesysid))
 $$;
 
 -- Whether a role, or one that it is a member of, may close topics. Such a role could also drop the topic.
@@ -190,7 +204,8 @@ $$;
 CREATE FUNCTION taskq_internal.topic_lock_outsider(p_topic_id int) RETURNS text LANGUAGE sql VOLATILE AS $$
     SELECT pg_stat_clear_snapshot();
     SELECT k.holder FROM taskq_internal.topic_lockers(p_topic_id) k
-    WHERE k.granted AND k.pid IS DISTINCT FROM pg_backend_pid() AND (k.exclusive AND taskq_internal.may_close(k.usesysid)) IS NOT TRUE
+    WHERE k.granted AND k.pid IS DISTINCT FROM pg_backend_pid()
+        AND (k.exclusive AND taskq_internal.may_close(k.usesysid)) IS NOT TRUE
       AND NOT EXISTS (SELECT FROM pg_locks m
                       WHERE m.virtualtransaction = k.virtualtransaction AND m.granted AND m.mode = 'RowShareLock'
                         AND m.relation IN ('taskq_internal.push'::regclass, 'taskq_internal.topic_use'::regclass))

@@ -42,10 +42,12 @@ DECLARE
 BEGIN
     WITH RECURSIVE level (priority) AS (
         (SELECT l.priority FROM taskq_internal.live l
-         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING ORDER BY l.priority DESC LIMIT 1)
+         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING ORDER BY l.priority DESC
+             LIMIT 1)
         UNION ALL
         SELECT (SELECT l.priority FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v.priority
+                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                    AND l.priority < v.priority
                 ORDER BY l.priority DESC LIMIT 1)
         FROM level v WHERE v.priority IS NOT NULL
     ), front AS MATERIALIZED (
@@ -75,12 +77,15 @@ BEGIN
             ORDER BY a.holder, a.sequence LIMIT 1) t ON true
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed)
           AND (cardinality(v_blocking) = 0 OR (
-              SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
-                                                     AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
+              SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier
+                  AND e.topic_id = p_topic_id
+                                                     AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                                                         AND e.state = ANY (v_blocking)
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(((SELECT p.sequences FROM places p))[c.place] ORDER BY c.place), '{}'),
-           coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM front), (SELECT count(*) FROM per_identifier), pg_current_snapshot()::text
+           coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM front),
+               (SELECT count(*) FROM per_identifier), pg_current_snapshot()::text
     INTO sequences, identifiers, seen, identifier_count, seen_at
     FROM (SELECT t.identifier, t.place FROM turn t WHERE t.place IS NOT NULL ORDER BY t.place LIMIT p_size) c;
 END $$;
@@ -88,19 +93,23 @@ END $$;
 -- The first task of the topic in polled order, if it is due and has the turn. A poll of one task mostly finds it
 -- here, at a third of the price of looking at several. Empty arrays tell nothing about the tasks behind it.
 CREATE FUNCTION taskq_internal.first_turn(
-    p_topic_id int, p_now timestamptz, p_condition text, OUT sequences bigint[], OUT identifiers text[], OUT seen_at text
+    p_topic_id int, p_now timestamptz, p_condition text, OUT sequences bigint[], OUT identifiers text[],
+        OUT seen_at text
 ) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    AS $$
 BEGIN
     SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
     FROM (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
           ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) f
     WHERE f.available_at <= p_now AND f.attempt = 0
-      AND (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
+      AND (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id
+           AND a.attempt > 0
            ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
       AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = f.identifier AND e.topic_id = p_topic_id
-                                                  AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (taskq_internal.blocking_states(p_condition))
+                                                  AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                                                      AND e.state = ANY (taskq_internal.blocking_states(p_condition))
            ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
     sequences := coalesce(sequences, '{}');
     identifiers := coalesce(identifiers, '{}');
@@ -108,14 +117,18 @@ END $$;
 
 -- Whether an identifier has an attempted task that is not due or waits. Such a task keeps the identifier's batch
 -- back.
-CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean
+    LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-                                              AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > :WAITS_NOTHING));
+    RETURN EXISTS (SELECT FROM taskq_internal.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id
+                   AND a.attempt > 0
+                                              AND a.holder IS NULL AND (a.available_at > p_now
+                                                      OR a.waits > :WAITS_NOTHING));
 END $$;
 
 -- The first due task of an identifier in polled order, priority by priority; NULL if none is due.
-CREATE FUNCTION taskq_internal.first_due_of_identifier(p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean) RETURNS bigint
+CREATE FUNCTION taskq_internal.first_due_of_identifier(p_topic_id int, p_identifier text, p_now timestamptz,
+        p_lifo boolean) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -124,7 +137,8 @@ DECLARE
 BEGIN
     LOOP
         SELECT b.priority INTO v_priority FROM taskq_internal.live b
-        WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL AND b.priority < v_priority
+        WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
+            AND b.priority < v_priority
         ORDER BY b.priority DESC LIMIT 1;
         IF NOT FOUND THEN
             RETURN NULL;
@@ -151,7 +165,8 @@ END $$;
 -- index probe each, which suits identifiers with many tasks; else a thousand READY tasks in bulk, which suits
 -- identifiers with few. hop: which way suits the next call.
 CREATE FUNCTION taskq_internal.turns_beyond(
-    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_hop boolean, p_size int,
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_hop boolean,
+        p_size int,
     p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT hop boolean, OUT seen_at text
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -160,7 +175,8 @@ DECLARE
 BEGIN
     IF p_hop THEN
         SELECT t.sequences, t.identifiers, t.last, t.seen_at INTO sequences, identifiers, last, seen_at
-        FROM taskq_internal.turns_of_identifiers(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, NULL, p_size, p_missed) t;
+        FROM taskq_internal.turns_of_identifiers(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, NULL, p_size,
+                p_missed) t;
         hop := false;
         RETURN;
     END IF;
@@ -171,7 +187,8 @@ BEGIN
     hop := v_count < 250;
     IF cardinality(v_identifiers) > 0 THEN
         SELECT t.sequences, t.identifiers, t.seen_at INTO sequences, identifiers, seen_at
-        FROM taskq_internal.turns_of_identifiers(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, v_identifiers, p_size, p_missed) t;
+        FROM taskq_internal.turns_of_identifiers(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until,
+                v_identifiers, p_size, p_missed) t;
     END IF;
 END $$;
 
@@ -187,7 +204,8 @@ CREATE FUNCTION taskq_internal.open_identifiers(
     p_topic_id int, p_now timestamptz, p_condition text, p_after text, p_until text, p_tasks int,
     OUT identifiers text[], OUT last text, OUT identifier_count int
 ) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    AS $$
 DECLARE
     v_most     int := 4 * p_tasks;
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
@@ -215,13 +233,15 @@ BEGIN
     END IF;
     v_held := ARRAY(
         SELECT a.identifier FROM taskq_internal.live a
-        WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NOT NULL
+        WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0
+            AND a.holder IS NOT NULL
         ORDER BY a.identifier LIMIT v_most);
     v_undue := ARRAY(
         SELECT t.identifier FROM (
             SELECT DISTINCT ON (r.identifier) r.identifier, r.available_at, r.waits FROM (
                 SELECT a.identifier, a.available_at, a.waits FROM taskq_internal.live a
-                WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NULL
+                WHERE a.identifier > p_after AND a.identifier <= last AND a.topic_id = p_topic_id AND a.attempt > 0
+                    AND a.holder IS NULL
                 ORDER BY a.identifier, a.sequence LIMIT v_most) r
             ORDER BY r.identifier) t
         WHERE t.available_at > p_now OR t.waits > :WAITS_NOTHING);
@@ -238,7 +258,8 @@ END $$;
 -- up to p_until), at most p_size of them in polled order. last: the last of these identifiers, NULL if there are no
 -- more.
 CREATE FUNCTION taskq_internal.turns_of_identifiers(
-    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_identifiers text[], p_size int,
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text,
+        p_identifiers text[], p_size int,
     p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT seen_at text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
@@ -280,12 +301,16 @@ BEGIN
                     THEN taskq_internal.first_due_of_identifier(p_topic_id, n.identifier, p_now, p_lifo) END) o ON true
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed) AND (p_until IS NULL OR n.identifier <= p_until)
           AND (cardinality(v_blocking) = 0 OR (
-              SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier AND e.topic_id = p_topic_id
-                                                     AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
+              SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier
+                  AND e.topic_id = p_topic_id
+                                                     AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                                                         AND e.state = ANY (v_blocking)
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
-    SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'), coalesce(array_agg(c.identifier ORDER BY c.place), '{}'),
-           (SELECT n.identifier FROM per_identifier n WHERE n.nth = 1000 AND (p_until IS NULL OR n.identifier < p_until)),
+    SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'),
+        coalesce(array_agg(c.identifier ORDER BY c.place), '{}'),
+           (SELECT n.identifier FROM per_identifier n WHERE n.nth = 1000
+            AND (p_until IS NULL OR n.identifier < p_until)),
            pg_current_snapshot()::text
     INTO sequences, identifiers, last, seen_at
     FROM (SELECT t.sequence, t.identifier, row_number() OVER (
@@ -300,9 +325,11 @@ END $$;
 CREATE FUNCTION taskq_internal.random_identifier(p_topic_id int) RETURNS text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_first  text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
+    v_first  text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id
+                      AND l.holder IS NULL
                       ORDER BY l.identifier LIMIT 1);
-    v_last   text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL
+    v_last   text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id
+                      AND l.holder IS NULL
                       ORDER BY l.identifier DESC LIMIT 1);
     v_common int := 0;
     v_letter int;
@@ -323,7 +350,8 @@ END $$;
 -- identifiers that other transactions hold or have changed.
 CREATE FUNCTION taskq_internal.claim_identifiers(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text,
-    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT identifier_count int, OUT missed text[]
+    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT identifier_count int,
+        OUT missed text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_mine  bigint[] := taskq_internal.lock_identifiers(p_topic_id, p_sequences, p_identifiers);
@@ -355,22 +383,29 @@ DECLARE
 BEGIN
     LOOP
         v_found := taskq_internal.lock_groups(p_topic_id, p_now, ARRAY(
-            SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY AS u (sequence, identifier, place)
+            SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY
+                AS u (sequence, identifier, place)
             WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
-        EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);  -- else the place of what has to wait goes to others
+        -- else the place of what has to wait goes to others
+        EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);
     END LOOP;
-    v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found));
+    v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                  AND l.sequence = ANY (v_found));
     missed := ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier) WHERE u.identifier <> ALL (v_of));
     taken := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
-    identifier_count := (SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (taken));
+    identifier_count := (SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                         AND l.sequence = ANY (taken));
 END $$;
 
 -- Locks identifiers until the transaction ends, and returns the sequences that belong to those it could lock.
-CREATE FUNCTION taskq_internal.lock_identifiers(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.lock_identifiers(p_topic_id int, p_sequences bigint[], p_identifiers text[])
+    RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_buckets int[] := ARRAY(SELECT taskq_internal.identifier_bucket(p_topic_id, u.identifier) FROM unnest(p_identifiers) AS u (identifier));
-    v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets) FOR UPDATE SKIP LOCKED);
+    v_buckets int[] := ARRAY(SELECT taskq_internal.identifier_bucket(p_topic_id, u.identifier)
+                             FROM unnest(p_identifiers) AS u (identifier));
+    v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets)
+                             FOR UPDATE SKIP LOCKED);
 BEGIN
     IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- so no two share one either
         RETURN p_sequences;
@@ -391,7 +426,9 @@ DECLARE
 BEGIN
     RETURN ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL AND l.waits + 0 <= :WAITS_NOTHING  -- not by live_ready
+        -- not by live_ready
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
+            AND l.waits + 0 <= :WAITS_NOTHING
           AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
               coalesce((SELECT a.sequence FROM taskq_internal.live a
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
@@ -403,8 +440,10 @@ BEGIN
                       ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT 1) THEN true
                   ELSE l.sequence = taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, p_now, p_lifo) END
               AND (cardinality(v_blocking) = 0 OR (
-                  SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
-                                                         AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
+                  SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier
+                      AND e.topic_id = p_topic_id
+                                                         AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                                                             AND e.state = ANY (v_blocking)
                   ORDER BY e.state, e.sequence LIMIT 1) IS NULL)))
         FOR UPDATE OF l SKIP LOCKED);
 END $$;
@@ -435,10 +474,14 @@ BEGIN
         END IF;
     END IF;
     LOOP
-        v_turns := taskq_internal.turns_among_first(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
-        IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window AND v_turns.identifier_count * 4 < v_turns.seen
-           AND v_window < v_widest THEN  -- the identifiers ahead are long: where there are few of them, they are all looked at
-            v_few := taskq_internal.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
+        v_turns := taskq_internal.turns_among_first(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted,
+                v_missed);
+        IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window
+            AND v_turns.identifier_count * 4 < v_turns.seen
+           -- the identifiers ahead are long: where there are few of them, they are all looked at
+           AND v_window < v_widest THEN
+            v_few := taskq_internal.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted,
+                    v_missed);
             IF v_few.last IS NULL THEN
                 v_turns.sequences := v_few.sequences;
                 v_turns.identifiers := v_few.identifiers;
@@ -456,10 +499,12 @@ BEGIN
             IF v_turns.seen < v_window THEN  -- these were all; what was left out may have made room
                 EXIT WHEN v_got.identifier_count = cardinality(v_turns.sequences);
             ELSIF v_window >= v_widest THEN
-                RETURN v_taken || taskq_internal.claim_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
+                RETURN v_taken || taskq_internal.claim_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition,
+                        p_each,
                                                           v_wanted - v_got.identifier_count, v_missed);
             ELSE
-                v_window := CASE WHEN v_turns.identifier_count * 4 < v_turns.seen THEN v_widest ELSE least(v_window * 4, v_widest) END;
+                v_window := CASE WHEN v_turns.identifier_count * 4 < v_turns.seen THEN v_widest
+                    ELSE least(v_window * 4, v_widest) END;
             END IF;
         END IF;
         v_wanted := v_wanted - v_got.identifier_count;
@@ -470,7 +515,8 @@ END $$;
 -- Claims the turns that were found: one task for each identifier, or groups.
 CREATE FUNCTION taskq_internal.claim_found_turns(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int,
-    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT identifier_count int, OUT missed text[]
+    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT identifier_count int,
+        OUT missed text[]
 ) LANGUAGE plpgsql AS $$
 BEGIN
     IF cardinality(p_sequences) = 0 THEN
@@ -480,14 +526,16 @@ BEGIN
         FROM taskq_internal.claim_groups(p_topic_id, p_holder, p_now, p_each, p_sequences, p_identifiers);
     ELSE
         SELECT * INTO taken, identifier_count, missed
-        FROM taskq_internal.claim_identifiers(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_sequences, p_identifiers, p_seen_at);
+        FROM taskq_internal.claim_identifiers(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_sequences,
+                p_identifiers, p_seen_at);
     END IF;
 END $$;
 
 -- Claims turns from identifier to identifier, a thousand at a time. If there are no more than a thousand, they are
 -- claimed in polled order. Else it starts at a random identifier and goes around once, until it has enough.
 CREATE FUNCTION taskq_internal.claim_turns_beyond(
-    p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int, p_size int, p_missed text[]
+    p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int, p_size int,
+        p_missed text[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_start text;
@@ -499,7 +547,8 @@ DECLARE
     v_taken bigint[] := '{}';
 BEGIN
     LOOP
-        v_turns := taskq_internal.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, v_hop, p_size, p_missed);
+        v_turns := taskq_internal.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, v_hop, p_size,
+                p_missed);
         v_hop := v_turns.hop;
         IF v_start IS NULL AND v_turns.last IS NOT NULL THEN
             v_start := taskq_internal.random_identifier(p_topic_id);
@@ -527,7 +576,8 @@ END $$;
 
 -- The number of turns that a poll could hand out now, counted up to p_limit. It leaves out turns whose row another
 -- transaction holds and, unless p_locked, those whose identifier is locked.
-CREATE FUNCTION taskq_internal.count_turns(p_topic_id int, p_limit int, p_condition text, p_locked boolean) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.count_turns(p_topic_id int, p_limit int, p_condition text, p_locked boolean) RETURNS int
+    LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_window int := p_limit + 16;
@@ -539,7 +589,8 @@ DECLARE
 BEGIN
     LOOP
         v_turns := taskq_internal.turns_among_first(p_topic_id, v_now, false, p_condition, v_window, v_window, '{}');
-        v_count := taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
+        v_count := taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}'
+                ELSE v_turns.identifiers END);
         IF v_count >= p_limit OR v_turns.seen < v_window THEN
             RETURN least(v_count, p_limit);
         END IF;
@@ -550,7 +601,8 @@ BEGIN
     WHILE v_count < p_limit AND v_after IS NOT NULL LOOP
         v_turns := taskq_internal.turns_beyond(p_topic_id, v_now, false, p_condition, v_after, NULL, v_hop, 1000, '{}');
         v_hop := v_turns.hop;
-        v_count := v_count + taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}' ELSE v_turns.identifiers END);
+        v_count := v_count + taskq_internal.count_unlocked(p_topic_id, v_turns.sequences, CASE WHEN p_locked THEN '{}'
+                ELSE v_turns.identifiers END);
         v_after := v_turns.last;
     END LOOP;
     RETURN least(v_count, p_limit);
@@ -559,7 +611,8 @@ END $$;
 -- The number of identifiers that would hand out one of these tasks, which are about to be promoted: the identifier
 -- has no other due task or the task is an attempted one, nothing blocks the identifier, and no other task has its
 -- turn.
-CREATE FUNCTION taskq_internal.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean) RETURNS int
+CREATE FUNCTION taskq_internal.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text,
+        p_locked boolean) RETURNS int
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -569,7 +622,8 @@ DECLARE
 BEGIN
     IF NOT p_locked THEN
         v_locked := taskq_internal.locked_identifiers(p_topic_id, ARRAY(
-            SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)));
+            SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                AND l.sequence = ANY (p_sequences)));
     END IF;
     RETURN (
         SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l
@@ -578,15 +632,18 @@ BEGIN
           AND coalesce((SELECT a.sequence FROM taskq_internal.live a
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                         ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
-          AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier AND e.topic_id = p_topic_id
-                                                      AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
+          AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier
+               AND e.topic_id = p_topic_id
+                                                      AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                                                          AND e.state = ANY (v_blocking)
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
 -- The number of these turns that no other transaction holds: neither the row, nor the identifier if it is in
 -- p_identifiers. Takes no lock. A task whose dependencies are no longer fulfilled gives the turn to the next task of
 -- its identifier, unless it was attempted.
-CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int
+    LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
@@ -594,7 +651,8 @@ DECLARE
 BEGIN
     RETURN (SELECT count(*) FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
-              AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next) AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
+              AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next)
+                       AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
               AND (l.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, l.sequence)
                    OR l.attempt = 0 AND taskq_internal.has_due_task(p_topic_id, l.identifier)));
 END $$;
@@ -610,7 +668,8 @@ DECLARE
     v_oldest int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);
 BEGIN
     RETURN ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier)
-                 JOIN taskq_internal.identifier_lock b ON b.bucket = taskq_internal.identifier_bucket(p_topic_id, u.identifier)
+                 JOIN taskq_internal.identifier_lock b
+                     ON b.bucket = taskq_internal.identifier_bucket(p_topic_id, u.identifier)
                  WHERE age(b.xmax) <= v_oldest AND taskq_internal.is_locked_elsewhere(b.xmax, v_next));
 END $$;
 
@@ -623,12 +682,14 @@ BEGIN
         RETURN false;
     END IF;
     RETURN pg_current_xact_id_if_assigned() IS NULL OR EXISTS (
-        SELECT FROM pg_locks k WHERE k.locktype = 'transactionid' AND k.transactionid = p_locker AND k.mode = 'ExclusiveLock'
+        SELECT FROM pg_locks k WHERE k.locktype = 'transactionid' AND k.transactionid = p_locker
+            AND k.mode = 'ExclusiveLock'
                                  AND k.pid IS DISTINCT FROM pg_backend_pid());
 END $$;
 
 -- The row of taskq_internal.identifier_lock that is locked for an identifier.
-CREATE FUNCTION taskq_internal.identifier_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.identifier_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE
+    AS $$
     SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int
 $$;
 

@@ -23,21 +23,24 @@ END $$;
 CREATE FUNCTION taskq_internal.require_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('%s at READ COMMITTED only; this transaction is at %s', p_what,
+        PERFORM taskq_internal.raise_error('TQ000',
+                format('%s at READ COMMITTED only; this transaction is at %s', p_what,
                                              upper(current_setting('transaction_isolation'))));
     END IF;
 END $$;
 
--- Whether a duration can be stored; NULL of NULL. Months and days have bounds of their own, because they may cancel each
--- other out in a comparison, where a month has 30 days, but not when they are added to a moment.
-CREATE FUNCTION taskq_internal.is_duration(p_duration interval, p_least interval) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+-- Whether a duration can be stored; NULL of NULL. Months and days have bounds of their own, because they may cancel
+-- each other out in a comparison, where a month has 30 days, but not when they are added to a moment.
+CREATE FUNCTION taskq_internal.is_duration(p_duration interval, p_least interval) RETURNS boolean LANGUAGE sql IMMUTABLE
+    AS $$
     SELECT p_duration >= p_least AND p_duration <= interval '3650 days'
        AND abs(date_part('year', p_duration) * 12 + date_part('month', p_duration)) <= 121
        AND abs(date_part('day', p_duration)) <= 3650
 $$;
 
 -- Raises TQ008 for a missing duration, and for one that cannot be stored. p_what names it: "owner 'me': its lease".
-CREATE FUNCTION taskq_internal.check_duration(p_what text, p_duration interval, p_least interval DEFAULT '1 microsecond') RETURNS void
+CREATE FUNCTION taskq_internal.check_duration(p_what text, p_duration interval,
+        p_least interval DEFAULT '1 microsecond') RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF p_duration IS NULL OR NOT taskq_internal.is_duration(p_duration, p_least) THEN
@@ -67,7 +70,8 @@ CREATE FUNCTION taskq_internal.clamp_age(p_age interval) RETURNS interval LANGUA
 $$;
 
 -- When a snoozed task is due: no later than the end of the year 9999.
-CREATE FUNCTION taskq_internal.snoozed_until(p_now timestamptz, p_delay interval) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.snoozed_until(p_now timestamptz, p_delay interval) RETURNS timestamptz
+    LANGUAGE sql IMMUTABLE AS $$
     SELECT least(p_now + CASE WHEN p_delay > interval '3000000 days' THEN interval '3000000 days'
                               WHEN p_delay < interval '-3650 days' THEN interval '-3650 days'
                               ELSE p_delay END, timestamptz '9999-12-31 00:00Z')
@@ -89,7 +93,8 @@ BEGIN
     FOR v_field IN SELECT * FROM (VALUES ('base', p_base), ('max_delay', p_max_delay), ('horizon', p_horizon),
                                          ('max_elapsed', p_max_elapsed), ('ttl', p_ttl)) AS f (name, duration) LOOP
         IF v_field.duration IS NOT NULL OR v_field.name IN ('base', 'max_delay') THEN
-            PERFORM taskq_internal.check_duration(format('policy of topic %L: %s', p_topic, v_field.name), v_field.duration, interval '0');
+            PERFORM taskq_internal.check_duration(format('policy of topic %L: %s', p_topic, v_field.name),
+                    v_field.duration, interval '0');
         END IF;
     END LOOP;
 END $$;
@@ -107,7 +112,8 @@ $$;
 CREATE FUNCTION taskq_internal.needs_json_check(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_json LIKE '%\\u%' AND p_json ~ '\\u(?:0000|[dD][89a-fA-F])'
         OR CASE WHEN octet_length(p_json) <= 200 THEN p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)'
-                ELSE p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)|[0-9]{20}' OR taskq_internal.count_brackets(p_json) > 100 END
+                ELSE p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)|[0-9]{20}'
+                    OR taskq_internal.count_brackets(p_json) > 100 END
 $$;
 
 -- What keeps a JSON text from being read by every client, in words that follow "its payload"; NULL if nothing does.
@@ -146,7 +152,8 @@ $$;
 -- Whether a JSON text is nested deeper than p_levels. A bracket that closes next to one that opens changes no depth
 -- and is removed first, so a list of objects seldom needs more; then each round removes the innermost pairs
 -- everywhere.
-CREATE FUNCTION taskq_internal.is_nested_deeper(p_json text, p_levels int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.is_nested_deeper(p_json text, p_levels int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE
+    AS $$
 DECLARE
     v_left text := replace(replace(replace(replace(p_json, '},{', ''), '}, {', ''), '],[', ''), '], [', '');
 BEGIN
@@ -161,11 +168,12 @@ BEGIN
     RETURN v_left <> '';
 END $$;
 
--- Whether a JSON text holds a number from 1.7976931348623158e308 on, the shortest above all doubles. A number is taken as
--- 0.d1d2d3... * 10 ^ k with d1 > 0.
+-- Whether a JSON text holds a number from 1.7976931348623158e308 on, the shortest above all doubles. A number is
+-- taken as 0.d1d2d3... * 10 ^ k with d1 > 0.
 CREATE FUNCTION taskq_internal.exceeds_double(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT EXISTS (
-        SELECT FROM unnest(string_to_array(translate(taskq_internal.strip_json_strings(p_json), E'[]{}: \t\n\r', ',,,,,,,,,'), ',')) AS t (number)
+        SELECT FROM unnest(string_to_array(translate(taskq_internal.strip_json_strings(p_json), E'[]{}: \t\n\r',
+                ',,,,,,,,,'), ',')) AS t (number)
         CROSS JOIN LATERAL (SELECT substring(t.number FROM '^-?([0-9]+)') AS whole,
                                    coalesce(substring(t.number FROM '\.([0-9]+)'), '') AS fraction,
                                    coalesce(substring(t.number FROM '[eE]([-+]?[0-9]+)$'), '0') AS exponent) p
@@ -178,7 +186,8 @@ CREATE FUNCTION taskq_internal.exceeds_double(p_json text) RETURNS boolean LANGU
 $$;
 
 -- The summaries of errors in their order: the client's, or else the one found in the text.
-CREATE FUNCTION taskq_internal.error_summaries(p_errors text[], p_summaries text[]) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.error_summaries(p_errors text[], p_summaries text[]) RETURNS text[]
+    LANGUAGE sql IMMUTABLE AS $$
     SELECT array_agg(coalesce(left(u.summary, 200), taskq_internal.error_summary(u.error)) ORDER BY u.place)
     FROM unnest(p_errors, p_summaries) WITH ORDINALITY AS u (error, summary, place)
 $$;
@@ -194,8 +203,10 @@ DECLARE
     v_found text := '';
 BEGIN
     FOR v_place IN coalesce(v_first, 1) .. cardinality(v_lines) LOOP
-        v_line := regexp_replace(v_lines[v_place], '^  [|+] ', '');  -- the frame that is drawn around an exception group
-        CONTINUE WHEN v_line ~ '^\s*$' OR v_first IS NOT NULL AND v_found = '' AND v_line ~ '^(\s|\.\.\. ?|Traceback |Exception Group Traceback )';
+        -- the frame that is drawn around an exception group
+        v_line := regexp_replace(v_lines[v_place], '^  [|+] ', '');
+        CONTINUE WHEN v_line ~ '^\s*$' OR v_first IS NOT NULL AND v_found = ''
+            AND v_line ~ '^(\s|\.\.\. ?|Traceback |Exception Group Traceback )';
         v_found := v_found || btrim(v_line, E' \t');
         EXIT WHEN v_found !~ ':$';  -- `ValueError:`, whose message begins with a line break
         v_found := v_found || ' ';
@@ -208,7 +219,8 @@ END $$;
 CREATE FUNCTION taskq_internal.last_exception_line(p_lines text[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     FOR v_place IN REVERSE cardinality(p_lines) .. 1 LOOP
-        IF p_lines[v_place] IN ('Traceback (most recent call last):', '  + Exception Group Traceback (most recent call last):',
+        IF p_lines[v_place] IN ('Traceback (most recent call last):',
+                                '  + Exception Group Traceback (most recent call last):',
                                 'The above exception was the direct cause of the following exception:',
                                 'During handling of the above exception, another exception occurred:') THEN
             RETURN v_place + 1;

@@ -1,13 +1,14 @@
--- Waiting: what keeps a READY task out of the indexes that a poll walks: its dependencies (live.waits = DEPENDENCIES), the
--- probe of its topic (PROBE), or a person who resumes it (RESUME).
+-- Waiting: what keeps a READY task out of the indexes that a poll walks: its dependencies (live.waits =
+-- DEPENDENCIES), the probe of its topic (PROBE), or a person who resumes it (RESUME).
 --
 -- A task that waits for dependencies is checked again when it is woken (available_at = -infinity) by the end of one
--- of them. The transaction that makes it wait and the one that ends the dependency can miss each other. So it is
--- also checked from time to time: after a tenth of its age, between a second and a minute.
+-- of them. The transaction that makes it wait and the one that ends the dependency can miss each other. So it is also
+-- checked from time to time: after a tenth of its age, between a second and a minute.
 
 -- Those of the tasks whose dependencies are all fulfilled: of each, the latest task has SUCCEEDED, or there is none
 -- left.
-CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     -- OFFSET 0 keeps the planner from joining the tasks with all dependencies of the topic: each task is looked up.
@@ -44,11 +45,13 @@ BEGIN
                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
                           AND l.waits + 0 = :WAITS_MET  -- not by live_ready
                         FOR UPDATE SKIP LOCKED);
-    RETURN cardinality(v_doubtful) > 0 AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
+    RETURN cardinality(v_doubtful) > 0
+        AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
 
 -- When to check a task that waits for dependencies again.
-CREATE FUNCTION taskq_internal.next_dependency_check(p_now timestamptz, p_created timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.next_dependency_check(p_now timestamptz, p_created timestamptz) RETURNS timestamptz
+    LANGUAGE sql IMMUTABLE AS $$
     SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
 $$;
 
@@ -69,7 +72,8 @@ BEGIN
                 SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_free);
         UPDATE taskq_internal.dependency d SET waiting = false
-        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_free) AND d.waiting::int = 1;  -- not by dependency_waiting
+        -- not by dependency_waiting
+        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_free) AND d.waiting::int = 1;
     END IF;
     IF cardinality(v_rest) > 0 THEN
         UPDATE taskq_internal.live l SET waits = :WAITS_DEPENDENCIES, (available_at, due_again) = (
@@ -87,34 +91,42 @@ END $$;
 -- p_sequences, from 0, with the topic and the identifier that it depends on. Raises TQ002 for an identifier without
 -- a task, and for the task's own, which could never be fulfilled.
 CREATE FUNCTION taskq_internal.add_dependencies(
-    p_topic taskq_internal.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[], p_identifiers text[]
+    p_topic taskq_internal.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[],
+        p_identifiers text[]
 ) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_unknown record;
 BEGIN
     IF NOT taskq_internal.may_access_all('INSERT') THEN
-        PERFORM taskq_internal.check_access(u.topic, 'SELECT, INSERT, UPDATE') FROM (SELECT DISTINCT unnest(p_topics)) AS u (topic);
+        PERFORM taskq_internal.check_access(u.topic, 'SELECT, INSERT, UPDATE') FROM (SELECT DISTINCT unnest(p_topics))
+            AS u (topic);
     END IF;
     SELECT u.place, u.topic, u.identifier INTO v_unknown
     FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
     WHERE NOT EXISTS (
         SELECT FROM taskq_internal.task t
-        WHERE t.identifier = u.identifier AND t.topic_id = (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = u.topic)
+        WHERE t.identifier = u.identifier
+            AND t.topic_id = (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = u.topic)
           AND t.sequence < p_sequences[u.place + 1]
         OFFSET 0)
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
-                                             p_topic.name, p_offset + v_unknown.place, v_unknown.topic, v_unknown.identifier));
+        PERFORM taskq_internal.raise_error('TQ002',
+                format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
+                                             p_topic.name, p_offset + v_unknown.place, v_unknown.topic,
+                                                 v_unknown.identifier));
     END IF;
     INSERT INTO taskq_internal.dependency (topic_id, sequence, on_topic_id, on_identifier)
-    SELECT DISTINCT p_topic.topic_id, p_sequences[u.place + 1], (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = u.topic),
+    SELECT DISTINCT p_topic.topic_id, p_sequences[u.place + 1],
+        (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = u.topic),
            u.identifier
     FROM unnest(p_places, p_topics, p_identifiers) AS u (place, topic, identifier)
     WHERE EXISTS (  -- DELETE does not store a task whose identifier comes again later in the push
-        SELECT FROM taskq_internal.task t WHERE t.topic_id = p_topic.topic_id AND t.sequence = p_sequences[u.place + 1] OFFSET 0);
-    PERFORM taskq_internal.check_dependents(p_topic.topic_id, ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
+        SELECT FROM taskq_internal.task t WHERE t.topic_id = p_topic.topic_id
+            AND t.sequence = p_sequences[u.place + 1] OFFSET 0);
+    PERFORM taskq_internal.check_dependents(p_topic.topic_id,
+            ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
 END $$;
 
 -- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits: a task
@@ -138,7 +150,9 @@ BEGIN
     LOOP
         v_sleeping := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                             WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
-                              AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES AND l.available_at <> '-infinity'  -- by sequence alone
+                              -- by sequence alone
+                              AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES
+                                  AND l.available_at <> '-infinity'
                             FOR UPDATE SKIP LOCKED);
         UPDATE taskq_internal.live SET available_at = '-infinity'
         WHERE topic_id = v_waiting.topic_id AND sequence = ANY (v_sleeping);
@@ -147,14 +161,16 @@ END $$;
 
 -- Promotes tasks that have waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the
 -- retries among them: those that the poll does not claim go back by requeue_waiting.
-CREATE FUNCTION taskq_internal.promote_waiting(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.promote_waiting(p_topic taskq_internal.topic, p_size int, p_lifo boolean,
+        p_condition text) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     -- In an order that only live_waiting has: a plan made while the table was empty could take any index.
     IF (SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.available_at <= v_now
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
+            AND l.available_at <= v_now
         ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL THEN
         PERFORM taskq_internal.promote_dependents(p_topic.topic_id, CASE WHEN p_condition <> 'BATCH' THEN p_size END);
     END IF;
@@ -176,7 +192,9 @@ BEGIN
     IF cardinality(p_retries) = 0 THEN
         RETURN;
     END IF;
-    UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = p_topic_id AND sequence = ANY (p_retries) AND holder IS NULL AND waits + 0 <= :WAITS_NOTHING;  -- not by live_ready
+    -- not by live_ready
+    UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = p_topic_id AND sequence = ANY (p_retries)
+        AND holder IS NULL AND waits + 0 <= :WAITS_NOTHING;
     PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
         v_taken := ARRAY(SELECT l.sequence FROM taskq_internal.live l
@@ -198,7 +216,8 @@ DECLARE
 BEGIN
     LOOP
         v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.available_at = '-infinity'
+                          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
+                              AND l.available_at = '-infinity'
                             AND l.sequence > v_after  -- past the dead index entries of those that this call has moved
                           ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
         EXIT WHEN cardinality(v_looked) = 0;
@@ -218,7 +237,8 @@ END $$;
 -- Promotes retries that wait for the probe of their topic, and returns them: while retries succeed, those that are
 -- due, in polled order; while they fail, the next one in turn (see may_probe). Skips a topic whose probe another
 -- poll is sending.
-CREATE FUNCTION taskq_internal.promote_retries(p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
+CREATE FUNCTION taskq_internal.promote_retries(p_topic taskq_internal.topic, p_size int, p_lifo boolean,
+        p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -226,15 +246,19 @@ DECLARE
     v_probe taskq_internal.probe;
     v_free  bigint[];
 BEGIN
-    SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing FOR UPDATE SKIP LOCKED;
+    SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing
+        FOR UPDATE SKIP LOCKED;
     IF p_topic.probe AND NOT taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
         RETURN '{}';
     END IF;
     v_free := taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
     v_free := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free) AND l.holder IS NULL FOR UPDATE SKIP LOCKED);
-    UPDATE taskq_internal.live l SET waits = CASE WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
-                                                      AND d.sequence = l.sequence) THEN :WAITS_MET ELSE :WAITS_NOTHING END
+                    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free) AND l.holder IS NULL
+                        FOR UPDATE SKIP LOCKED);
+    UPDATE taskq_internal.live l SET waits = CASE
+        WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
+                                                      AND d.sequence = l.sequence) THEN :WAITS_MET
+                                                          ELSE :WAITS_NOTHING END
     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free);
     RETURN CASE WHEN p_topic.probe THEN v_free ELSE '{}' END;
 END $$;
@@ -251,12 +275,14 @@ BEGIN
     ELSE
         v_free := taskq_internal.due_retries(p_topic.topic_id, p_now, p_size, p_lifo, p_condition);
     END IF;
-    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic.topic_id, v_free) ELSE v_free END;
+    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic.topic_id, v_free)
+        ELSE v_free END;
 END $$;
 
 -- The due retry whose last failure is the longest ago, whatever its priority; under a condition only one that has
 -- the turn of its identifier. At most one. Of retries that failed in one call the first by priority, then sequence.
-CREATE FUNCTION taskq_internal.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[]
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_sequence bigint;
@@ -274,21 +300,25 @@ BEGIN
 END $$;
 
 -- These retries and the others of their identifiers: a batch is handed out whole.
-CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
         SELECT a.sequence
-        FROM (SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences)) u
+        FROM (SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+              AND l.sequence = ANY (p_sequences)) u
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
-            WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0 AND b.holder IS NULL AND b.waits + 0 = :WAITS_PROBE
+            WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0 AND b.holder IS NULL
+                AND b.waits + 0 = :WAITS_PROBE
             OFFSET 0) a);
 END $$;
 
 -- The first p_size due retries that wait for the probe, in polled order; under a condition only those that have the
 -- turn of their identifier, as a probe that cannot be claimed would hold the others back.
-CREATE FUNCTION taskq_internal.due_retries(p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text) RETURNS bigint[]
+CREATE FUNCTION taskq_internal.due_retries(p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean,
+        p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -309,7 +339,8 @@ BEGIN
                 UNION ALL
                 (SELECT l.sequence FROM taskq_internal.live l
                  WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
-                   AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at DESC, l.sequence DESC)) r
+                   AND l.priority = v_priority AND l.available_at <= p_now ORDER BY l.available_at DESC,
+                       l.sequence DESC)) r
         LOOP
             IF p_condition = 'NONE' OR taskq_internal.has_turn(p_topic_id, v_sequence, p_condition) THEN
                 v_due := v_due || v_sequence;
@@ -321,33 +352,42 @@ BEGIN
 END $$;
 
 -- Whether an attempted task has the turn of its identifier, and nothing blocks the identifier.
-CREATE FUNCTION taskq_internal.has_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.has_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.sequence = p_sequence);
+    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                          AND l.sequence = p_sequence);
 BEGIN
-    RETURN (SELECT CASE WHEN p_condition = 'BATCH' THEN a.holder IS NULL ELSE a.sequence = p_sequence END FROM taskq_internal.live a
-            WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0 ORDER BY a.holder, a.sequence LIMIT 1)
+    RETURN (SELECT CASE WHEN p_condition = 'BATCH' THEN a.holder IS NULL ELSE a.sequence = p_sequence END
+            FROM taskq_internal.live a
+            WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0 ORDER BY a.holder,
+                a.sequence LIMIT 1)
        AND (SELECT e.sequence FROM taskq_internal.ended e
             WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
-              AND e.state = ANY (taskq_internal.blocking_states(p_condition)) ORDER BY e.state, e.sequence LIMIT 1) IS NULL
+              AND e.state = ANY (taskq_internal.blocking_states(p_condition)) ORDER BY e.state, e.sequence
+                  LIMIT 1) IS NULL
        AND (p_condition <> 'BATCH' OR NOT EXISTS (
-            SELECT FROM taskq_internal.live a WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-                                       AND a.holder IS NULL AND (a.available_at > clock_timestamp() OR a.waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME))));
+            SELECT FROM taskq_internal.live a WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id
+                AND a.attempt > 0
+                                       AND a.holder IS NULL AND (a.available_at > clock_timestamp()
+                                               OR a.waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME))));
 END $$;
 
 -- Whether a poll may promote retries of a probing topic: yes while none fails. While they fail: if the poll holds
 -- the probe's row, the last probe is no longer held, and since its failure a retry has become due or the topic's
 -- first delay has passed. The delay of the failed task does not count: it grows, and the other retries would wait
 -- for it.
-CREATE FUNCTION taskq_internal.may_probe(p_topic taskq_internal.topic, p_probe taskq_internal.probe, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.may_probe(p_topic taskq_internal.topic, p_probe taskq_internal.probe, p_now timestamptz)
+    RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     IF p_probe.topic_id IS NULL THEN
         RETURN NOT EXISTS (SELECT FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing);
     END IF;
     IF EXISTS (SELECT FROM taskq_internal.live l
-               WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_probe.sequences) AND l.holder IS NOT NULL) THEN
+               WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_probe.sequences) AND l.holder IS NOT NULL)
+                   THEN
         RETURN false;
     END IF;
     RETURN p_probe.failed_at IS NULL OR p_probe.failed_at + least(p_topic.base, p_topic.max_delay) <= p_now
@@ -361,17 +401,20 @@ END $$;
 CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE waiting) OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
+    RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE waiting)
+        OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
 END $$;
 
 -- Wakes the dependents of tasks that SUCCEEDED in a call of complete, and updates the probe.
-CREATE FUNCTION taskq_internal.update_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.update_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void
+    LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic taskq_internal.topic;
 BEGIN
     PERFORM taskq_internal.wake_dependents(p_topic_id, ARRAY(
-        SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = :SUCCEEDED));
+        SELECT e.identifier FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences)
+            AND e.state = :SUCCEEDED));
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE topic_id = p_topic_id;
     IF v_topic.probe THEN
         PERFORM taskq_internal.update_probe(v_topic, p_sequences, p_results);
@@ -382,17 +425,20 @@ END $$;
 -- the topic a failing one; a failure of the probe is stored with its time, which holds the next one back
 -- (may_probe). Any other decision on a retry ends the failing. Writes only changes, so that completions do not wait
 -- for each other.
-CREATE FUNCTION taskq_internal.update_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.update_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[])
+    RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_probe  taskq_internal.probe;
     v_failed bigint[];
     v_ok     boolean;
 BEGIN
-    v_failed := ARRAY(SELECT l.sequence FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_sequences)
+    v_failed := ARRAY(SELECT l.sequence FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id
+                      AND l.sequence = ANY (p_sequences)
                         AND l.waits + 0 = :WAITS_PROBE  -- not by live_waiting
                       UNION ALL
-                      SELECT e.sequence FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.state = :FAILED);
+                      SELECT e.sequence FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id
+                          AND e.sequence = ANY (p_sequences) AND e.state = :FAILED);
     SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF cardinality(v_failed) > 0 AND v_probe.failing IS NULL THEN
         INSERT INTO taskq_internal.probe (topic_id, failing) VALUES (p_topic.topic_id, true)
@@ -400,8 +446,10 @@ BEGIN
     ELSIF v_probe.sequences && v_failed THEN
         UPDATE taskq_internal.probe SET failed_at = clock_timestamp() WHERE topic_id = p_topic.topic_id;
     ELSIF v_probe.failing AND cardinality(v_failed) = 0 THEN
-        v_ok := EXISTS (SELECT FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id AND e.sequence = ANY (p_sequences) AND e.attempt > 1)
-             OR v_probe.sequences && ARRAY(SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result) WHERE u.result <> :FAILURE);
+        v_ok := EXISTS (SELECT FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id
+                        AND e.sequence = ANY (p_sequences) AND e.attempt > 1)
+             OR v_probe.sequences && ARRAY(SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
+                     WHERE u.result <> :FAILURE);
         IF v_ok THEN
             UPDATE taskq_internal.probe SET failing = false WHERE topic_id = p_topic.topic_id;
         END IF;
@@ -410,24 +458,28 @@ END $$;
 
 -- The tasks that a poll would promote now: woken dependents that are fulfilled and due, a hundred of those whose
 -- next check is due (another hundred at each call), and up to p_limit retries. Reads only.
-CREATE FUNCTION taskq_internal.waiting_to_promote(p_topic taskq_internal.topic, p_limit int, p_condition text) RETURNS bigint[] LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION taskq_internal.waiting_to_promote(p_topic taskq_internal.topic, p_limit int, p_condition text)
+    RETURNS bigint[] LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_first  timestamptz := (SELECT l.available_at FROM taskq_internal.live l
                              WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
-                               AND l.available_at > '-infinity' AND l.available_at <= v_now ORDER BY l.available_at LIMIT 1);
+                               AND l.available_at > '-infinity' AND l.available_at <= v_now ORDER BY l.available_at
+                                   LIMIT 1);
     v_middle timestamptz;
     v_aged   bigint[];
     v_looked bigint[];
     v_probe  taskq_internal.probe;
 BEGIN
     v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                      WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.available_at = '-infinity');
+                      WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
+                          AND l.available_at = '-infinity');
     v_middle := v_first + random() * (v_now - v_first);
     v_aged := ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES AND l.available_at BETWEEN v_middle AND v_now
+        WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
+            AND l.available_at BETWEEN v_middle AND v_now
         ORDER BY l.available_at LIMIT 100);
     v_looked := v_looked || v_aged || ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
@@ -436,13 +488,15 @@ BEGIN
         ORDER BY l.available_at LIMIT 100 - cardinality(v_aged));
     IF cardinality(v_looked) > 0 THEN
         v_looked := taskq_internal.fulfilled_dependents(p_topic.topic_id, v_looked);
-        v_looked := ARRAY(SELECT t.sequence FROM taskq_internal.task t JOIN taskq_internal.live l USING (topic_id, sequence)
+        v_looked := ARRAY(SELECT t.sequence FROM taskq_internal.task t JOIN taskq_internal.live l
+                          USING (topic_id, sequence)
                           WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_looked)
                             AND coalesce(l.due_again, t.due) <= v_now);
     END IF;
     SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF NOT p_topic.probe OR taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
-        v_looked := v_looked || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false, p_condition);
+        v_looked := v_looked || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false,
+                p_condition);
     END IF;
     RETURN v_looked;
 END $$;

@@ -25,17 +25,19 @@ CREATE TABLE taskq_internal.topic (
 );
 CREATE INDEX topic_probe ON taskq_internal.topic (topic_id) WHERE probe;
 
--- Moves of topics to tables of their own that have not ended. A move takes several transactions, so a session that ends between
--- two of them leaves its row behind. The next move of the topic reads the row, and finishes or undoes what was left. The transaction
--- that ends the move deletes the row.
+-- Moves of topics to tables of their own that have not ended. A move takes several transactions, so a session that
+-- ends between two of them leaves its row behind. The next move of the topic reads the row, and finishes or undoes
+-- what was left. The transaction that ends the move deletes the row.
 CREATE TABLE taskq_internal.topic_move (
     topic_id int PRIMARY KEY REFERENCES taskq_internal.topic ON DELETE CASCADE,
-    -- Drawn at random for each try. Each step of a move has to name it, so a try that was replaced changes nothing any more.
-    -- The session of the move holds an advisory lock of this key, so the lock tells whether the session is still connected.
+    -- Drawn at random for each try. Each step of a move has to name it, so a try that was replaced changes nothing
+    -- any more. The session of the move holds an advisory lock of this key, so the lock tells whether the session is
+    -- still connected.
     token    bigint NOT NULL UNIQUE,
     pid      int NOT NULL,
     since    timestamptz NOT NULL,
-    step     text NOT NULL CHECK (step IN ('the topic was paused', 'its tables were made', 'the shared tables were closed')),
+    step     text NOT NULL CHECK (step IN ('the topic was paused', 'its tables were made',
+            'the shared tables were closed')),
     resumes  boolean NOT NULL                  -- the end of the move resumes the topic, as the move has paused it
 );
 
@@ -44,9 +46,9 @@ CREATE SEQUENCE taskq_internal.fence;
 
 -- An owner is a name with a lease and a fence. Without a fence its lease is gone: it was released, expired or purged.
 --
--- Locks on this row carry the promises of the lease. A poll or a completion holds FOR KEY SHARE until its transaction ends. A
--- transaction that takes the lease changes `fence`, which is unique and therefore a key, so it has to wait for them or skip them. A
--- heartbeat changes no key and passes both.
+-- Locks on this row carry the promises of the lease. A poll or a completion holds FOR KEY SHARE until its transaction
+-- ends. A transaction that takes the lease changes `fence`, which is unique and therefore a key, so it has to wait
+-- for them or skip them. A heartbeat changes no key and passes both.
 CREATE TABLE taskq_internal.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
@@ -78,13 +80,14 @@ CREATE TABLE taskq_internal.worker (
 CREATE TABLE taskq_internal.access (
     role       name NOT NULL,
     kind       text NOT NULL CHECK (kind IN ('producer', 'consumer', 'reader', 'operator')),
-    topic      text COLLATE "C",               -- by name, as it may be granted before the topic is created; NULL: every topic
+    -- by name, as it may be granted before the topic is created; NULL: every topic
+    topic      text COLLATE "C",
     may_delete boolean NOT NULL                -- whether a producer may push with DELETE
 );
 CREATE UNIQUE INDEX access_grant ON taskq_internal.access (role, kind, (coalesce(topic, '')));
 
--- Actions of people on the page and the command line. A row is written in the transaction of the action, so a rollback leaves none.
--- It has no payloads. Rows stay until the schema's owner deletes them.
+-- Actions of people on the page and the command line. A row is written in the transaction of the action, so a
+-- rollback leaves none. It has no payloads. Rows stay until the schema's owner deletes them.
 CREATE TABLE taskq_internal.audit (
     audit_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     happened timestamptz NOT NULL,

@@ -10,8 +10,8 @@ CREATE TABLE taskq_internal.progress (
     PRIMARY KEY (group_name, topic_id, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Consumer groups. A generation is one assignment: all of its partitions begin after the place `begins`. When another assignment is
--- requested, they read up to and including `ends`, and the next generation begins there.
+-- Consumer groups. A generation is one assignment: all of its partitions begin after the place `begins`. When another
+-- assignment is requested, they read up to and including `ends`, and the next generation begins there.
 CREATE TABLE taskq_internal.consumer_group (
     group_name    text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
     topic_id        int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
@@ -26,8 +26,9 @@ CREATE TABLE taskq_internal.consumer_group (
     PRIMARY KEY (group_name, topic_id)
 );
 
--- The leaders of a generation's partitions. Without a fence a partition has no leader; after its lease has lapsed, another program
--- may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds the row until it ends.
+-- The leaders of a generation's partitions. Without a fence a partition has no leader; after its lease has lapsed,
+-- another program may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds
+-- the row until it ends.
 CREATE TABLE taskq_internal.consumer_partition (
     group_name text COLLATE "C" NOT NULL,
     topic_id     int NOT NULL,

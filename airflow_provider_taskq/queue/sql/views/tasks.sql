@@ -11,10 +11,13 @@
 -- Tasks that wait or are held, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.live_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier, NULL::text AS result,
-       CASE WHEN l.holder IS NULL THEN taskq.explain_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt, l.available_at)
+       CASE WHEN l.holder IS NULL THEN taskq.explain_ready(p.paused, l.topic_id, l.sequence, l.waits, l.attempt,
+               l.available_at)
             WHEN o.lease_until < statement_timestamp()
-                THEN format('held by %s, whose lease lapsed %s ago', o.name, taskq.format_duration(statement_timestamp() - c.lease_until))
-            ELSE format('held by %s for another %s at least', o.name, taskq.format_duration(c.lease_until - statement_timestamp())) END AS why,
+                THEN format('held by %s, whose lease lapsed %s ago', o.name,
+                            taskq.format_duration(statement_timestamp() - c.lease_until))
+            ELSE format('held by %s for another %s at least', o.name,
+                        taskq.format_duration(c.lease_until - statement_timestamp())) END AS why,
        l.attempt, l.crashes, l.priority, t.reference, statement_timestamp() - c.created AS age,
        CASE WHEN l.holder IS NULL THEN c.due - statement_timestamp() END AS due_in,
        o.name AS holder, CASE WHEN l.holder IS NOT NULL THEN o.lease_until END AS lease_until,
@@ -24,28 +27,37 @@ FROM taskq_internal.live l
 JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
 JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
-CROSS JOIN LATERAL (  -- as taskq_internal.clamp_moment has them, which a view cannot call: those who read the view have no right on it
-    SELECT greatest(least(CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due) ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS due,
+-- as taskq_internal.clamp_moment has them, which a view cannot call: those who read the view have no right on it
+CROSS JOIN LATERAL (
+    SELECT greatest(least(CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
+                          ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
+        AS due,
            greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created,
-           greatest(least(o.lease_until, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS lease_until) c;
+           greatest(least(o.lease_until, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
+               AS lease_until) c;
 
 -- Tasks in the other states, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.ended_tasks AS
 SELECT p.name AS topic, t.sequence, t.identifier,
-       CASE e.state WHEN :FAILED THEN 'FAILURE' WHEN :SUSPENDED THEN 'SUSPENSION' WHEN :FILTERED THEN 'FILTER' WHEN :SUCCEEDED THEN 'SUCCESS' END AS result,
+       CASE e.state WHEN :FAILED THEN 'FAILURE' WHEN :SUSPENDED THEN 'SUSPENSION' WHEN :FILTERED THEN 'FILTER'
+           WHEN :SUCCEEDED THEN 'SUCCESS' END AS result,
        taskq.explain_ended(e.state, e.descent, e.attempt, p.max_attempts, o.name) AS why,
-       e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval AS due_in,
+       e.attempt, e.crashes, t.priority, t.reference, statement_timestamp() - c.created AS age, NULL::interval
+           AS due_in,
        o.name AS holder, NULL::timestamptz AS lease_until, e.polled, e.completed, left(e.output::text, 120) AS output,
        left(e.error_summary, 120) AS error, e.topic_id, NULL::boolean AS waiting, e.state AS number
 FROM taskq_internal.ended e
 JOIN taskq_internal.topic p ON p.topic_id = e.topic_id
 JOIN taskq_internal.task t ON t.topic_id = e.topic_id AND t.sequence = e.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
-CROSS JOIN LATERAL (SELECT greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') AS created) c;
+CROSS JOIN LATERAL (SELECT greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
+                    AS created) c;
 
--- All tasks by name. Every state is a branch of its own, so that a question for one leaves the tables of the others alone.
+-- All tasks by name. Every state is a branch of its own, so that a question for one leaves the tables of the others
+-- alone.
 CREATE VIEW taskq.tasks AS
-SELECT v.topic, v.sequence, v.identifier, v.state, v.result, v.why, v.attempt, v.crashes, v.priority, v.reference, v.age, v.due_in,
+SELECT v.topic, v.sequence, v.identifier, v.state, v.result, v.why, v.attempt, v.crashes, v.priority, v.reference,
+    v.age, v.due_in,
        v.holder, v.lease_until, v.polled, v.completed, v.output, v.error, v.topic_id
 FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq_internal.live_tasks l WHERE NOT l.waiting
       UNION ALL SELECT 'READY', l.* FROM taskq_internal.live_tasks l WHERE l.waiting
@@ -57,10 +69,12 @@ FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq_internal.live_tasks l WHERE NOT l
       UNION ALL SELECT 'RECREATED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 7
       UNION ALL SELECT 'REDUNDANT', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 8) v;
 COMMENT ON VIEW taskq.tasks IS
-'All tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running. Without
-payloads; outputs and errors are cut to a line. Filter by topic and state. The columns may change with any release.';
+'All tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
+Without payloads; outputs and errors are cut to a line. Filter by topic and state. The columns may change with any
+release.';
 
-CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL) RETURNS SETOF taskq.tasks
+CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL)
+    RETURNS SETOF taskq.tasks
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -68,12 +82,15 @@ DECLARE
     v_sequences bigint[];
 BEGIN
     IF p_identifier IS NULL THEN
-        v_sequences := ARRAY(SELECT t.sequence FROM taskq_internal.task t WHERE t.topic_id = v_topic_id ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
+        v_sequences := ARRAY(SELECT t.sequence FROM taskq_internal.task t WHERE t.topic_id = v_topic_id
+                             ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
     ELSE
-        v_sequences := ARRAY(SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_identifier AND t.topic_id = v_topic_id
+        v_sequences := ARRAY(SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = p_identifier
+                             AND t.topic_id = v_topic_id
                              ORDER BY t.sequence DESC LIMIT greatest(p_size, 0));
     END IF;
-    RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic_id AND v.sequence = ANY (v_sequences) ORDER BY v.sequence DESC;
+    RETURN QUERY SELECT v.* FROM taskq.tasks v WHERE v.topic_id = v_topic_id AND v.sequence = ANY (v_sequences)
+        ORDER BY v.sequence DESC;
 END $$;
 COMMENT ON FUNCTION taskq.newest IS
 'The newest tasks of a topic, or of one of its identifiers, with the columns of taskq.tasks. Reads an index, so it is
@@ -84,7 +101,8 @@ CREATE VIEW taskq.topics_at_a_glance AS
 SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, coalesce(h.held, 0) AS running,
        statement_timestamp() - (taskq.oldest_due(p.topic_id)).since AS oldest,
        statement_timestamp() - (SELECT CASE WHEN max(n.completed) IS NOT NULL
-                                       THEN greatest(least(max(n.completed), timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z') END
+                                       THEN greatest(least(max(n.completed), timestamptz '9999-12-31 00:00Z'),
+                                               timestamptz '0001-01-01 00:00Z') END
                                 FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id
                                                               ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
        to_regclass('taskq_internal.live_' || p.topic_id) IS NOT NULL AS own_partition, p.topic_id
@@ -93,15 +111,19 @@ CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE l.attempt = 0 AND l.available_at <= statement_timestamp()) AS ready,
            count(*) FILTER (WHERE l.attempt = 0 AND l.available_at > statement_timestamp()) AS scheduled,
            count(*) FILTER (WHERE l.attempt > 0) AS retrying
-    FROM (SELECT n.available_at, n.attempt FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits <= :WAITS_NOTHING
+    FROM (SELECT n.available_at, n.attempt FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL
+          AND n.waits <= :WAITS_NOTHING
           ORDER BY n.priority DESC, n.available_at, n.sequence LIMIT 1000) l) r
 CROSS JOIN LATERAL (
-    SELECT count(*) AS blocked FROM (SELECT FROM taskq_internal.live n WHERE n.topic_id = p.topic_id AND n.holder IS NULL AND n.waits > :WAITS_NOTHING AND n.waits = :WAITS_DEPENDENCIES
+    SELECT count(*) AS blocked FROM (SELECT FROM taskq_internal.live n WHERE n.topic_id = p.topic_id
+                                     AND n.holder IS NULL AND n.waits > :WAITS_NOTHING AND n.waits = :WAITS_DEPENDENCIES
                                      LIMIT 1000) l) w
-LEFT JOIN (SELECT l.topic_id, count(*) AS held FROM (SELECT n.topic_id FROM taskq_internal.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
+LEFT JOIN (SELECT l.topic_id, count(*) AS held
+           FROM (SELECT n.topic_id FROM taskq_internal.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
            GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
 ORDER BY p.name;
 COMMENT ON VIEW taskq.topics_at_a_glance IS
-'One line for each topic. ready, scheduled, retrying: of its first 1,000 READY tasks in polled order; blocked: by dependencies, up to
-1,000; running: of the first 10,000 held tasks; oldest: for how long the oldest task has been due; last_end: how long ago the last
-of its newest 100 ended tasks ended. For people; the columns may change with any release.';
+'One line for each topic. ready, scheduled, retrying: of its first 1,000 READY tasks in polled order; blocked: by
+dependencies, up to 1,000; running: of the first 10,000 held tasks; oldest: for how long the oldest task has been due;
+last_end: how long ago the last of its newest 100 ended tasks ended. For people; the columns may change with any
+release.';
