@@ -8,7 +8,7 @@ from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
 
-def moment_of(text: str) -> datetime | timedelta:
+def parse_moment(text: str) -> datetime | timedelta:
     """A moment in ISO 8601 (of this machine's time zone, unless it says one), or how long ago, as a duration.
 
     Reads also `now`, a time of today (`09:30`), a week (`2026-W47`) and a day of a year (`2026-325`).
@@ -49,7 +49,7 @@ def moment_at(given: datetime | timedelta | None, now: datetime) -> datetime | N
     return now - given if isinstance(given, timedelta) else given
 
 
-def in_words(duration: timedelta | None) -> str:
+def format_duration(duration: timedelta | None) -> str:
     """A duration as the queue's own sentences say it: 45 s, 12 min, 3 h 5 min, 4 days."""
     if duration is None:
         return ""
@@ -64,23 +64,26 @@ def in_words(duration: timedelta | None) -> str:
     return f"{seconds // 86_400} days"
 
 
-def elapsed(duration: timedelta) -> str:
+def format_short(duration: timedelta) -> str:
     """A duration, a short one to two digits: 40 ms, 1.2 s."""
     thousandths = max(0, round(duration / timedelta(milliseconds=1)))
     if thousandths < 1000:
         return f"{thousandths} ms"
     if thousandths < 9950:
         return f"{thousandths / 1000:.1f}".removesuffix(".0") + " s"
-    return in_words(timedelta(seconds=round(thousandths / 1000)))
+    return format_duration(timedelta(seconds=round(thousandths / 1000)))
 
 
-def attempt_times(waited: timedelta | None, ran: timedelta | None, verb: str = "ran") -> str:
+def format_attempt_times(waited: timedelta | None, ran: timedelta | None, verb: str = "ran") -> str:
     """Queue time and run time of an attempt: waited 3 s · ran 1.2 s; empty if no attempt was polled."""
-    words = (None if waited is None else f"waited {elapsed(waited)}", None if ran is None else f"{verb} {elapsed(ran)}")
+    words = (
+        None if waited is None else f"waited {format_short(waited)}",
+        None if ran is None else f"{verb} {format_short(ran)}",
+    )
     return " · ".join(filter(None, words))
 
 
-def exactly(duration: timedelta) -> str:
+def format_exact(duration: timedelta) -> str:
     """A duration to the millisecond, as `parse_duration` reads it: 1h30m."""
     rest, pieces = round(duration / timedelta(milliseconds=1)), []
     for unit, length in (
@@ -97,7 +100,7 @@ def exactly(duration: timedelta) -> str:
     return "".join(pieces) or "0s"
 
 
-def ago(moment: datetime | None, now: datetime) -> str:
+def format_age(moment: datetime | None, now: datetime) -> str:
     """How long ago a moment was, or how long it is to it, in words: 5 minutes ago, in 3 hours."""
     if moment is None:
         return ""

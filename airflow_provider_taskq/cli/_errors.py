@@ -1,4 +1,4 @@
-"""What cannot be done becomes a sentence on stderr, and an exit code."""
+"""Errors of the queue and of PostgreSQL as messages in the words of the command line, with an exit code."""
 
 import re
 import shlex
@@ -9,11 +9,10 @@ from difflib import get_close_matches
 
 import click
 
-from airflow_provider_taskq.cli._output import plain
 from airflow_provider_taskq.cli._session import Session
 
-# The kind of access that a verb needs; the others only look.
-_KINDS = {
+# The kind of role that a command needs; the others only read.
+_ROLE_KINDS = {
     **dict.fromkeys(("push", "offer", "drop"), "producer"),
     **dict.fromkeys(("retry", "reassign", "release", "pause", "resume", "purge", "run-now", "priority"), "operator"),
     **dict.fromkeys(("cancel", "expire"), "operator"),
@@ -21,66 +20,64 @@ _KINDS = {
 }
 
 
-@contextmanager
-def refusals_as_sentences(session: Session) -> Iterator[None]:
-    """Turns the queue's errors, and PostgreSQL's, into click's; with `--json` stdout gets them as a document too."""
-    try:
-        yield
-    except click.ClickException as error:
-        _tell(session, error.format_message())
-        raise
-    except Exception as error:
-        sentence = _sentence(session, error)
-        if sentence is None:
-            raise
-        _tell(session, sentence)
-        raise _kind(error)(plain(sentence)) from error
-
-
-def _tell(session: Session, sentence: str) -> None:
-    if session.json:
-        session.answer({"error": sentence})
-
-
 class _InvalidArgument(click.ClickException):
-    """An argument that the queue refuses: with the exit code of those that click refuses."""
+    """An argument that the queue refuses, with the exit code of a usage error."""
 
     exit_code = 2
 
 
-def _kind(error: Exception) -> type[click.ClickException]:
-    """The exception of click that says so."""
-    from airflow_provider_taskq.queue import InvalidArgument
+@contextmanager
+def translated_errors(session: Session) -> Iterator[None]:
+    """Translates errors to click's. With `--json` stdout gets the message as a document too."""
+    try:
+        yield
+    except click.ClickException as error:
+        _answer_error(session, error.format_message())
+        raise
+    except Exception as error:
+        message = _message(session, error)
+        if message is None:
+            raise
+        _answer_error(session, message)
 
-    return _InvalidArgument if isinstance(error, InvalidArgument) else click.ClickException
+        from airflow_provider_taskq.cli._output import sanitize
+        from airflow_provider_taskq.queue import InvalidArgument
+
+        kind = _InvalidArgument if isinstance(error, InvalidArgument) else click.ClickException
+        raise kind(sanitize(message)) from error
 
 
-def _sentence(session: Session, error: Exception) -> str | None:
-    """The error in a sentence, where it is one that a person can do something about."""
-    if "psycopg" not in sys.modules:  # then it comes from neither, and importing it would only cost time
+def _answer_error(session: Session, message: str) -> None:
+    if session.json:
+        session.answer({"error": message})
+
+
+def _message(session: Session, error: Exception) -> str | None:
+    """The message for an error that the user can correct; None for a bug."""
+    if "psycopg" not in sys.modules:  # the error comes from neither, and the import would only cost time
         return None
     import psycopg
 
     from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
 
     if isinstance(error, UnknownTopic):
-        return _with_command(session, str(error))
-    if isinstance(error, TaskQueueError | TimeoutError):  # the latter of a worker that gets no lease in time
+        return _unknown_topic_message(session, str(error))
+    if isinstance(error, TaskQueueError | TimeoutError):  # TimeoutError: a worker got no lease in time
         return str(error)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return _with_grant(session, str(error.diag.message_primary))
+        return _grant_message(session, str(error.diag.message_primary))
     if isinstance(error, psycopg.Error):
         return error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
     return None
 
 
-def _with_command(session: Session, sentence: str) -> str:
-    """The sentence about an unknown topic, with the topic that may be meant and the command that creates this one."""
-    named = re.match(r"topic '((?:[^']|'')+)'", sentence)
+def _unknown_topic_message(session: Session, message: str) -> str:
+    """The message with the most similar topic and the command that creates the topic."""
+    named = re.match(r"topic '((?:[^']|'')+)'", message)
     topic = named[1].replace("''", "'") if named else ""
     near = get_close_matches(topic, _topics(session), n=1)
     create = f"create it with: taskq topics create {shlex.quote(topic) if topic else 'TOPIC'}"
-    return sentence.replace(
+    return message.replace(
         "create it with create_topic", f"did you mean {near[0]!r}? If not, {create}" if near else create
     )
 
@@ -96,20 +93,12 @@ def _topics(session: Session) -> list[str]:
     return []
 
 
-def _with_grant(session: Session, sentence: str) -> str:
-    """The sentence about a missing right, with the statement by which the owner of the schema grants it."""
+def _grant_message(session: Session, message: str) -> str:
+    """The message about a missing right, with the statement that grants it."""
     context = click.get_current_context(silent=True)
-    verb = (context.invoked_subcommand if context is not None else None) or ""
-    # Of these the subcommands change something, and who is denied a function may look at least.
-    changes = verb in ("topics", "ticks", "owners") and "function" in sentence
-    kind = _KINDS.get(verb, "operator" if changes else "reader")
-    role, topics = (session.role or "ROLE").replace("'", "''"), ""
-    if limited := re.search(
-        r"may not (push|consume|read).* topic '([^']+)'", sentence
-    ):  # the role is limited to other topics
-        kind, topics = (
-            {"push": "producer", "consume": "consumer", "read": "reader"}[limited[1]],
-            f", ARRAY['{limited[2]}']",
-        )
-    grant = f"SELECT taskq.grant_access('{role}', '{kind}'{topics})"
-    return f"{sentence}; the owner of the schema grants the right by: {grant}"
+    command = (context.invoked_subcommand if context is not None else None) or ""
+    # The subcommands of these change something. A reader lacks the right to a function, not to a table.
+    changes = command in ("topics", "ticks", "owners") and "function" in message
+    kind = _ROLE_KINDS.get(command, "operator" if changes else "reader")
+    role = (session.role or "ROLE").replace("'", "''")
+    return f"{message}; the owner of the schema grants the right with: SELECT taskq.grant_access('{role}', '{kind}')"

@@ -1,4 +1,4 @@
-"""Output of the commands: tables and sentences for people, JSON for programs."""
+"""Output of the commands: tables and sentences for people, JSON for programs, and confirmation prompts."""
 
 import json
 import os
@@ -15,125 +15,6 @@ from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
-
-_SPACES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
-
-
-def plain(text: str, *, lines: bool = False) -> str:
-    """The text with everything written out that would steer a terminal: escapes, controls, changes of direction.
-
-    `lines`: line breaks stay, and tabs.
-    """
-    if text.isprintable():
-        return text
-    kept = "\n\t" if lines else ""
-    return "".join(c if c in kept or not _steers(c) else _SPACES.get(c) or _written_out(c) for c in text)
-
-
-def _steers(character: str) -> bool:
-    """Whether it is a control, a format character, a line separator or half of a surrogate pair."""
-    return unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
-
-
-def _written_out(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
-
-
-class NobodyToAsk(click.ClickException):
-    """A person has to agree, and there is none: a matter of usage, as `--yes` is missing."""
-
-    exit_code = 2
-
-
-def ask(sentence: str, *, yes: bool) -> None:
-    """Returns once a person agrees, or has agreed by `--yes`; where nobody can be asked, `--yes` is needed."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise NobodyToAsk(f"{plain(sentence)} Nobody can be asked here: add --yes if it is meant.")
-    click.confirm(f"{plain(sentence)} Go on?", abort=True, err=True)
-
-
-def plural(count: int, word: str, many: str | None = None) -> str:
-    """1 task, 2,000 tasks."""
-    return f"{count:,} {word if count == 1 else many or word + 's'}"
-
-
-GAP = 3  # blanks between two columns
-SHORT = 12  # what is left of a text that is shortened, at least
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column with its cells.
-
-    Told by the first letters of its name: `#` numbers, to the right; `~` may be shortened; `=` may go on in the next
-    line; `?` may be left out.
-    """
-
-    name: str
-    marks: str
-    cells: list[Text]
-
-    @property
-    def width(self) -> int:
-        """As wide as it wants to be."""
-        return max(len(self.name), *(cell.cell_len for cell in self.cells))
-
-    @property
-    def least(self) -> int:
-        """As wide as it has to be."""
-        return min(self.width, SHORT) if "~" in self.marks or "=" in self.marks else self.width
-
-
-class Listing:
-    """A table without its empty columns."""
-
-    def __init__(self, names: Sequence[str], rows: Iterable[Sequence[Text]]) -> None:
-        cells = list(zip(*rows, strict=True))
-        marked = [(name.lstrip("#~=?"), name) for name in names]
-        columns = [
-            Column(name, whole.removesuffix(name), list(column))
-            for (name, whole), column in zip(marked, cells, strict=True)
-        ]
-        self.columns = [column for column in columns if any(cell.plain for cell in column.cells)]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table for the room that there is, and what it had no room for."""
-        kept = self._fitting(options.max_width)
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for column, width in zip(kept, _column_widths(kept, options.max_width), strict=True):
-            right, one_line = "#" in column.marks, "=" not in column.marks
-            made.add_column(column.name, justify="right" if right else "left", no_wrap=one_line, width=width)
-        for row in zip(*(column.cells for column in kept), strict=True):
-            made.add_row(*row)
-        yield made
-        left_out = [column.name for column in self.columns if column not in kept]
-        if left_out:
-            yield Text(f"No room here for {', '.join(left_out)}.", "dim")
-
-    def _fitting(self, width: int) -> list[Column]:
-        """The columns that fit, the last of those that may be left out gone first."""
-        kept = list(self.columns)
-        for column in reversed(self.columns):
-            if sum(one.least + GAP for one in kept) - GAP <= width:
-                break
-            if "?" in column.marks:
-                kept.remove(column)
-        return kept
-
-
-def _column_widths(columns: Sequence[Column], width: int) -> list[int]:
-    """What each column gets: what it needs, and then what it wants, those that may be left out last."""
-    room = max(0, width - sum(column.least + GAP for column in columns) + GAP)
-    found = [column.least for column in columns]
-    for place in sorted(range(len(columns)), key=lambda place: "?" in columns[place].marks):
-        more = min(columns[place].width - found[place], room)
-        found[place] += more
-        room -= more
-    return found
-
 
 STYLES = {
     "ACTIVE": "cyan",
@@ -164,17 +45,70 @@ STYLES = {
     "recreated": "dim",
     "exhausted": "red",
 }
-_AS_LONG_AS_IT_GETS = 10_000
+_UNLIMITED_WIDTH = 10_000
+_ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def sanitize(text: str, *, lines: bool = False) -> str:
+    """The text with terminal control characters and direction marks as escapes.
+
+    :param lines: whether line breaks and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(c if c in kept or not _is_control(c) else _ESCAPES.get(c) or _escaped(c) for c in text)
+
+
+def _is_control(character: str) -> bool:
+    """Whether the character is a control, a format character, a line separator or half of a surrogate pair."""
+    return unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def plural(count: int, word: str, many: str | None = None) -> str:
+    """A count with its noun: 1 task, 2,000 tasks."""
+    return f"{count:,} {word if count == 1 else many or word + 's'}"
+
+
+def capped(count: int, cap: int) -> str:
+    """A count that stops at a cap: 1,000+."""
+    return f"{cap:,}+" if count >= cap else f"{count:,}"
+
+
+def shortened(line: str | None, width: int = 60) -> str:
+    """The line, cut to the width of a table cell."""
+    line = line or ""
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
+class _NoTerminal(click.ClickException):
+    """A confirmation without a terminal: a usage error, because `--yes` is missing."""
+
+    exit_code = 2
+
+
+def ask(sentence: str, *, yes: bool) -> None:
+    """Asks for a confirmation, unless `--yes` gives it. Without a terminal `--yes` is required."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise _NoTerminal(f"{sanitize(sentence)} There is no terminal to confirm it: add --yes.")
+    click.confirm(f"{sanitize(sentence)} Go on?", abort=True, err=True)
 
 
 def console() -> Console:
-    """Where answers go: coloured and as wide as the terminal, or plain and as wide as they are."""
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _AS_LONG_AS_IT_GETS
+    """The console for stdout: as wide as the terminal; without a terminal, lines keep their full width."""
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _UNLIMITED_WIDTH
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def show(on: Console, *parts: RenderableType) -> None:
-    """Writes the parts below each other; without a terminal, no line ends in blanks."""
+    """Prints sentences and tables below each other. Without a terminal, no line ends in blanks."""
     if on.is_terminal:
         _print(on, parts)
         return
@@ -184,18 +118,29 @@ def show(on: Console, *parts: RenderableType) -> None:
 
 
 def _print(on: Console, parts: Iterable[RenderableType]) -> None:
-    """Prints texts, which are made plain here, and tables, which are so already."""
+    """Sanitizes and prints texts; the cells of tables are sanitized already."""
     for part in parts:
-        on.print(plain(part, lines=True) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+        on.print(sanitize(part, lines=True) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Listing:
-    """A table; the names of its columns are marked as in `Column`."""
-    return Listing(columns, ([cell(value) for value in row] for row in rows))
+def json_text(document: object, *, lines: bool = True) -> str:
+    """The document as JSON, indented or on one line."""
+    return json.dumps(document, default=_json_value, ensure_ascii=True, indent=2 if lines else None)
+
+
+def _json_value(value: object) -> Any:
+    """Times in ISO 8601 and UTC, durations in seconds, enum members by name."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Enum):
+        return value.name
+    raise TypeError(f"{type(value).__name__} has no JSON representation")
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Table:
-    """Names and values in two columns; what is empty is left out."""
+    """Names and values in two columns, without empty values."""
     made = Table.grid(padding=(0, 2))
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
@@ -206,7 +151,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Table:
 
 
 def cell(value: object) -> Text:
-    """A value in a table: numbers in groups of three, states in their colour, everything else as plain text."""
+    """A value in a table: numbers in groups of three, states in color, everything else as plain text."""
     if isinstance(value, Text):
         return value
     if isinstance(value, bool):
@@ -215,21 +160,81 @@ def cell(value: object) -> Text:
         return Text(value.name, STYLES.get(value.name, ""))
     if isinstance(value, int):
         return Text(f"{value:,}")
-    text = "" if value is None else plain(str(value))
+    text = "" if value is None else sanitize(str(value))
     return Text(text, STYLES.get(text, ""))
 
 
-def json_text(document: object, *, lines: bool = True) -> str:
-    """The document as JSON: on lines of its own, or all on one."""
-    return json.dumps(document, default=_json_value, ensure_ascii=True, indent=2 if lines else None)
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "FittedTable":
+    """A table that fits the terminal.
+
+    :param columns: the names of the columns, each with marks in front. `#`: numbers, aligned to the right. `~`: may be
+        shortened. `=`: may wrap. `?`: may be left out.
+    """
+    return FittedTable(columns, ([cell(value) for value in row] for row in rows))
 
 
-def _json_value(value: object) -> Any:
-    """Times in ISO 8601 and UTC, durations in seconds, words of an enum by name."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Enum):
-        return value.name
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+_GAP = 3  # blanks between two columns
+_SHORTENED_WIDTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    marks: str
+    cells: list[Text]
+
+    @property
+    def width(self) -> int:
+        return max(len(self.name), *(cell.cell_len for cell in self.cells))
+
+    @property
+    def least_width(self) -> int:
+        return min(self.width, _SHORTENED_WIDTH) if "~" in self.marks or "=" in self.marks else self.width
+
+
+class FittedTable:
+    """A table without its empty columns that shortens or leaves out columns if the terminal is too narrow."""
+
+    def __init__(self, names: Sequence[str], rows: Iterable[Sequence[Text]]) -> None:
+        cells = list(zip(*rows, strict=True))
+        marked = [(name.lstrip("#~=?"), name) for name in names]
+        columns = [
+            _Column(name, whole.removesuffix(name), list(column))
+            for (name, whole), column in zip(marked, cells, strict=True)
+        ]
+        self.columns = [column for column in columns if any(cell.plain for cell in column.cells)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table in the available width, then the names of the columns that do not fit."""
+        kept = self._fitting(options.max_width)
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for column, width in zip(kept, _column_widths(kept, options.max_width), strict=True):
+            right, one_line = "#" in column.marks, "=" not in column.marks
+            made.add_column(column.name, justify="right" if right else "left", no_wrap=one_line, width=width)
+        for row in zip(*(column.cells for column in kept), strict=True):
+            made.add_row(*row)
+        yield made
+        left_out = [column.name for column in self.columns if column not in kept]
+        if left_out:
+            yield Text(f"The terminal is too narrow for {', '.join(left_out)}.", "dim")
+
+    def _fitting(self, width: int) -> list[_Column]:
+        """The columns that fit. The last optional columns go first."""
+        kept = list(self.columns)
+        for column in reversed(self.columns):
+            if sum(one.least_width + _GAP for one in kept) - _GAP <= width:
+                break
+            if "?" in column.marks:
+                kept.remove(column)
+        return kept
+
+
+def _column_widths(columns: Sequence[_Column], width: int) -> list[int]:
+    """The least width of each column, plus what is left of the room; optional columns get theirs last."""
+    room = max(0, width - sum(column.least_width + _GAP for column in columns) + _GAP)
+    found = [column.least_width for column in columns]
+    for place in sorted(range(len(columns)), key=lambda place: "?" in columns[place].marks):
+        more = min(columns[place].width - found[place], room)
+        found[place] += more
+        room -= more
+    return found

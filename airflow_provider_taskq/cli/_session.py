@@ -86,7 +86,7 @@ def actor() -> str:
         return f"uid {os.getuid()}"
 
 
-def note(queue: TaskQueue, action: str, topic: str | None, what: str, count: int) -> None:
+def audit(queue: TaskQueue, action: str, topic: str | None, what: str, count: int) -> None:
     """Writes an audit line if the role may. A producer has no right to it, and its pushes succeed without one."""
     import psycopg
 

@@ -1,7 +1,6 @@
 """taskq retry, reassign, run-now, priority, cancel, purge: actions on tasks, by sequence or by filter."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,328 +13,232 @@ from airflow_provider_taskq.cli._options import (
     SEQUENCE,
     STATES,
     Choice,
-    Function,
+    combine_options,
     dry_run_option,
     error_group_option,
+    since_option,
     topic_argument,
+    until_option,
     yes_option,
 )
 from airflow_provider_taskq.cli._output import ask, plural
-from airflow_provider_taskq.cli._session import Session, actor, note
-from airflow_provider_taskq.cli.tasks import sequences_of
-from airflow_provider_taskq.queue import Result, Revival, State, TaskQueue
+from airflow_provider_taskq.cli._session import Session, actor
+from airflow_provider_taskq.queue import Result, Revival, State, TaskQueue, selection
 from airflow_provider_taskq.queue.reports import TaskFilter
+from airflow_provider_taskq.queue.selection import MAX_TASKS, PURGEABLE, Action, ActionResult, Selection
 
-ENDED = ("EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCCEEDED")
-MOST = 10_000  # tasks that one call finds by a filter
-
-
-def selection_options(function: Function) -> Function:
-    """[SEQUENCE]... and the options that choose tasks."""
-    wrapped: Any = function
-    for option in (
-        click.option("--size", type=COUNT, help="At most so many, the lowest sequences first."),
-        click.option("--until", type=MOMENT, help="Pushed at this moment or before."),
-        click.option("--since", type=MOMENT, help="Pushed since this moment: 2026-11-21T09:30, or 2h for 2 hours ago."),
-        error_group_option,
-        click.option("--error", help="Whose error holds this text."),
-        click.option("--reference", "-r", help="Of this reference."),
-        click.option("--identifier", "-i", help="Of this identifier."),
-        click.option("--state", type=Choice(ENDED), help="All in this state."),
-        click.argument("named", nargs=-1, type=SEQUENCE, metavar="[SEQUENCE]..."),
-    ):
-        wrapped = option(wrapped)
-    made: Function = wrapped
-    return made
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The tasks by arguments of `revive` and `reassign`, how many they are, and which, in words.
-
-    `found`: they were found by a filter in this state, a moment ago, so that some may have gone on since. `more`:
-    others match beyond them.
-    """
-
-    arguments: dict[str, Any]
-    count: int
-    what: str
-    found: State | None = None
-    more: bool = False
-
-    def held(self, queue: TaskQueue, topic: str) -> dict[str, Any]:
-        """The arguments, of tasks that a filter found without those that have gone on since."""
-        if self.found is None:
-            return self.arguments
-        return {"sequences": queue.lock_tasks(topic, self.arguments["sequences"], [self.found])}
-
-    def remark(self) -> Iterator[str]:
-        """What is to be said of what was left."""
-        if self.more:
-            yield f"More match than the {self.count:,} that one call takes: call it again."
-
-
-def choose(
-    queue: TaskQueue,
-    topic: str,
-    *,
-    named: tuple[int, ...],
-    state: str | None,
-    identifier: str | None,
-    reference: str | None,
-    error: str | None,
-    error_group: str | None,
-    since: datetime | timedelta | None,
-    until: datetime | timedelta | None,
-    size: int | None,
-) -> Chosen:
-    """Looks up what is chosen; nothing is locked, so that it may be other tasks a moment later."""
-    finer = (identifier, reference, error, error_group, since, until)
-    if named:
-        if state is not None or size is not None or any(finer):
-            raise click.UsageError("tasks are named by sequence, or chosen by --state and the like: not both")
-        return Chosen({"sequences": list(named)}, len(named), f"sequences {', '.join(map(str, named))}")
-    if state is None and error_group is not None:
-        state = "FAILED"  # a group of errors is a group of failures
-    if state is None:
-        raise click.UsageError("name the tasks by their sequences, or choose them by --state")
-    if not any(finer) and size is None:
-        count = queue.count_tasks(topic, state=state)
-        return Chosen({"state": State[state]}, count, f"state {state}")
-    now = queue.now()
-    given = TaskFilter(
-        State[state],
-        identifier=identifier,
-        reference=reference,
-        since=moment_at(since, now),
-        until=moment_at(until, now),
-        error=error,
-        error_group=error_group,
-    )
-    sequences, more = sequences_of(queue, topic, given, min(size or MOST, MOST))
-    named_by = {"identifier": identifier, "reference": reference, "error": error, "error group": error_group}
-    said = {**named_by, "since": since, "until": until}
-    what = ", ".join([f"state {state}", *(f"{name} {value}" for name, value in said.items() if value is not None)])
-    return Chosen(
-        {"sequences": sequences}, len(sequences), what, found=State[state], more=more and (size or MOST) >= MOST
-    )
-
-
-BY = tuple(Revival)
+REVIVALS = tuple(Revival)
 RESULTS = tuple(result.name for result in Result)
-_ENDED_ONES = "those of these SEQUENCES, all or none; or those that the options choose."
+ENDED = tuple(state.name for state in selection.ENDED)
+WAITING_STATUSES = ("ready", "scheduled", "retrying", "blocked", "paused")
+PURGE_BATCH = 10_000  # tasks per transaction, so that none is long
+
+_sequences = click.argument("named", nargs=-1, type=SEQUENCE, metavar="[SEQUENCE]...")
+_filter_options = (
+    click.option("--identifier", "-i", help="Tasks with this identifier."),
+    click.option("--reference", "-r", help="Tasks with this reference."),
+    click.option("--error", help="Tasks whose last error contains this text."),
+    since_option,
+    until_option,
+    click.option("--size", type=COUNT, help="The most tasks to change, the lowest sequences first."),
+)
+_ended_tasks = combine_options(
+    _sequences,
+    click.option("--state", type=Choice(ENDED), help="All tasks in this state."),
+    error_group_option,
+    *_filter_options,
+)
+_waiting_tasks = combine_options(
+    _sequences, click.option("--status", type=Choice(WAITING_STATUSES), help="Tasks of this status."), *_filter_options
+)
+_confirmation = combine_options(dry_run_option, yes_option)
+_ENDED_ONES = "by SEQUENCE, all or none, or by filter options."
+_WAITING_ONES = "by SEQUENCE, all or none, or by filter options."
 
 
 @click.command(
-    help=f"Start ended tasks of TOPIC anew: {_ENDED_ONES} RESET makes them READY themselves, in their old place; "
-    "the other ways push copies by that insertion."
+    help=f"Retry ended tasks of TOPIC, {_ENDED_ONES} RESET makes them ready again, in their old place. The other "
+    "insertions push copies."
 )
 @topic_argument
-@selection_options
-@click.option("--by", type=Choice(BY), default="RESET", show_default=True, help="How they go on.")
-@dry_run_option
-@yes_option
+@_ended_tasks
+@click.option(
+    "--by", type=Choice(REVIVALS), default="RESET", show_default=True, help="RESET, or the copies' insertion."
+)
+@_confirmation
 @click.pass_obj
 def retry(session: Session, /, topic: str, by: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
-    """Revives, after asking where the tasks were chosen rather than named."""
-    found = _chosen(session, topic, "This starts {} anew.", chosen, sure=yes or dry_run)
-    with session.acting(dry_run=dry_run) as queue:
-        revived = queue.revive(topic, revival=Revival(by), **found.held(queue, topic))
-        note(queue, "retry", topic, f"{found.what}, by {by}", len(revived))
-    if not dry_run and revived:
-        with session.acting() as queue:
-            queue.notify(topic)
-    said = f"{'Would start' if dry_run else 'Started'} {plural(len(revived), 'task')} of {topic} anew."
-    # The numbers that a dry run has drawn for copies will not be theirs.
-    pairs = [] if dry_run else [{"sequence": old, "goes_on_as": new} for old, new in revived.items()]
-    document = {"topic": topic, "by": by, "revived": len(revived), "tasks": pairs, "more": found.more}
-    session.answer({**document, "dry_run": dry_run}, said, *found.remark())
+    action = selection.retry(Revival(by))
+    tasks = _select_ended(session, topic, **chosen)
+    _confirm(tasks, f"This retries {_named(tasks)}.", dry_run, yes)
+    result = _apply(session, action, tasks, dry_run)
+    # A dry run draws sequences for copies and gives them back.
+    pairs = [] if dry_run else [{"sequence": old, "goes_on_as": new} for old, new in result.revived.items()]
+    document = {"topic": topic, "by": by, "revived": result.count, "tasks": pairs}
+    verb = "Would retry" if dry_run else "Retried"
+    _answer(session, tasks, {**document, "dry_run": dry_run}, f"{verb} {plural(result.count, 'task')} of {topic}.")
 
 
-@click.command(help=f"Give ended tasks of TOPIC another result: {_ENDED_ONES} Their output stays.")
+@click.command(help=f"Give ended tasks of TOPIC another result, {_ENDED_ONES} Their output stays.")
 @topic_argument
-@selection_options
-@click.option("--result", type=Choice(RESULTS), required=True, help="The result that they get.")
-@dry_run_option
-@yes_option
+@_ended_tasks
+@click.option("--result", type=Choice(RESULTS), required=True, help="The new result.")
+@_confirmation
 @click.pass_obj
 def reassign(session: Session, /, topic: str, result: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
-    """Reassigns, after asking where the tasks were chosen rather than named."""
-    found = _chosen(session, topic, f"This makes {result} the result of {{}}.", chosen, sure=yes or dry_run)
-    with session.acting(dry_run=dry_run) as queue:
-        count = queue.reassign(topic, Result[result], **found.held(queue, topic))
-        note(queue, "reassign", topic, f"{found.what}, to {result}", count)
-    said = f"{'Would make' if dry_run else 'Made'} {result} the result of {plural(count, 'task')} of {topic}."
-    document = {"topic": topic, "result": result, "reassigned": count, "more": found.more, "dry_run": dry_run}
-    session.answer(document, said, *found.remark())
-
-
-def _chosen(session: Session, topic: str, sentence: str, chosen: dict[str, Any], *, sure: bool) -> Chosen:
-    """The tasks; a person is asked about those that were chosen rather than named."""
-    with session.looking() as queue:
-        found = choose(queue, topic, **chosen)
-    if not chosen["named"] and found.count:
-        ask(sentence.format(f"{plural(found.count, 'task')} of {topic}"), yes=sure)
-    return found
-
-
-WAITING_STATUSES = ("ready", "scheduled", "retrying", "blocked", "paused")
-_WAITING_ONES = "those of these SEQUENCES, all or none; or those that wait and that the options choose."
-
-
-def _waiting_selection(function: Function) -> Function:
-    """[SEQUENCE]... and the options that choose tasks that wait."""
-    wrapped: Any = function
-    for option in (
-        click.option("--size", type=COUNT, help="The most tasks to take, the lowest sequences first."),
-        click.option("--until", type=MOMENT, help="Pushed at this moment or before."),
-        click.option("--since", type=MOMENT, help="Pushed since this moment: 2026-11-21T09:30, or 2h for 2 hours ago."),
-        click.option("--error", help="Whose last error holds this text."),
-        click.option("--reference", "-r", help="Of this reference."),
-        click.option("--identifier", "-i", help="Of this identifier."),
-        click.option("--status", type=Choice(WAITING_STATUSES), help="Of this status."),
-        click.argument("named", nargs=-1, type=SEQUENCE, metavar="[SEQUENCE]..."),
-    ):
-        wrapped = option(wrapped)
-    made: Function = wrapped
-    return made
+    tasks = _select_ended(session, topic, **chosen)
+    _confirm(tasks, f"This gives {_named(tasks)} the result {result}.", dry_run, yes)
+    count = _apply(session, selection.reassign(Result[result]), tasks, dry_run).count
+    document = {"topic": topic, "result": result, "reassigned": count, "dry_run": dry_run}
+    verb = "Would give" if dry_run else "Gave"
+    _answer(session, tasks, document, f"{verb} {plural(count, 'task')} of {topic} the result {result}.")
 
 
 @click.command(
-    "run-now", help=f"Make tasks of TOPIC due now: {_WAITING_ONES} What else they wait for still keeps them."
+    "run-now",
+    help=f"Make waiting tasks of TOPIC due now, {_WAITING_ONES} Blocked and paused tasks stay so for other reasons.",
 )
 @topic_argument
-@_waiting_selection
-@dry_run_option
-@yes_option
+@_waiting_tasks
+@_confirmation
 @click.pass_obj
 def run_now(session: Session, /, topic: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
-    """Changes the due time, and wakes the workers that wait for the topic."""
-    count = _change(
-        session, topic, "run now", "due now", chosen, lambda queue, named: queue.run_now(topic, named), dry_run, yes
-    )
-    if count and not dry_run:
-        with session.acting() as queue:
-            queue.notify(topic)
+    _change_waiting(session, topic, selection.run_now(), "due now", dry_run, yes, chosen)
 
 
-@click.command(help=f"Set the PRIORITY, -100 to 100, of tasks of TOPIC: {_WAITING_ONES} Higher runs first.")
+@click.command(help=f"Set the PRIORITY, -100 to 100, of waiting tasks of TOPIC, {_WAITING_ONES} Higher runs first.")
 @topic_argument
 @click.argument("priority", type=click.IntRange(-100, 100))
-@_waiting_selection
-@dry_run_option
-@yes_option
+@_waiting_tasks
+@_confirmation
 @click.pass_obj
 def priority(session: Session, /, topic: str, priority: int, dry_run: bool, yes: bool, **chosen: Any) -> None:
-    """Changes the priority."""
-    what = f"of priority {priority}"
-    _change(
-        session,
-        topic,
-        "change priority",
-        what,
-        chosen,
-        lambda queue, named: queue.set_priority(topic, named, priority),
-        dry_run,
-        yes,
-    )
+    action = selection.set_priority(priority)
+    _change_waiting(session, topic, action, f"priority {priority}", dry_run, yes, chosen)
 
 
 @click.command(
-    help=f"Cancel tasks of TOPIC: {_WAITING_ONES} They end as FILTERED without being run; `retry` takes it back."
+    help=f"Cancel waiting tasks of TOPIC, {_WAITING_ONES} They end as FILTERED without a run; `retry` takes it back."
 )
 @topic_argument
-@_waiting_selection
-@dry_run_option
-@yes_option
+@_waiting_tasks
+@_confirmation
 @click.pass_obj
 def cancel(session: Session, /, topic: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
-    """Ends the tasks."""
-    _change(session, topic, "cancel", "FILTERED", chosen, lambda queue, named: queue.cancel(topic, named), dry_run, yes)
+    _change_waiting(session, topic, selection.cancel(), "FILTERED", dry_run, yes, chosen)
 
 
-def _change(
+def _change_waiting(
+    session: Session, topic: str, action: Action, becoming: str, dry_run: bool, yes: bool, chosen: dict[str, Any]
+) -> None:
+    tasks = _select_waiting(session, topic, **chosen)
+    _confirm(tasks, f"This makes {_named(tasks)} {becoming}.", dry_run, yes)
+    count = _apply(session, action, tasks, dry_run).count
+    document = {"topic": topic, "action": action.name, "changed": count, "dry_run": dry_run}
+    verb = "Would make" if dry_run else "Made"
+    _answer(session, tasks, document, f"{verb} {plural(count, 'task')} of {topic} {becoming}.")
+
+
+def _select_ended(
     session: Session,
     topic: str,
-    action: str,
-    becoming: str,
-    chosen: dict[str, Any],
-    change: Callable[[TaskQueue, list[int]], int],
-    dry_run: bool,
-    yes: bool,
-) -> int:
-    """Changes the tasks in one transaction, with a row in the audit; returns how many."""
-    named = list(chosen.pop("named"))
-    what = f"sequences {', '.join(map(str, named))}"
-    more = False
-    found = named
-    if not named:
-        with session.looking() as queue:
-            found, more, what = _find(queue, topic, **chosen)
-        ask(f"This makes {plural(len(found), 'task')} of {topic} {becoming}.", yes=yes or dry_run or not found)
-    elif any(value is not None for value in chosen.values()):
-        raise click.UsageError("tasks are named by sequence, or chosen by --status and the like: not both")
-    with session.acting(dry_run=dry_run) as queue:
-        held = found if named else queue.lock_tasks(topic, found, [State.READY])
-        count = change(queue, held)
-        note(queue, action, topic, f"{what}: {becoming}", count)
-    verb = "Would make" if dry_run else "Made"
-    remark = [f"More match than the {len(found):,} that one call takes: call it again."] if more else []
-    document = {"topic": topic, "action": action, "changed": count, "more": more, "dry_run": dry_run}
-    session.answer(document, f"{verb} {plural(count, 'task')} of {topic} {becoming}.", *remark)
-    return count
+    named: Sequence[int],
+    state: str | None,
+    size: int | None,
+    **given: Any,
+) -> Selection:
+    """The ended tasks that arguments and options select."""
+    is_filtered = _is_filtered(given)
+    if named:
+        if state is not None or size is not None or is_filtered:
+            raise click.UsageError("give either SEQUENCEs or --state and other filter options, not both")
+        return selection.select_sequences(topic, named)
+    if state is None and given["error_group"] is not None:
+        state = "FAILED"  # a group of errors is a group of failures
+    if state is None:
+        raise click.UsageError("name the tasks by their SEQUENCEs, or select them with --state")
+    with session.looking() as queue:
+        if not is_filtered and size is None:
+            return selection.select_state(queue, topic, State[state])
+        return _select_filter(queue, topic, TaskFilter(State[state]), [State[state]], size, **given)
 
 
-def _find(
+def _select_waiting(
+    session: Session, topic: str, named: Sequence[int], status: str | None, size: int | None, **given: Any
+) -> Selection:
+    """The waiting tasks that arguments and options select."""
+    is_filtered = status is not None or size is not None or _is_filtered(given)
+    if named:
+        if is_filtered:
+            raise click.UsageError("give either SEQUENCEs or --status and other filter options, not both")
+        return selection.select_sequences(topic, named)
+    if not is_filtered:
+        raise click.UsageError(
+            "name the tasks by their SEQUENCEs, or select them with --status or other filter options"
+        )
+    with session.looking() as queue:
+        return _select_filter(queue, topic, TaskFilter(State.READY, status), selection.WAITING, size, **given)
+
+
+def _is_filtered(given: dict[str, Any]) -> bool:
+    return any(value is not None for value in given.values())
+
+
+def _select_filter(
     queue: TaskQueue,
     topic: str,
+    basis: TaskFilter,
+    states: Sequence[State],
+    size: int | None,
     *,
-    status: str | None,
-    identifier: str | None,
-    reference: str | None,
-    error: str | None,
     since: datetime | timedelta | None,
     until: datetime | timedelta | None,
-    size: int | None,
-) -> tuple[list[int], bool, str]:
-    """The tasks that wait and match, whether more do, and the filter in words."""
-    said = {"status": status, "identifier": identifier, "reference": reference, "error": error}
-    said |= {"since": since, "until": until}  # type: ignore[dict-item]  # in words only
-    given = {name: value for name, value in said.items() if value is not None}
-    if not given and size is None:
-        raise click.UsageError("name the tasks by their sequences, or choose them by --status and the like")
+    **texts: str | None,
+) -> Selection:
     now = queue.now()
-    wanted = TaskFilter(
-        State.READY,
-        status=status,
-        identifier=identifier,
-        reference=reference,
-        since=moment_at(since, now),
-        until=moment_at(until, now),
-        error=error,
-    )
-    sequences, more = sequences_of(queue, topic, wanted, min(size or MOST, MOST))
-    words = ", ".join(f"{name} {value}" for name, value in given.items()) or "all that wait"
-    return sequences, more and (size or MOST) >= MOST, words
+    given = TaskFilter(basis.state, basis.status, since=moment_at(since, now), until=moment_at(until, now), **texts)
+    return selection.select_filter(queue, topic, given, states, limit=min(size or MAX_TASKS, MAX_TASKS))
 
 
-BITE = 10_000  # tasks a transaction, so that none is long
-NOT_HELD = tuple(state for state in State if state is not State.ACTIVE)
+def _named(tasks: Selection) -> str:
+    return f"{plural(tasks.count, 'task')} of {tasks.topic}"
+
+
+def _confirm(tasks: Selection, sentence: str, dry_run: bool, yes: bool) -> None:
+    """Asks for a confirmation if a filter selected the tasks."""
+    if tasks.states and tasks.count:
+        ask(sentence, yes=yes or dry_run)
+
+
+def _apply(session: Session, action: Action, tasks: Selection, dry_run: bool) -> ActionResult:
+    """Applies an action in one transaction, then wakes the workers; a dry run rolls back."""
+    with session.acting(dry_run=dry_run) as queue:
+        result = action.apply(queue, tasks)
+    if action.wakes and result.count and not dry_run:
+        with session.acting() as queue:  # after the commit, so that the workers see the change
+            queue.notify(tasks.topic)
+    return result
+
+
+def _answer(session: Session, tasks: Selection, document: dict[str, Any], sentence: str) -> None:
+    """Answers, and says whether further tasks match."""
+    more = tasks.more and tasks.count >= MAX_TASKS
+    rest = [f"More tasks match than the {tasks.count:,} of one call: repeat the command."] if more else []
+    session.answer({**document, "more": more}, sentence, *rest)
 
 
 @click.command(
-    help="Remove tasks of TOPIC for good: those of these SEQUENCES, unless somebody holds them; those that have ended "
-    "(FAILED to REDUNDANT); those of one state; or all. What somebody is polling or completing right now stays."
+    help="Purge tasks of TOPIC for good: by SEQUENCE, unless they run; by default all that have ended (FAILED to "
+    "REDUNDANT); those of one state; or all. A task that another session is polling or completing stays."
 )
 @topic_argument
-@click.argument("named", nargs=-1, type=SEQUENCE, metavar="[SEQUENCE]...")
-@click.option("--state", type=Choice(STATES), help="Only of this state; ACTIVE, READY and EXPIRED have to be named.")
+@_sequences
+@click.option("--state", type=Choice(STATES), help="Only this state; required for ACTIVE, READY and EXPIRED.")
 @click.option("--before", type=MOMENT, help="Only tasks pushed before this moment: 2026-11-01, or 30d for 30 days ago.")
-@click.option("--from", "from_", type=SEQUENCE, default=0, help="Only from this sequence on.")
-@click.option("--to", type=SEQUENCE, help="Only up to this sequence.")
-@click.option("--all", "all_", is_flag=True, help="Every task of the topic, held ones too.")
-@dry_run_option
-@yes_option
+@click.option("--from", "from_", type=SEQUENCE, default=0, help="Only this sequence and higher ones.")
+@click.option("--to", type=SEQUENCE, help="Only this sequence and lower ones.")
+@click.option("--all", "all_", is_flag=True, help="Every task of the topic, running ones too.")
+@_confirmation
 @click.pass_obj
 def purge(
     session: Session,
@@ -349,29 +252,28 @@ def purge(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Counts, asks, and removes."""
     if bool(named) + all_ + bool(state or before or from_ or to is not None) > 1:
-        raise click.UsageError("tasks are named by sequence, or chosen by options, or --all of them: one of the three")
+        raise click.UsageError("give SEQUENCEs, or filter options, or --all: only one of the three")
     wanted = None if state is None else State[state]
     with session.looking() as queue:
-        queue.policy(topic)  # an unknown topic is an error, not one without tasks
-        to = _last(queue, before, to)
-        count = len(_there(queue, topic, named)) if named else _count(queue, topic, wanted, from_, to, all_=all_)
+        queue.policy(topic)  # raises for an unknown topic, which would look empty
+        to = _last_before(queue, before, to)
+        count = len(_purgeable(queue, topic, named)) if named else _count(queue, topic, wanted, from_, to, all_=all_)
     what = f"{plural(count, 'task')} of {topic}{'' if wanted is None else f' in state {wanted.name}'}"
     if dry_run or not count:
-        removed, said = 0, f"Would remove {what}." if dry_run else "There is nothing to remove."
+        removed, sentence = 0, f"Would purge {what}." if dry_run else "No task to purge."
     else:
-        ask(f"This removes {what} for good.", yes=yes)
+        ask(f"This purges {what} for good.", yes=yes)
         if named:
-            removed = _remove_named(session, topic, named)
+            removed = _apply(session, selection.purge(), selection.select_sequences(topic, named), dry_run=False).count
         else:
-            removed = _remove_all(session, topic) if all_ else _remove_range(session, topic, wanted, from_, to)
-        said = f"Removed {plural(removed, 'task')} of {topic}."
-    session.answer({"topic": topic, "matching": count, "removed": removed, "dry_run": dry_run}, said)
+            removed = _purge_all(session, topic) if all_ else _purge_range(session, topic, wanted, from_, to)
+        sentence = f"Purged {plural(removed, 'task')} of {topic}."
+    session.answer({"topic": topic, "matching": count, "removed": removed, "dry_run": dry_run}, sentence)
 
 
-def _last(queue: TaskQueue, before: datetime | timedelta | None, to: int | None) -> int | None:
-    """The last sequence that may go; 0 where everything is younger than that."""
+def _last_before(queue: TaskQueue, before: datetime | timedelta | None, to: int | None) -> int | None:
+    """The last sequence in the range; 0 if every task is younger than `before`."""
     moment = moment_at(before, queue.now())
     if moment is None:
         return to
@@ -380,45 +282,35 @@ def _last(queue: TaskQueue, before: datetime | timedelta | None, to: int | None)
 
 
 def _count(queue: TaskQueue, topic: str, state: State | None, from_: int, to: int | None, *, all_: bool) -> int:
-    """How many tasks would go now."""
     counts: dict[State, Any] = queue.count(topic, state=state, from_=from_, to=to).get(topic, {})
-    gone = set(State) if all_ or state is not None else {found for found in State if found >= State.FAILED}
-    return sum(count.count for found, count in counts.items() if found in gone)
+    purged = set(State) if all_ or state is not None else {found for found in State if found >= State.FAILED}
+    return sum(count.count for found, count in counts.items() if found in purged)
 
 
-def _there(queue: TaskQueue, topic: str, named: tuple[int, ...]) -> list[int]:
-    """Those of these tasks that are there and held by nobody."""
-    return [task.sequence for task in queue.browse_tasks(topic, named) if task.state in NOT_HELD]
+def _purgeable(queue: TaskQueue, topic: str, named: tuple[int, ...]) -> list[int]:
+    return [task.sequence for task in queue.browse_tasks(topic, named) if task.state in PURGEABLE]
 
 
-def _remove_named(session: Session, topic: str, named: tuple[int, ...]) -> int:
-    """Removes these tasks, held ones aside."""
-    with session.acting() as queue:
-        removed = queue.purge_sequences(topic, named, NOT_HELD)
-        note(queue, "purge", topic, f"sequences {', '.join(map(str, named))}", removed)
-    return removed
-
-
-def _remove_range(session: Session, topic: str, state: State | None, from_: int, to: int | None) -> int:
-    """Removes in bites, each committed; what is in the way of one is left, so that this ends."""
+def _purge_range(session: Session, topic: str, state: State | None, from_: int, to: int | None) -> int:
+    """Purges in batches, each committed. It skips locked tasks, so that the loop ends."""
     which = "all that have ended" if state is None else f"state {state.name}"
     what = f"{which}, sequences {from_} to {'the last' if to is None else to}"
-    total, removed = 0, BITE
+    total, removed = 0, PURGE_BATCH
     with session.connection() as conn:
         queue = TaskQueue(conn)
-        while removed == BITE:
+        while removed == PURGE_BATCH:
             queue.set_actor(actor())
-            removed = queue.purge(topic, from_, to, state, size=BITE)
-            note(queue, "purge", topic, what, removed)
+            removed = queue.purge(topic, from_, to, state, size=PURGE_BATCH)
+            queue.record_action("purge", topic, what, removed)
             conn.commit()
             total += removed
     return total
 
 
-def _remove_all(session: Session, topic: str) -> int:
-    """Empties the topic, at once where it has tables of its own."""
+def _purge_all(session: Session, topic: str) -> int:
+    """Purges every task, instantly if the topic has tables of its own."""
     with session.alone() as queue:
         removed = queue.purge_all(topic)
     with session.acting() as queue:
-        note(queue, "purge", topic, "every task", removed)
+        queue.record_action("purge", topic, "every task", removed)
     return removed

@@ -7,10 +7,10 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from airflow_provider_taskq.cli._durations import ago, exactly, in_words
+from airflow_provider_taskq.cli._durations import format_age, format_duration, format_exact
 from airflow_provider_taskq.cli._options import AGE, SEQUENCE, CommandGroup, dry_run_option, yes_option
-from airflow_provider_taskq.cli._output import ask, facts, plain, plural, table
-from airflow_provider_taskq.cli._session import Session, note
+from airflow_provider_taskq.cli._output import ask, facts, plural, sanitize, table
+from airflow_provider_taskq.cli._session import Session, audit
 from airflow_provider_taskq.cli.tasks import TASK_COLUMNS, task_document, task_row
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.queue.reports import OwnerSummary
@@ -41,7 +41,7 @@ def _list_owners(session: Session, search: str | None, after: int | None, size: 
     shown = found[:size]
     beyond = shown[-1].fence if len(found) > size else looked_to
     rows = [
-        (one.name, str(one.fence), _held(one), _lease(one, now), ago(one.seen, now), ", ".join(one.topics))
+        (one.name, str(one.fence), _held(one), _lease(one, now), format_age(one.seen, now), ", ".join(one.topics))
         for one in shown
     ]
     columns = ["~owner", "?#fence", "#held", "lease", "?last sign of life", "~topics"]
@@ -67,7 +67,7 @@ def show(session: Session, owner: str, after: int | None, size: int) -> None:
         ("owner", one.name),
         ("fence", None if one.fence is None else str(one.fence)),
         ("lease", _lease(one, now)),
-        ("last sign of life", ago(one.seen, now)),
+        ("last sign of life", format_age(one.seen, now)),
         ("holds", _held(one)),
     ]
     rows = [(task.topic, *task_row(task, now)) for task in shown]
@@ -85,7 +85,7 @@ def purge(session: Session, older_than: timedelta, dry_run: bool) -> None:
     """Forgets them."""
     with session.acting(dry_run=dry_run) as queue:
         count = queue.purge_owners(older_than)
-        note(queue, "purge owners", None, f"not heard of for {exactly(older_than)}", count)
+        audit(queue, "purge owners", None, f"not heard of for {format_exact(older_than)}", count)
     said = f"{'Would forget' if dry_run else 'Forgot'} {plural(count, 'owner')}."
     session.answer({"owners": count, "dry_run": dry_run}, said)
 
@@ -103,13 +103,13 @@ def release(session: Session, owner: str, dry_run: bool, yes: bool) -> None:
     with session.looking() as queue:
         one = _known(queue, owner)
     if one.fence is None:
-        raise click.ClickException(plain(f"the lease of owner {owner!r} is gone already: it holds nothing"))
+        raise click.ClickException(sanitize(f"the lease of owner {owner!r} is gone already: it holds nothing"))
     if not dry_run:
         ask(f"This ends the lease of {owner}, which holds {_held(one)} tasks.", yes=yes)
     with session.acting(dry_run=dry_run) as queue:
         held = queue.owner(owner)
         count = queue.release(held) if held is not None and held.fence == one.fence else 0
-        note(queue, "release", None, f"owner {owner}", count)
+        audit(queue, "release", None, f"owner {owner}", count)
     said = f"{'Would give' if dry_run else 'Gave'} back {plural(count, 'task')} of {owner}."
     session.answer({"owner": owner, "released": count, "dry_run": dry_run}, said)
 
@@ -118,7 +118,7 @@ def _known(queue: TaskQueue, owner: str) -> OwnerSummary:
     """The owner of that name; exit code 1 where nobody is known by it."""
     found = queue.browse_owner(owner)
     if found is None:
-        raise click.ClickException(plain(f"no owner is known by the name {owner!r}"))
+        raise click.ClickException(sanitize(f"no owner is known by the name {owner!r}"))
     return found
 
 
@@ -130,7 +130,11 @@ def _lease(one: OwnerSummary, now: datetime) -> str:
     """Until when its tasks are kept from others."""
     if one.fence is None:
         return "gone"
-    return f"lapsed {ago(one.lease_until, now)}" if one.lapsed else f"for another {in_words(one.lease_until - now)}"
+    return (
+        f"lapsed {format_age(one.lease_until, now)}"
+        if one.lapsed
+        else f"for another {format_duration(one.lease_until - now)}"
+    )
 
 
 def _owner_document(one: OwnerSummary) -> dict[str, Any]:
@@ -149,7 +153,7 @@ def expire(session: Session, grace: timedelta, dry_run: bool) -> None:
     with session.acting(dry_run=dry_run) as queue:
         count = queue.expire(grace)
         if count:
-            note(queue, "expire", None, f"leases that lapsed more than {exactly(grace)} ago", count)
+            audit(queue, "expire", None, f"leases that lapsed more than {format_exact(grace)} ago", count)
     tasks = plural(count, "task")
     said = f"{tasks} {'would be' if dry_run else 'were' if count != 1 else 'was'} taken back from lapsed leases."
     session.answer({"tasks": count, "dry_run": dry_run}, said)

@@ -1,4 +1,7 @@
-"""The program: its commands by name, each in a module that is imported when the command is used."""
+"""The program: its commands by name, each in a module that is imported when the command is used.
+
+`taskq --help` and the completion of a command's name import click and nothing else.
+"""
 
 import copy
 from collections.abc import Callable
@@ -6,68 +9,46 @@ from importlib import import_module
 from typing import Any
 
 import click
-from click.shell_completion import get_completion_class
 
 from airflow_provider_taskq import __version__
-from airflow_provider_taskq.cli._errors import refusals_as_sentences
-from airflow_provider_taskq.cli._options import CommandGroup, checked
+from airflow_provider_taskq.cli._errors import translated_errors
+from airflow_provider_taskq.cli._options import CommandGroup, storable
 from airflow_provider_taskq.cli._session import Session
 
-_HOW = {
-    "bash": 'eval "$(taskq completion bash)" in ~/.bashrc',
-    "zsh": 'eval "$(taskq completion zsh)" in ~/.zshrc',
-    "fish": "taskq completion fish > ~/.config/fish/completions/taskq.fish",
-}
-
-
-@click.command(
-    help="Print the completion of a shell for `taskq`.\n\n\b\n"
-    + "\n".join(f"{shell}: {how}" for shell, how in _HOW.items())
-)
-@click.argument("shell", type=click.Choice(list(_HOW)))
-@click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
-    """Prints it."""
-    found = get_completion_class(shell)
-    if found is None:
-        raise click.ClickException(f"click {click.__version__} has no completion for {shell}")
-    click.echo(found(ctx.find_root().command, {}, "taskq", "_TASKQ_COMPLETE").source())
-
-
-# Verb: module, and what it does in a line.
+# Command: its module, and its line in the help.
 SECTIONS = {
     "Look": {
         "topics": ("topics", "List the topics; create, alter, show or drop one."),
         "ls": ("tasks", "List tasks of a topic."),
-        "show": ("tasks", "Show one task and what happened to it."),
+        "show": ("tasks", "Show one task and its history."),
         "why": ("tasks", "Say why a task is not running."),
-        "owners": ("owners", "List who holds tasks; purge names that nobody uses."),
+        "owners": ("owners", "List the owners that hold tasks; purge unused names."),
         "ticks": ("ticks", "List recurring tasks; install or uninstall them."),
-        "stats": ("stats", "Count tasks by state, and what ended lately."),
+        "stats": ("stats", "Count tasks by state, and those that ended lately."),
         "errors": ("stats", "Group the failures of a topic by error."),
-        "health": ("health", "Say what slows or threatens the queue."),
+        "health": ("health", "List what slows or threatens the queue."),
         "watch": ("watch", "Watch the topics live."),
     },
     "Act": {
         "push": ("push", "Push tasks: from arguments, a file or stdin."),
         "offer": ("push", "Offer tasks: at most one waiting task per identifier."),
-        "drop": ("push", "Remove what waits under an identifier."),
-        "retry": ("actions", "Start ended tasks anew."),
+        "drop": ("push", "Drop the waiting task of an identifier."),
+        "retry": ("actions", "Retry ended tasks."),
         "reassign": ("actions", "Give ended tasks another result."),
-        "run-now": ("actions", "Make tasks that wait due now."),
-        "priority": ("actions", "Set the priority of tasks that wait."),
-        "cancel": ("actions", "End tasks that wait without running them."),
-        "release": ("owners", "Take the tasks of an owner away, and hand them out again."),
-        "pause": ("topics", "Let topics hand out nothing."),
-        "resume": ("topics", "Let paused topics hand out tasks again."),
-        "expire": ("owners", "Take back what is held under lapsed leases."),
+        "run-now": ("actions", "Make waiting tasks due now."),
+        "priority": ("actions", "Set the priority of waiting tasks."),
+        "cancel": ("actions", "End waiting tasks without running them."),
+        "release": ("owners", "End the lease of an owner and hand out its tasks again."),
+        "pause": ("topics", "Pause topics: they hand out no task."),
+        "resume": ("topics", "Resume paused topics."),
+        "expire": ("owners", "Take back the tasks of owners whose lease has lapsed."),
         "purge": ("actions", "Remove tasks for good."),
         "worker": ("worker", "Handle tasks with a Python function."),
     },
     "The schema taskq": {
         "install": ("schema", "Create the schema, or upgrade it."),
-        "upgrade": ("schema", "Upgrade the schema where it is there."),
-        "verify": ("schema", "Tell whether the schema is this release's."),
+        "upgrade": ("schema", "Upgrade an existing schema."),
+        "verify": ("schema", "Check whether the schema matches this release."),
         "uninstall": ("schema", "Drop the schema with everything in it."),
         "sql": ("schema", "Print the DDL, for a DBA to run."),
         "access": ("access", "Grant roles access to the queue, revoke it, list it."),
@@ -75,84 +56,104 @@ SECTIONS = {
     "Shell": {"completion": ("program", "Print the completion of a shell.")},
 }
 VERBS = {verb: place for section in SECTIONS.values() for verb, place in section.items()}
+SYNONYMS = {
+    **dict.fromkeys(("delete", "remove", "rm", "clear"), "purge"),
+    **dict.fromkeys(("list", "tasks", "find", "search"), "ls"),
+    **dict.fromkeys(("get", "task", "describe", "inspect"), "show"),
+    **dict.fromkeys(("revive", "rerun", "redo", "reset", "requeue"), "retry"),
+    **dict.fromkeys(("enqueue", "add", "submit", "send"), "push"),
+    **dict.fromkeys(("abort", "kill", "skip"), "cancel"),
+    **dict.fromkeys(("unpause", "continue"), "resume"),
+    **dict.fromkeys(("stop", "hold"), "pause"),
+    **dict.fromkeys(("create", "alter", "queues"), "topics"),
+    **dict.fromkeys(("status", "statistics", "count"), "stats"),
+    **dict.fromkeys(("failures", "failed"), "errors"),
+    **dict.fromkeys(("check", "doctor"), "health"),
+    **dict.fromkeys(("monitor", "top"), "watch"),
+    **dict.fromkeys(("workers", "leases", "holders"), "owners"),
+    **dict.fromkeys(("schedule", "schedules", "cron"), "ticks"),
+    **dict.fromkeys(("work", "consume", "run"), "worker"),
+    **dict.fromkeys(("migrate", "update"), "upgrade"),
+    **dict.fromkeys(("init", "setup"), "install"),
+    **dict.fromkeys(("ddl", "script"), "sql"),
+}
 
 
 class Program(CommandGroup):
-    """All verbs; `naming` is the option that says which database."""
+    """All commands. `database` is the option that names the database."""
 
-    def __init__(self, naming: click.Option, description: str) -> None:
+    def __init__(self, database: click.Option, description: str) -> None:
         super().__init__(
             name="taskq",
             help=description,
-            params=[naming, json_option(), _version_option()],
+            params=[database, _json_option(), _version_option()],
             context_settings={"help_option_names": ["-h", "--help"]},
+            synonyms=SYNONYMS,
         )
-        self.naming = naming
+        self.database = database
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """The verbs in the order of the help."""
+        """The commands in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command of a verb, which takes `--json` and the database as the program does."""
+        """The command, with `--json` and the option of the database."""
         if cmd_name not in VERBS:
             return None
         found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name.replace("-", "_"))
         return found if cmd_name == "completion" else self._with_common_options(found)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Writes the verbs by section, without importing one."""
+        """Writes the commands by section, without importing one."""
         for section, verbs in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(verb, does) for verb, (_, does) in verbs.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the verb; what the queue refuses becomes a sentence on stderr and exit code 1."""
-        with refusals_as_sentences(ctx.ensure_object(Session)):
+        """Runs the command. An error of the queue becomes a message on stderr and exit code 1."""
+        with translated_errors(ctx.ensure_object(Session)):
             return super().invoke(ctx)
 
     def _with_common_options(self, command: click.Command) -> click.Command:
-        """A copy of a command that takes the options of all, subcommands included."""
+        """A copy of a command with the common options, subcommands included."""
         completed = copy.copy(command)
-        completed.params = [*map(checked, command.params), self.naming, json_option()]
+        completed.params = [*map(storable, command.params), self.database, _json_option()]
         if isinstance(completed, click.Group):
             completed.commands = {name: self._with_common_options(sub) for name, sub in completed.commands.items()}
         return completed
 
 
 def standalone() -> Program:
-    """`taskq`: on the database of a DSN or of libpq's environment."""
-    naming = common_option(
+    """`taskq`, on the database of a DSN or of libpq's environment."""
+    database = _common_option(
         ["--dsn"],
-        _set_name,
+        _set_database,
         metavar="DSN",
         allow_from_autoenv=False,
         help="The database, without a password. Else TASKQ_DSN, TASKQ_DSN_FILE, or libpq's PGHOST, PGSERVICE, ...",
     )
-    return Program(naming, "A durable work queue in PostgreSQL: look at it, act on it, keep its schema.")
+    return Program(database, "A durable work queue in PostgreSQL: look at it, act on it, keep its schema.")
 
 
 def airflow_program() -> Program:
-    """`airflow taskq`: on Airflow's connections."""
-    naming = common_option(
-        ["--conn-id"], _set_name, metavar="ID", help="The Airflow connection (taskq_default unless given)."
+    """`airflow taskq`, on an Airflow connection."""
+    database = _common_option(
+        ["--conn-id"], _set_database, metavar="ID", help="The Airflow connection, by default taskq_default."
     )
-    return Program(naming, "The work queue behind an Airflow connection: look at it, act on it, keep its schema.")
+    return Program(database, "The work queue behind an Airflow connection: look at it, act on it, keep its schema.")
 
 
-def json_option() -> click.Option:
-    """`--json`."""
-    return common_option(["--json"], _set_json, is_flag=True, help="Answer in JSON: one document.")
-
-
-def common_option(names: list[str], callback: Callable[..., object], **settings: Any) -> click.Option:
-    """An option of the program and of each verb, which the session keeps."""
+def _common_option(names: list[str], callback: Callable[..., object], **settings: Any) -> click.Option:
+    """An option of the program and of each command; its callback stores the value in the session."""
     return click.Option(names, callback=callback, expose_value=False, **settings)
 
 
+def _json_option() -> click.Option:
+    return _common_option(["--json"], _set_json, is_flag=True, help="Answer with one JSON document.")
+
+
 def _version_option() -> click.Option:
-    """`--version`."""
-    return common_option(["--version"], _show_version, is_flag=True, is_eager=True, help="Print the version.")
+    return _common_option(["--version"], _show_version, is_flag=True, is_eager=True, help="Print the version.")
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -161,7 +162,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _set_name(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+def _set_database(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.ensure_object(Session).name = value
 
@@ -169,3 +170,25 @@ def _set_name(ctx: click.Context, _: click.Parameter, value: str | None) -> None
 def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         ctx.ensure_object(Session).json = True
+
+
+_COMPLETIONS = {
+    "bash": 'eval "$(taskq completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(taskq completion zsh)" in ~/.zshrc',
+    "fish": "taskq completion fish > ~/.config/fish/completions/taskq.fish",
+}
+
+
+@click.command(
+    help="Print the completion of a shell for `taskq`.\n\n\b\n"
+    + "\n".join(f"{shell}: {setup}" for shell, setup in _COMPLETIONS.items())
+)
+@click.argument("shell", type=click.Choice(list(_COMPLETIONS)))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.ClickException(f"click {click.__version__} has no completion for {shell}")
+    click.echo(found(ctx.find_root().command, {}, "taskq", "_TASKQ_COMPLETE").source())

@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli._durations import ago, in_words
+from airflow_provider_taskq.cli._durations import format_age, format_duration
 from airflow_provider_taskq.cli._options import TOPIC
 from airflow_provider_taskq.cli._output import table
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.topics import glances
+from airflow_provider_taskq.cli.topics import summaries
 from airflow_provider_taskq.queue import Count, ErrorGroup, State, TaskQueue
 
 
 @dataclass(slots=True)
-class Lately:
+class RecentCounts:
     """How many tasks of a topic ended within a span, by state; `sampled` is the share of the history that was read."""
 
     states: Counter[State] = field(default_factory=Counter)
@@ -52,11 +52,11 @@ class Lately:
         return f"{about}{self.ended:,}", f"{self.failure_rate:.1%}"
 
 
-def lately(queue: TaskQueue, span: timedelta, topic: str | None = None) -> Mapping[str, Lately]:
+def recent_counts(queue: TaskQueue, span: timedelta, topic: str | None = None) -> Mapping[str, RecentCounts]:
     """What ended within the span up to now, by topic; topics without any are left out."""
-    found: dict[str, Lately] = {}
+    found: dict[str, RecentCounts] = {}
     for ended in queue.throughput(span, 1, topic):
-        of_topic = found.setdefault(ended.topic, Lately())
+        of_topic = found.setdefault(ended.topic, RecentCounts())
         of_topic.states[ended.state] += ended.count
         of_topic.sampled = min(of_topic.sampled, ended.sampled)
     return found
@@ -78,9 +78,9 @@ def stats(session: Session, topic: str | None) -> None:
         if topic is not None:
             queue.policy(topic)  # an unknown topic is an error, not one without tasks
         counts = queue.count(topic)
-        seen = [queue.browse_topic(topic)] if topic is not None else glances(queue)
+        seen = [queue.browse_topic(topic)] if topic is not None else summaries(queue)
         oldest = {one.topic: one.oldest_seconds for one in seen if one is not None}
-        hour, day = lately(queue, HOUR, topic), lately(queue, DAY, topic)
+        hour, day = recent_counts(queue, HOUR, topic), recent_counts(queue, DAY, topic)
     document = [_stats_row(name, states, oldest.get(name), hour, day) for name, states in counts.items()]
     used = {state for states in counts.values() for state in states}.union(_ALWAYS)
     rows = [_stats_cells(name, states, used, oldest.get(name), hour, day) for name, states in counts.items()]
@@ -89,7 +89,7 @@ def stats(session: Session, topic: str | None) -> None:
     session.answer({"topics": document}, table(columns, rows) if rows else "There are no topics.")
 
 
-Spans = Mapping[str, Lately]
+Spans = Mapping[str, RecentCounts]
 
 
 def _stats_row(
@@ -100,8 +100,8 @@ def _stats_row(
         "topic": topic,
         "counts": {state.name: states[state].count if state in states else 0 for state in State},
         "oldest_due_seconds": oldest,
-        "hour": hour.get(topic, Lately()).document(),
-        "day": day.get(topic, Lately()).document(),
+        "hour": hour.get(topic, RecentCounts()).document(),
+        "day": day.get(topic, RecentCounts()).document(),
     }
 
 
@@ -113,7 +113,13 @@ def _stats_cells(
         str(states[state].count if state in states else 0) if state in used else "" for state in State
     )
     waited = None if oldest is None else timedelta(seconds=oldest)
-    return [topic, *counts, in_words(waited), *hour.get(topic, Lately()).cells(), *day.get(topic, Lately()).cells()]
+    return [
+        topic,
+        *counts,
+        format_duration(waited),
+        *hour.get(topic, RecentCounts()).cells(),
+        *day.get(topic, RecentCounts()).cells(),
+    ]
 
 
 BUDGET = 10_000  # FAILED tasks that are looked at, of each topic
@@ -145,12 +151,12 @@ def errors(session: Session, topic: str | None, size: int) -> None:
 
 def _topics_with_failures(queue: TaskQueue, topic: str | None) -> list[str]:
     """The topic that is named, else those with failures."""
-    return [one.topic for one in glances(queue)] if topic is None else [topic]
+    return [one.topic for one in summaries(queue)] if topic is None else [topic]
 
 
 def _error_row(topic: str, group: ErrorGroup, now: datetime) -> tuple[object, ...]:
     """In the order of ERROR_COLUMNS."""
-    last = "" if group.last_failed is None else ago(group.last_failed, now)
+    last = "" if group.last_failed is None else format_age(group.last_failed, now)
     return topic, group.failed, group.retrying or "", group.error, group.messages, group.newest, last
 
 

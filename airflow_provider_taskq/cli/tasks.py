@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli._durations import ago, attempt_times, moment_at
+from airflow_provider_taskq.cli._durations import format_age, format_attempt_times, moment_at
 from airflow_provider_taskq.cli._options import (
     MOMENT,
     SEQUENCE,
@@ -17,7 +17,7 @@ from airflow_provider_taskq.cli._options import (
     error_group_option,
     topic_argument,
 )
-from airflow_provider_taskq.cli._output import facts, plain, table
+from airflow_provider_taskq.cli._output import facts, sanitize, table
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_defect
@@ -74,7 +74,13 @@ def task_row(task: TaskSummary, now: datetime) -> tuple[object, ...]:
     """In the order of TASK_COLUMNS."""
     return (
         *(str(task.sequence), task.identifier, status_word(task.status)),
-        *(task.attempt or "", ago(task.created, now), _due(task, now), task.owner, shortened(task.error_summary)),
+        *(
+            task.attempt or "",
+            format_age(task.created, now),
+            _due(task, now),
+            task.owner,
+            shortened(task.error_summary),
+        ),
     )
 
 
@@ -92,8 +98,8 @@ def shortened(line: str | None, width: int = 60) -> str:
 def _due(task: TaskSummary, now: datetime) -> str:
     """When it is due, while that is to come; how long ago it ended, where it has."""
     if task.completed is not None:
-        return ago(task.completed, now)
-    return ago(task.available_at, now) if task.available_at > now else ""
+        return format_age(task.completed, now)
+    return format_age(task.available_at, now) if task.available_at > now else ""
 
 
 @click.command(
@@ -221,7 +227,7 @@ def _found(queue: TaskQueue, topic: str, named: str | None, identifier: str | No
     if not found:
         which = f"of identifier {identifier or named!r}"
         which = which if sequence is None else f"of sequence {sequence}, and none {which}"
-        raise click.ClickException(plain(f"topic {topic!r} has no task {which}"))
+        raise click.ClickException(sanitize(f"topic {topic!r} has no task {which}"))
     return found[0]
 
 
@@ -244,7 +250,7 @@ def _facts(
     yield "was", task.descent
     yield "why", told
     yield "attempt", task.attempt or None
-    yield "times", attempt_times(task.waited, task.ran, "running for" if task.state is State.ACTIVE else "ran")
+    yield "times", format_attempt_times(task.waited, task.ran, "running for" if task.state is State.ACTIVE else "ran")
     yield "crashes", task.crashes or None
     yield "redelivered", "yes" if task.redelivered else None
     yield "owner", task.owner
@@ -259,7 +265,7 @@ def _facts(
 
 
 def _when(moment: datetime, now: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({ago(moment, now)})"
+    return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({format_age(moment, now)})"
 
 
 def _wholes(task: TaskSummary, texts: TaskTexts | None) -> Iterator[str]:
@@ -291,7 +297,7 @@ _RUN_VERBS = {"held": "running for", "lapsed": "held for"}
 def _happening_row(happening: HistoryEvent, now: datetime) -> tuple[object, ...]:
     """A line of the timeline."""
     when = "now" if happening.happened is None else _when(happening.happened, now)
-    times = attempt_times(happening.waited, happening.ran, _RUN_VERBS.get(happening.what, "ran"))
+    times = format_attempt_times(happening.waited, happening.ran, _RUN_VERBS.get(happening.what, "ran"))
     attempt, who = happening.attempt or "", _who(happening)
     return when, _what(happening), times, attempt, who, shortened(happening.error_summary)
 

@@ -6,18 +6,18 @@ from datetime import datetime, time, timedelta
 
 import click
 
-from airflow_provider_taskq.cli._durations import ago
+from airflow_provider_taskq.cli._durations import format_age
 from airflow_provider_taskq.cli._options import (
     DURATION,
     TOPIC,
     CommandGroup,
     dry_run_option,
-    payload_option,
     topic_argument,
 )
 from airflow_provider_taskq.cli._output import plural, table
-from airflow_provider_taskq.cli._session import Session, note
-from airflow_provider_taskq.cli.topics import glances
+from airflow_provider_taskq.cli._session import Session, audit
+from airflow_provider_taskq.cli.push import payload_option
+from airflow_provider_taskq.cli.topics import summaries
 from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every
 
 MAX_TICKS = 1_000_000  # ticks that one call makes
@@ -76,7 +76,7 @@ def _list_ticks(session: Session, topic: str | None) -> None:
     """Shows a line for each prefix and hash."""
     with session.looking() as queue:
         now = queue.now()
-        topics = [one.topic for one in glances(queue)] if topic is None else [topic]
+        topics = [one.topic for one in summaries(queue)] if topic is None else [topic]
         found = [(name, *queue.browse_ticks(name)) for name in topics]
     lines = [(name, line) for name, of_topic, _ in found for line in of_topic]
     capped = [name for name, _, capped in found if capped]
@@ -87,8 +87,8 @@ def _list_ticks(session: Session, topic: str | None) -> None:
             line.schedule,
             line.config_hash,
             _capped(line.waiting),
-            ago(line.next, now),
-            ago(line.last, now),
+            format_age(line.next, now),
+            format_age(line.last, now),
         )
         for name, line in lines
     ]
@@ -131,7 +131,7 @@ def install(
         )
         ticked = [(moment, NewTask(prefix, payload)) for moment in moments]
         count = queue.install_ticks(topic, prefix, config_hash, ticked)
-        note(queue, "install ticks", topic, f"{prefix}/{config_hash}", count)
+        audit(queue, "install ticks", topic, f"{prefix}/{config_hash}", count)
     verb = "Would make" if dry_run else "Made"
     said = f"{verb} {plural(count, 'tick')} of {prefix}/{config_hash}, up to {moments[-1]:%Y-%m-%d %H:%M %Z}."
     document = {"topic": topic, "prefix": prefix, "config_hash": config_hash, "installed": count}
@@ -148,7 +148,7 @@ def uninstall(session: Session, topic: str, prefix: str, config_hash: str, dry_r
     """Uninstalls, and says how many there were."""
     with session.acting(dry_run=dry_run) as queue:
         count = queue.uninstall_ticks(topic, prefix, config_hash)
-        note(queue, "uninstall ticks", topic, f"{prefix}/{config_hash}", count)
+        audit(queue, "uninstall ticks", topic, f"{prefix}/{config_hash}", count)
     said = f"{'Would remove' if dry_run else 'Removed'} {plural(count, 'tick')} of {prefix}/{config_hash}."
     document = {"topic": topic, "prefix": prefix, "config_hash": config_hash, "removed": count, "dry_run": dry_run}
     session.answer(document, said)

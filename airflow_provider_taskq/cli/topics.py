@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli._durations import exactly, in_words
+from airflow_provider_taskq.cli._durations import format_duration, format_exact
 from airflow_provider_taskq.cli._options import (
     COUNT,
     DURATION,
@@ -22,7 +22,7 @@ from airflow_provider_taskq.cli._options import (
     yes_option,
 )
 from airflow_provider_taskq.cli._output import ask, facts, plural, table
-from airflow_provider_taskq.cli._session import Session, note
+from airflow_provider_taskq.cli._session import Session, audit
 from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, UnknownTopic
 from airflow_provider_taskq.queue.policies import policy_fields
 from airflow_provider_taskq.queue.reports import TopicSummary
@@ -33,7 +33,7 @@ _POLICY_OPTIONS = (
     click.option("--factor", type=Number(1e-300, 1e300), help="By which the delay grows with each."),
     click.option("--max-delay", type=DURATION, help="The longest delay."),
     click.option("--horizon", type=OPTIONAL_DURATION, help="No try is due later than this after the push; or none."),
-    click.option("--max-elapsed", type=OPTIONAL_DURATION, help="Give up once the delays add up to this; or none."),
+    click.option("--max-format_short", type=OPTIONAL_DURATION, help="Give up once the delays add up to this; or none."),
     click.option("--jitter", type=Number(0, 1), help="The share that chance may take off a delay."),
     click.option("--probe/--no-probe", default=None, help="While retries fail, try one at a time."),
     click.option("--on-expiry", type=Choice(("redeliver", "expire")), help="What becomes of tasks of lapsed owners."),
@@ -66,7 +66,7 @@ def policy_document(policy: TopicPolicy) -> dict[str, Any]:
 def policy_facts(policy: TopicPolicy) -> Iterator[tuple[str, object]]:
     """The policy by name, durations as the options take them."""
     for name, value in policy_fields(policy).items():
-        shown = exactly(value) if isinstance(value, timedelta) else value
+        shown = format_exact(value) if isinstance(value, timedelta) else value
         yield name.replace("_", " "), "none" if shown is None else "no" if shown is False else shown
 
 
@@ -80,7 +80,7 @@ TOPIC_COLUMNS = (
 )
 
 
-def glances(queue: TaskQueue, search: str | None = None) -> Iterator[TopicSummary]:
+def summaries(queue: TaskQueue, search: str | None = None) -> Iterator[TopicSummary]:
     """All topics, or those whose name holds this, by name."""
     after: str | None = None
     while True:
@@ -91,12 +91,12 @@ def glances(queue: TaskQueue, search: str | None = None) -> Iterator[TopicSummar
         after = page[-1].topic
 
 
-def glance_document(one: TopicSummary) -> dict[str, Any]:
+def summary_document(one: TopicSummary) -> dict[str, Any]:
     """By stable keys; counts that are `capped_at` stopped there."""
     return {**asdict(one), "capped_at": COUNT_CAP}
 
 
-def glance_rows(found: Sequence[TopicSummary]) -> list[list[object]]:
+def summary_rows(found: Sequence[TopicSummary]) -> list[list[object]]:
     """In the order of TOPIC_COLUMNS; one that may be left out is empty where no topic has anything to say in it."""
     rows = [_topic_row(one) for one in found]
     needless = {
@@ -123,7 +123,7 @@ def _capped_count(count: int) -> str:
 
 
 def _seconds(seconds: int | None) -> str:
-    return "" if seconds is None else in_words(timedelta(seconds=seconds))
+    return "" if seconds is None else format_duration(timedelta(seconds=seconds))
 
 
 _patience = click.option(
@@ -203,7 +203,7 @@ def _answer_move(session: Session, topic: str, where: str, moved: bool, said: st
     """Enters a move in the trail, and answers."""
     if moved:
         with session.acting() as queue:
-            note(queue, "partition", topic, f"to {where} tables", queue.count_tasks(topic))
+            audit(queue, "partition", topic, f"to {where} tables", queue.count_tasks(topic))
     session.answer({"topic": topic, "moved": moved, "dry_run": False}, said)
 
 
@@ -226,15 +226,15 @@ topics.add_command(partition)
 def _list_topics(session: Session, search: str | None) -> None:
     """Shows a line a topic."""
     with session.looking() as queue:
-        found = list(glances(queue, search))
+        found = list(summaries(queue, search))
     shown = (
-        table(TOPIC_COLUMNS, glance_rows(found))
+        table(TOPIC_COLUMNS, summary_rows(found))
         if found
         else "There are no topics."
         if not search
         else "No such topic."
     )
-    session.answer({"topics": [glance_document(one) for one in found]}, shown)
+    session.answer({"topics": [summary_document(one) for one in found]}, shown)
 
 
 @topics.command(
@@ -249,7 +249,7 @@ def create(session: Session, /, topic: str, **given: Any) -> None:
     with session.acting() as queue:
         new = queue.create_topic(topic, **policy_changes(given))
         if new:
-            note(queue, "create", topic, "the topic", 1)
+            audit(queue, "create", topic, "the topic", 1)
     said = f"Created topic {topic}." if new else f"Topic {topic} exists, and was left as it is."
     session.answer({"topic": topic, "created": new}, said)
 
@@ -267,7 +267,7 @@ def alter(session: Session, /, topic: str, dry_run: bool, **given: Any) -> None:
     with session.acting(dry_run=dry_run) as queue:
         queue.alter_topic(topic, **changes)
         policy = queue.policy(topic)
-        note(queue, "alter", topic, ", ".join(changes), 1)
+        audit(queue, "alter", topic, ", ".join(changes), 1)
     said = f"The policy of {topic} {'would be' if dry_run else 'is now'}:"
     document = {"topic": topic, "policy": policy_document(policy), "dry_run": dry_run}
     session.answer(document, said, facts(policy_facts(policy)))
@@ -306,7 +306,7 @@ def _drop_topic(session: Session, topic: str, count: int) -> None:
         if not queue.drop_topic(topic):
             raise UnknownTopic(f"topic {topic!r} is gone already")
     with session.acting() as queue:
-        note(queue, "drop", topic, "the topic with its tasks", count)
+        audit(queue, "drop", topic, "the topic with its tasks", count)
 
 
 _topic_arguments = click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="TOPIC...")
@@ -337,7 +337,7 @@ def _set_paused(session: Session, topics: tuple[str, ...], *, paused: bool, dry_
         changed = {topic: verb(topic) for topic in topics}
         for topic, new in changed.items():
             if new:
-                note(queue, "pause" if paused else "resume", topic, "the topic", 1)
+                audit(queue, "pause" if paused else "resume", topic, "the topic", 1)
     if not paused and not dry_run:
         with session.acting() as queue:
             for topic in changed:

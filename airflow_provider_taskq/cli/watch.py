@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from airflow_provider_taskq.cli._options import COUNT, DURATION
-from airflow_provider_taskq.cli._output import STYLES, console, json_text, plain, show, table
+from airflow_provider_taskq.cli._output import STYLES, console, json_text, sanitize, show, table
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.stats import Lately, lately
-from airflow_provider_taskq.cli.topics import TOPIC_COLUMNS, glance_document, glance_rows
+from airflow_provider_taskq.cli.stats import RecentCounts, recent_counts
+from airflow_provider_taskq.cli.topics import TOPIC_COLUMNS, summary_document, summary_rows
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.reports import TopicSummary
 
@@ -34,7 +34,7 @@ class Look:
     as_of: datetime
     topics: list[TopicSummary]
     more: bool
-    minute: Mapping[str, Lately]
+    minute: Mapping[str, RecentCounts]
     findings: list[HealthFinding]
 
     def document(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Look:
         return {
             "as_of": self.as_of,
             "topics": [
-                {**glance_document(one), "minute": self.minute.get(one.topic, Lately()).document()}
+                {**summary_document(one), "minute": self.minute.get(one.topic, RecentCounts()).document()}
                 for one in self.topics
             ],
             "more": self.more,
@@ -55,14 +55,14 @@ class Look:
     def parts(self, lines: int | None = None) -> Iterator[RenderableType]:
         """As a person sees it, in at most so many lines for topics."""
         shown = self.topics[:lines]
-        minutes = (self.minute.get(one.topic, Lately()).cells() for one in shown)
-        rows = [(*row, *minute) for row, minute in zip(glance_rows(shown), minutes, strict=True)]
+        minutes = (self.minute.get(one.topic, RecentCounts()).cells() for one in shown)
+        rows = [(*row, *minute) for row, minute in zip(summary_rows(shown), minutes, strict=True)]
         yield Text(f"{self.as_of:%Y-%m-%d %H:%M:%S %Z}", "dim")
         yield table([*TOPIC_COLUMNS, "?#last minute", "?#% failed"], rows) if rows else Text("There are no topics.")
         if self.more or len(shown) < len(self.topics):
             yield Text("There are more topics: --search chooses among them.", "dim")
         for found in self.findings:
-            yield Text(plain(f"{found.severity.name} {found.subject}: {found.detail}"), STYLES[found.severity.name])
+            yield Text(sanitize(f"{found.severity.name} {found.subject}: {found.detail}"), STYLES[found.severity.name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Trouble:
 
     def parts(self, lines: int | None = None) -> Iterator[RenderableType]:  # noqa: ARG002  as a look's
         """As a person sees it."""
-        yield Text(plain(f"No answer, looking again: {self.reason}"), STYLES["WARNING"])
+        yield Text(sanitize(f"No answer, looking again: {self.reason}"), STYLES["WARNING"])
 
 
 @click.command(
@@ -124,7 +124,7 @@ def _look(queue: TaskQueue, search: str | None) -> Look:
     """Looks once."""
     findings = [finding for finding in queue.health() if finding.severity >= Severity.WARNING]
     topics = queue.browse_topics(search, size=TOPICS + 1)
-    return Look(queue.now(), topics[:TOPICS], len(topics) > TOPICS, lately(queue, MINUTE), findings)
+    return Look(queue.now(), topics[:TOPICS], len(topics) > TOPICS, recent_counts(queue, MINUTE), findings)
 
 
 @contextmanager

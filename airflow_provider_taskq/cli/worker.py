@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from airflow_provider_taskq.cli._options import COUNT, DURATION, MAX_FAILED, TOPIC, Choice
-from airflow_provider_taskq.cli._output import facts, plain
+from airflow_provider_taskq.cli._output import facts, sanitize
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue import Condition, FailureLimit, Order
 from airflow_provider_taskq.worker import Worker, WorkerListener
@@ -63,7 +63,7 @@ def worker(
     lines = [(name.replace("_", " "), done[name]) for name in _TOLD if done[name]]
     session.answer({**done, "error": str(failure)} if failure else done, facts(lines) if lines else "Handled nothing.")
     if failure:
-        click.echo(f"Error: {plain(str(failure), lines=True)}", err=True)
+        click.echo(f"Error: {sanitize(str(failure), lines=True)}", err=True)
         raise click.exceptions.Exit(1)
 
 

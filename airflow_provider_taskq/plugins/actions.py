@@ -1,6 +1,9 @@
-"""What can be done, previewed and then confirmed, each in one transaction with its line in the trail."""
+"""Actions of the page: previewed, then confirmed, each in one transaction with its audit line."""
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request
@@ -8,85 +11,299 @@ from pydantic import ValidationError
 
 from airflow_provider_taskq.plugins import serializers
 from airflow_provider_taskq.plugins.auth import Actor, actor, listed, same_origin, viewer
-from airflow_provider_taskq.plugins.doing import DOINGS
-from airflow_provider_taskq.plugins.schemas import Asked, Body, Reveal, sentence_of
-from airflow_provider_taskq.plugins.serializers import Shape
-from airflow_provider_taskq.plugins.session import Refusal, acting
+from airflow_provider_taskq.plugins.schemas import (
+    ActionRequest,
+    Body,
+    ExpireOptions,
+    NoOptions,
+    PriorityOptions,
+    PushOptions,
+    ReassignOptions,
+    ReleaseOptions,
+    RetryOptions,
+    RevealRequest,
+    describe_validation_error,
+)
+from airflow_provider_taskq.plugins.serializers import Document
+from airflow_provider_taskq.plugins.session import ACTION_SECONDS, ApiError, acting
+from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, selection
+from airflow_provider_taskq.queue.reports import TaskFilter
+from airflow_provider_taskq.queue.selection import MAX_TASKS, Action, Selection
 
-SHOWN = 64 * 1024  # bytes of a payload
-BODY = 2 * 1024 * 1024  # bytes of a request
-WAKING = ("push", "resume", "retry", "run_now")  # after which there may be something to poll
+MAX_TEXT_BYTES = 64 * 1024  # of a revealed payload
+MAX_REQUEST_BYTES = 2 * 1024 * 1024
+LAPSED_CAP = 1000  # to which lapsed leases are counted
+WAKES = ("push", "resume", "retry", "run_now")  # workers may have something to poll after these
+
+TROUBLED = (State.EXPIRED, State.FAILED, State.SUSPENDED)
+STATE_OF_STATUS = {"exhausted": State.FAILED, "running": State.ACTIVE} | {
+    state.name.lower(): state for state in State if state not in (State.READY, State.ACTIVE)
+}
 
 router = APIRouter(prefix="/api", dependencies=[Depends(viewer), Depends(listed), Depends(actor), Depends(same_origin)])
 Given = TypeVar("Given", bound=Body)
 
 
-async def _text(request: Request, user: Actor, origin: Annotated[None, Depends(same_origin)]) -> bytes:  # noqa: ARG001
-    """The body, read once it is known that whoever sends it may: FastAPI would look into it before."""
+async def _request_text(
+    request: Request,
+    user: Actor,  # noqa: ARG001
+    origin: Annotated[None, Depends(same_origin)],  # noqa: ARG001
+) -> bytes:
+    """The body. The dependencies check the user and the origin before it is read; FastAPI would read it first."""
     text = b""
     async for part in request.stream():
         text += part
-        if len(text) > BODY:
-            raise Refusal(400, "The request is too large.")
+        if len(text) > MAX_REQUEST_BYTES:
+            raise ApiError(400, "The request is too large.")
     return text
 
 
-Text = Annotated[bytes, Depends(_text)]
+RequestText = Annotated[bytes, Depends(_request_text)]
 
 
-def _parsed(kind: type[Given], text: bytes) -> Given:
-    """What a body says; what is wrong with it in a sentence, without its values."""
+def _parse(kind: type[Given], text: bytes) -> Given:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise Refusal(400, sentence_of(error)) from None
+        raise ApiError(400, describe_validation_error(error)) from None
 
 
 @router.post("/{conn_id}/actions")
-def act(conn_id: str, text: Text, user: Actor) -> Shape:
-    """Says what an action would do, or does it."""
-    asked = _parsed(Asked, text)
+def act(conn_id: str, text: RequestText, user: Actor) -> Document:
+    """Previews an action, or performs it if the request confirms it."""
+    request = _parse(ActionRequest, text)
     with acting(conn_id, user.get_name()) as queue:
-        deed = DOINGS[asked.action](queue, asked, dry=not asked.confirm)
-        stamp = {"action": asked.action, "as_of": serializers.moment(queue.now())}
-        if not asked.confirm:
+        result = ACTIONS[request.action](queue, request)
+        stamp = {"action": request.action, **serializers.stamp(queue)}
+        if not request.confirm:
             queue.conn.rollback()
-            told = {"count": deed.count, "capped": deed.more, "sentence": f"{deed.sentence}?", "token": deed.token}
-            return {**stamp, **told}
-        if asked.expected is not None and deed.count > asked.expected:
-            raise Refusal(409, f"{deed.count} tasks match now, and {asked.expected} did when you looked: look again.")
-        queue.record_action(asked.action, asked.topic, deed.what, deed.count)
-    if asked.topic is not None and asked.action in WAKING and deed.count:
-        _wake(conn_id, user.get_name(), asked.topic)
-    return {**stamp, "done": deed.count, "more": deed.more, "sentence": f"{deed.sentence}: done."}
+            preview = {"count": result.count, "capped": result.more, "token": result.token}
+            return {**stamp, **preview, "sentence": f"{result.sentence}?"}
+        _check_expected(result.count, request.expected)
+        if result.audit is not None:
+            queue.record_action(request.action, request.topic, result.audit, result.count)
+    if request.topic is not None and request.action in WAKES and result.count:
+        # After the commit, so that the workers see the change. The action has succeeded also if this fails.
+        with suppress(ApiError), acting(conn_id, user.get_name()) as queue:
+            queue.notify(request.topic)
+    return {**stamp, "done": result.count, "more": result.more, "sentence": f"{result.sentence}: done."}
 
 
-def _wake(conn_id: str, user: str, topic: str) -> None:
-    """Tells who waits for a topic, after the commit, as they have to see it. What is done is done where that fails."""
-    with suppress(Refusal), acting(conn_id, user) as queue:
-        queue.notify(topic)
+def _check_expected(count: int, expected: int | None) -> None:
+    """Refuses to change more tasks than the preview showed."""
+    if expected is not None and count > expected:
+        raise ApiError(409, f"{count} tasks match now, but the preview showed {expected}: look again.")
 
 
 @router.post("/{conn_id}/reveal")
-def reveal(conn_id: str, text: Text, user: Actor) -> Shape:
-    """A task's payload and output; who looked stands in the trail."""
-    asked = _parsed(Reveal, text)
+def reveal(conn_id: str, text: RequestText, user: Actor) -> Document:
+    """The payload and the output of a task; writes an audit line."""
+    request = _parse(RevealRequest, text)
     with acting(conn_id, user.get_name()) as queue:
-        texts = queue.task_texts(asked.topic, asked.sequence, SHOWN)
+        texts = queue.task_texts(request.topic, request.sequence, MAX_TEXT_BYTES)
         if texts is None:
-            raise Refusal(404, f"Topic {asked.topic} has no task {asked.sequence}: it was never there, or was purged.")
-        queue.record_action("reveal", asked.topic, f"sequence {asked.sequence}", 1)
-        payload, output = _cut(texts.payload), _cut(texts.output)
+            raise ApiError(404, f"Topic {request.topic} has no task {request.sequence}. It may have been purged.")
+        queue.record_action("reveal", request.topic, f"sequence {request.sequence}", 1)
         return {
-            "payload": payload,
+            "payload": _cut(texts.payload),
             "payload_bytes": texts.payload_bytes,
-            "output": output,
+            "output": _cut(texts.output),
             "output_bytes": texts.output_bytes,
-            "cut": max(texts.payload_bytes or 0, texts.output_bytes or 0) > SHOWN,
-            "as_of": serializers.moment(queue.now()),
+            "cut": max(texts.payload_bytes or 0, texts.output_bytes or 0) > MAX_TEXT_BYTES,
+            **serializers.stamp(queue),
         }
 
 
 def _cut(text: str | None) -> str | None:
-    """At most so many bytes of a text, whole characters."""
-    return None if text is None else text.encode()[:SHOWN].decode(errors="ignore")
+    """At most MAX_TEXT_BYTES of a text, in whole characters."""
+    return None if text is None else text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class PageResult:
+    """The outcome of an action, or of its preview.
+
+    :param sentence: what the action does, without the final punctuation.
+    :param audit: the audit line; None if the action has written it.
+    :param more: whether further tasks match the filter.
+    :param token: identifies the previewed owner registration. The browser sends it back with the confirmation.
+    """
+
+    count: int
+    sentence: str
+    audit: str | None = None
+    more: bool = False
+    token: int | None = None
+
+
+def _options(kind: type[Given], request: ActionRequest) -> Given:
+    try:
+        return kind.model_validate(request.options)
+    except ValidationError as error:
+        raise ApiError(400, describe_validation_error(error, f"Option of {request.action}: ")) from None
+
+
+def _topic(request: ActionRequest) -> str:
+    if not request.topic:
+        raise ApiError(400, f"The action {request.action} needs a topic.")
+    return request.topic
+
+
+def _retry(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    revival = Revival[_options(RetryOptions, request).revival]
+    how = {
+        Revival.RESET: "in their old place",
+        Revival.APPEND: "as copies at the end",
+        Revival.SUPERSEDE: "as copies that make older waiting tasks redundant",
+        Revival.REPLACE: "as copies that make all older tasks redundant",
+    }[revival]
+    return _change_tasks(queue, request, selection.retry(revival), f"Retry {{}}, {how}")
+
+
+def _reassign(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    result = Result[_options(ReassignOptions, request).result]
+    return _change_tasks(queue, request, selection.reassign(result), f"Give {{}} the result {result.name}")
+
+
+def _purge(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    _options(NoOptions, request)
+    return _change_tasks(queue, request, selection.purge(), "Purge {} for good; running tasks stay")
+
+
+def _run_now(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    _options(NoOptions, request)
+    return _change_tasks(queue, request, selection.run_now(), "Make {} due now; due tasks stay as they are")
+
+
+def _set_priority(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    priority = _options(PriorityOptions, request).priority
+    return _change_tasks(queue, request, selection.set_priority(priority), f"Give {{}} the priority {priority}")
+
+
+def _cancel(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    _options(NoOptions, request)
+    sentence = "Cancel {}: FILTERED without a run; a retry takes it back"
+    return _change_tasks(queue, request, selection.cancel(), sentence)
+
+
+def _change_tasks(queue: TaskQueue, request: ActionRequest, action: Action, sentence: str) -> PageResult:
+    """Previews an action on the selected tasks, or applies it. The {} in the sentence stands for the tasks."""
+    chosen = _select(queue, request, action)
+    result = action.apply(queue, chosen) if request.confirm else action.preview(queue, chosen)
+    tasks = f"{_count_tasks(result.count)} of {chosen.topic}"
+    return PageResult(result.count, sentence.format(tasks), more=chosen.more)
+
+
+def _select(queue: TaskQueue, request: ActionRequest, action: Action) -> Selection:
+    """The tasks that the request names or that its filter finds now."""
+    topic = _topic(request)
+    if (request.sequences is None) == (request.filter is None):
+        raise ApiError(400, "Name the tasks either by their sequences or by a filter.")
+    if request.filter is None:
+        return selection.select_sequences(topic, request.sequences or ())
+    if request.confirm and request.expected is None:
+        raise ApiError(400, "Say in `expected` how many tasks the preview showed.")
+    given = request.filter.for_queue()
+    states = _filtered_states(given, action)
+    try:
+        chosen = selection.select_filter(queue, topic, given, states, timeout=timedelta(seconds=ACTION_SECONDS))
+    except TimeoutError:
+        raise ApiError(
+            503, "The filter takes too long to find its tasks: narrow it by state, since or until."
+        ) from None
+    if request.confirm:
+        _check_expected(chosen.count, request.expected)
+    return chosen
+
+
+def _filtered_states(given: TaskFilter, action: Action) -> Sequence[State]:
+    """The states in which the filter looks for tasks."""
+    state = given.state
+    if state is None and given.status is not None:
+        state = STATE_OF_STATUS.get(given.status, State.READY)
+    if state is not None:
+        if state not in action.states:
+            allowed = ", ".join(each.name for each in action.states)
+            raise ApiError(400, f"The action {action.name} applies to tasks in {allowed}, not in {state.name}.")
+        return [state]
+    if action.name == "purge":
+        return selection.PURGED_BY_DEFAULT
+    if action.states == selection.WAITING:
+        return selection.WAITING
+    if given.error is not None or given.error_group is not None:
+        return TROUBLED
+    raise ApiError(400, f"The action {action.name} on all tasks that match needs a filter with a state.")
+
+
+def _release(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    name = _options(ReleaseOptions, request).owner
+    owner = queue.owner(name)
+    if owner is None:
+        raise ApiError(409, f"{name} has no lease. It ended, or the name was never registered.")
+    if request.confirm and request.token not in (None, owner.fence):
+        raise ApiError(409, f"{name} has registered again since the preview: look again.")
+    count = queue.release(owner)
+    sentence = f"End the lease of {name} and hand out its {_count_tasks(count)} to other owners"
+    return PageResult(count, sentence, f"owner {name}", token=owner.fence)
+
+
+def _expire(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    grace = timedelta(seconds=_options(ExpireOptions, request).grace_seconds)
+    owners, _ = queue.count_lapsed(grace)
+    count = queue.expire(grace)
+    leases = f"{owners:,}{'+' if owners >= LAPSED_CAP else ''} lapsed lease{'s' if owners != 1 else ''}"
+    return PageResult(count, f"Expire {leases} with {_count_tasks(count)}", f"{leases}, grace {grace}")
+
+
+def _push(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    topic, given = _topic(request), _options(PushOptions, request)
+    older = _older_tasks(queue, topic, given)
+    pushed = queue.push(topic, [given.new_task()], Insertion[given.insertion])
+    what = f"{given.identifier} by {given.insertion}" + (f", sequence {pushed[0].sequence}" if pushed else "")
+    return PageResult(len(pushed), f"Push {given.identifier} to {topic}{older}", what + older)
+
+
+def _older_tasks(queue: TaskQueue, topic: str, given: PushOptions) -> str:
+    """What the push does to older tasks of its identifier, in words."""
+    if given.insertion == "APPEND":
+        return ""
+    same = TaskFilter(identifier=given.identifier)
+    older = len(queue.find_tasks(topic, same, newest=False, size=MAX_TASKS).sequences)
+    which = "waiting" if given.insertion == "SUPERSEDE" else "waiting or ended"
+    effect = "are deleted for good" if given.insertion == "DELETE" else "become REDUNDANT"
+    return f"; of {older:,} older tasks of this identifier the {which} ones {effect}" if older else ""
+
+
+def _pause(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    topic = _topic(request)
+    _options(NoOptions, request)
+    changed = queue.pause_topic(topic)
+    sentence = f"Pause {topic}: it hands out no task until it is resumed" + ("" if changed else " (paused already)")
+    return PageResult(int(changed), sentence, f"topic {topic}")
+
+
+def _resume(queue: TaskQueue, request: ActionRequest) -> PageResult:
+    topic = _topic(request)
+    _options(NoOptions, request)
+    changed = queue.resume_topic(topic)
+    sentence = f"Resume {topic}: it hands out tasks again" + ("" if changed else " (not paused)")
+    return PageResult(int(changed), sentence, f"topic {topic}")
+
+
+def _count_tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count:,} tasks"
+
+
+ACTIONS: dict[str, Callable[[TaskQueue, ActionRequest], PageResult]] = {
+    "retry": _retry,
+    "reassign": _reassign,
+    "purge": _purge,
+    "run_now": _run_now,
+    "set_priority": _set_priority,
+    "cancel": _cancel,
+    "release": _release,
+    "expire": _expire,
+    "push": _push,
+    "pause": _pause,
+    "resume": _resume,
+}

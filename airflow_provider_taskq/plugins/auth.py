@@ -1,8 +1,8 @@
-"""Who may do what: everybody who asks has to be somebody, to view takes a right, and to act a stronger one.
+"""Authorization: the rights to view the page and to act on a queue, and the check of a request's origin.
 
-Viewing is the right to view Airflow's jobs, as for the pages of Airflow's own providers: every auth manager knows that
-view, while the FAB auth manager refuses everybody a view that is not among its resources. Acting, and seeing payloads,
-is the right to edit the Airflow connection: the right to a view says nothing about changes.
+To view, a user needs the right to view Airflow's jobs, as for the pages of Airflow's own providers. Every auth manager
+knows that view; the FAB auth manager refuses a view that is not among its resources. To act and to see payloads, a user
+needs the right to edit the Airflow connection.
 """
 
 from typing import Annotated
@@ -19,15 +19,15 @@ DEFAULT_CONN_ID = "taskq_default"
 
 
 def listed_conn_ids() -> list[str]:
-    """The connections that this deployment shows: `[taskq] conn_ids`."""
+    """The connections that the page shows: `[taskq] conn_ids`."""
     given = conf.get("taskq", "conn_ids", fallback=DEFAULT_CONN_ID)
     return list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
 
 
 def viewer(user: Annotated[BaseUser, Depends(get_user)]) -> BaseUser:
-    """Whoever asks, if they may view."""
+    """The user, if they may view the page."""
     if not get_auth_manager().is_authorized_view(access_view=AccessView.JOBS, user=user):
-        raise HTTPException(403, "You may not view TaskQ: that takes the right to read Airflow's jobs.")
+        raise HTTPException(403, "You may not view TaskQ: you need the right to read Airflow's jobs.")
     return user
 
 
@@ -35,30 +35,32 @@ Viewer = Annotated[BaseUser, Depends(viewer)]
 
 
 def listed(conn_id: str) -> str:
-    """A connection that the deployment shows; of others not even that they exist is told."""
+    """A connection that the page shows. The answer for any other one does not tell whether it exists."""
     if conn_id not in listed_conn_ids():
-        raise HTTPException(404, "There is no such connection among those of [taskq] conn_ids.")
+        raise HTTPException(404, "[taskq] conn_ids does not list this connection.")
     return conn_id
 
 
+ConnId = Annotated[str, Depends(listed)]
+
+
 def may_act(user: BaseUser, conn_id: str) -> bool:
-    """Whether somebody may edit a connection, and so act on its queue and see its payloads."""
+    """Whether a user may edit a connection, and so act on its queue and see its payloads."""
     team = {"team_name": _team_of(conn_id)} if conf.getboolean("core", "multi_team", fallback=False) else {}
     details = ConnectionDetails(conn_id=conn_id, **team)
     return bool(get_auth_manager().is_authorized_connection(method="PUT", details=details, user=user))
 
 
 def _team_of(conn_id: str) -> str | None:
-    """The team that a connection belongs to, where Airflow knows teams."""
     from airflow.models import Connection
 
     return Connection.get_team_name(conn_id)  # noqa: AIR311  the SDK's own has no teams
 
 
-def actor(user: Viewer, conn_id: Annotated[str, Depends(listed)]) -> BaseUser:
-    """Whoever asks, if they may act on the connection's queue."""
+def actor(user: Viewer, conn_id: ConnId) -> BaseUser:
+    """The user, if they may act on the connection's queue."""
     if not may_act(user, conn_id):
-        raise HTTPException(403, f"You may look at {conn_id}, but not act on it: that takes the right to edit it.")
+        raise HTTPException(403, f"You may view {conn_id}, but not act on it: you need the right to edit it.")
     return user
 
 
@@ -66,24 +68,24 @@ Actor = Annotated[BaseUser, Depends(actor)]
 
 
 def same_origin(request: Request) -> None:
-    """Refuses what another site's page sends with the user's cookie.
+    """Refuses a request that a page of another site sends with the user's cookie.
 
-    A browser says by Sec-Fetch-Site or Origin where a request comes from, and asks before it sends JSON elsewhere; a
-    program that says neither brings a token of its own.
+    A browser sends Sec-Fetch-Site or Origin, and a preflight request before it sends JSON to another site. A program
+    that sends neither header authenticates with a token of its own.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(400, "Send JSON, with Content-Type: application/json.")
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     if (site is not None and site != "same-origin") or (origin is not None and origin not in _own_origins(request)):
-        raise HTTPException(403, "This came from another site's page, and was not done.")
+        raise HTTPException(403, "The request came from a page of another site and was refused.")
 
 
 def _own_origins(request: Request) -> set[str]:
-    """Where this Airflow is: as the browser addressed it, and as `[api] base_url` says."""
+    """The origins of this Airflow: the one that the browser used, and that of `[api] base_url`."""
     base = urlsplit(conf.get("api", "base_url", fallback=""))
     host = request.headers.get("host", "")
     own = {f"{request.url.scheme}://{host}", f"{base.scheme}://{base.netloc}"}
-    if request.headers.get("sec-fetch-site") == "same-origin":  # which no page's script can set
+    if request.headers.get("sec-fetch-site") == "same-origin":  # a header that no script can set
         own.add(f"https://{host}")  # TLS has ended at a proxy
     return own

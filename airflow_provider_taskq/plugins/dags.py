@@ -1,7 +1,7 @@
-"""Which DAGs push to a topic, wait on it, drain it or maintain it: read from the DAGs that Airflow has serialized.
+"""DAGs that use a topic: those that push to it, wait for it, drain it or maintain it, from the serialized DAGs.
 
-A serialized operator keeps its template fields, so the topic is known if it is written out. What is not known: a topic
-that a template or an upstream task gives, and code that calls the hook or the queue by itself.
+A serialized operator keeps its template fields, so a literal topic is known. A topic from a template or an upstream
+task is unknown, and so is code that calls the hook or the queue itself.
 """
 
 import threading
@@ -19,14 +19,14 @@ from sqlalchemy import func, select
 from airflow_provider_taskq.links import TaskQTopicLink
 from airflow_provider_taskq.plugins.auth import DEFAULT_CONN_ID
 
-MARK = f"_link_{TaskQTopicLink.__name__}"  # the extra link of all our operators, kept by a subclass of one
-AT_ONCE = 300  # DAGs that one request reads again
+MARK = f"_link_{TaskQTopicLink.__name__}"  # the extra link of TaskQ's operators and their subclasses
+DAGS_PER_REQUEST = 300
 _TRIGGER = "airflow_provider_taskq.triggers."
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A task of a DAG, or its schedule (`task_id` None), that works on a topic; `topic` None: a template gives it."""
+class TopicUse:
+    """A task of a DAG, or its schedule (`task_id` None), that uses a topic; `topic` is None if a template gives it."""
 
     dag_id: str
     task_id: str | None
@@ -36,34 +36,34 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class TopicUses:
     """The uses of a topic that a user may see.
 
-    `templated`: tasks whose topic is a template. `partial`: not all DAGs are read yet.
+    `templated`: tasks whose topic is a template. `partial`: further DAGs are to be read by the next request.
     """
 
-    found: Collection[Use]
-    templated: Collection[Use]
+    found: Collection[TopicUse]
+    templated: Collection[TopicUse]
     partial: bool
 
 
-_known: dict[str, tuple[str, tuple[Use, ...]]] = {}  # by DAG: the hash of what was read, and what was found in it
+_known: dict[str, tuple[str, tuple[TopicUse, ...]]] = {}  # by DAG: the hash of its serialized form, and its uses
 _lock = threading.Lock()
 
 
-def uses_of(topic: str, conn_id: str, user: BaseUser) -> Uses:
-    """The uses of a topic in the DAGs that a user may read. Reads only DAGs that have changed since the last look."""
+def uses_of(topic: str, conn_id: str, user: BaseUser) -> TopicUses:
+    """The uses of a topic in the DAGs that a user may read. Reads the DAGs that changed since the last call."""
     readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
     partial = _refresh()
     with _lock:
         uses = [use for dag_id, (_, of_dag) in _known.items() if dag_id in readable for use in of_dag]
     uses = sorted((use for use in uses if use.conn_id == conn_id), key=lambda use: (use.dag_id, use.task_id or ""))
     templated = [use for use in uses if use.topic is None]
-    return Uses([use for use in uses if use.topic == topic], templated, partial)
+    return TopicUses([use for use in uses if use.topic == topic], templated, partial)
 
 
 def _refresh() -> bool:
-    """Reads what has changed, at most `AT_ONCE` DAGs; tells whether there is more."""
+    """Reads at most `DAGS_PER_REQUEST` changed DAGs; returns whether more have changed."""
     with create_session() as session, _lock:
         newest = (
             select(SerializedDagModel.dag_id, func.max(SerializedDagModel.created_at).label("created_at"))
@@ -85,14 +85,14 @@ def _refresh() -> bool:
         changed = {
             key: dag_id for dag_id, (dag_hash, key) in current.items() if _known.get(dag_id, ("",))[0] != dag_hash
         }
-        wanted = list(changed)[:AT_ONCE]
+        wanted = list(changed)[:DAGS_PER_REQUEST]
         for model in session.scalars(select(SerializedDagModel).where(SerializedDagModel.id.in_(wanted))):
             _known[model.dag_id] = (model.dag_hash, tuple(_uses_in(model.dag_id, model.data or {})))
         return len(changed) > len(wanted)
 
 
-def _uses_in(dag_id: str, data: Mapping[str, Any]) -> Iterator[Use]:
-    """What a serialized DAG's tasks and schedule have to do with topics."""
+def _uses_in(dag_id: str, data: Mapping[str, Any]) -> Iterator[TopicUse]:
+    """The uses of topics in the tasks and the schedule of a serialized DAG."""
     dag = data.get("dag", {})
     for task in dag.get("tasks", []):
         fields = task.get("__var", task)
@@ -100,11 +100,11 @@ def _uses_in(dag_id: str, data: Mapping[str, Any]) -> Iterator[Use]:
             yield from _uses_of_task(dag_id, fields)
     for trigger in _triggers(dag.get("timetable")):
         kwargs = trigger.get("kwargs", {})
-        yield Use(dag_id, None, "starts", kwargs.get("topic"), kwargs.get("taskq_conn_id") or DEFAULT_CONN_ID)
+        yield TopicUse(dag_id, None, "starts", kwargs.get("topic"), kwargs.get("taskq_conn_id") or DEFAULT_CONN_ID)
 
 
-def _uses_of_task(dag_id: str, fields: Mapping[str, Any]) -> Iterator[Use]:
-    """A task's use of a topic; of a mapped one, of each topic that it is expanded over."""
+def _uses_of_task(dag_id: str, fields: Mapping[str, Any]) -> Iterator[TopicUse]:
+    """The topic that a task uses; for a mapped task, each topic that it is expanded over."""
     given = {**fields, **fields.get("partial_kwargs", {})}
     if "topic" not in fields.get("template_fields", ()):
         return
@@ -115,11 +115,11 @@ def _uses_of_task(dag_id: str, fields: Mapping[str, Any]) -> Iterator[Use]:
     topics = expanded.get("topic", [given.get("topic")]) if isinstance(expanded, Mapping) else [None]
     for topic in topics if isinstance(topics, list) else [None]:
         written = isinstance(topic, str) and "{{" not in topic and "{%" not in topic
-        yield Use(dag_id, task_id, role, topic if written else None, conn_id or DEFAULT_CONN_ID)
+        yield TopicUse(dag_id, task_id, role, topic if written else None, conn_id or DEFAULT_CONN_ID)
 
 
 def _role(fields: Mapping[str, Any]) -> str:
-    """What a task does, by the kind of its operator, or for a subclass by the fields that only that kind has."""
+    """The role of a task, from its operator's class name, or for a subclass from the fields that only one kind has."""
     kind, names = fields.get("task_type", ""), set(fields.get("template_fields", ()))
     if "Push" in kind or "Ticks" in kind or "tasks" in names:
         return "pushes"

@@ -1,18 +1,20 @@
-"""The answers as JSON has them: names instead of numbers, counts that say whether they stopped, links to Airflow."""
+"""Answers of the API as JSON documents."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow_provider_taskq.queue import HistoryEvent, State, Throughput, TopicPolicy
+from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, Throughput, TopicPolicy
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.queue.reports import OwnerSummary, TaskSummary, TopicHolder, TopicSummary
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.plugins.dags import Use
+    from airflow_provider_taskq.plugins.dags import TopicUse
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-Shape = dict[str, Any]
+Document = dict[str, Any]
 HOLDERS_CAP = 10_000
 HELD_CAP = 1000
 
@@ -22,17 +24,22 @@ def moment(value: datetime | None) -> str | None:
     return None if value is None else value.astimezone(UTC).isoformat()
 
 
+def stamp(queue: TaskQueue) -> Document:
+    """The time of an answer, by the database's clock."""
+    return {"as_of": moment(queue.now())}
+
+
 def seconds(value: timedelta | None) -> float | None:
     """A duration in seconds."""
     return None if value is None else value.total_seconds()
 
 
-def count(number: int, cap: int) -> Shape:
-    """A count, and whether it stopped at its cap."""
+def count(number: int, cap: int) -> Document:
+    """A count, and whether counting stopped at the cap."""
     return {"count": number, "capped": number >= cap}
 
 
-def topic(glance: TopicSummary, cap: int) -> Shape:
+def topic(glance: TopicSummary, cap: int) -> Document:
     """A topic with its counts."""
     names = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "failed", "suspended", "expired")
     counts = {name: count(getattr(glance, name), cap) for name in names}
@@ -47,7 +54,7 @@ def topic(glance: TopicSummary, cap: int) -> Shape:
     }
 
 
-def policy(given: TopicPolicy) -> Shape:
+def policy(given: TopicPolicy) -> Document:
     """A topic's policy, durations in seconds."""
     fields = {
         name: getattr(part, name)
@@ -58,8 +65,8 @@ def policy(given: TopicPolicy) -> Shape:
     return {name: seconds(value) if isinstance(value, timedelta) else value for name, value in fields.items()}
 
 
-def spans(ended: Iterable[Throughput], number: int) -> list[Shape]:
-    """What ended in each span, the oldest first; the others are SUSPENDED and FILTERED."""
+def spans(ended: Iterable[Throughput], number: int) -> list[Document]:
+    """The tasks that ended in each span, the oldest first. `other` counts SUSPENDED and FILTERED tasks."""
     made = [{"succeeded": 0, "failed": 0, "other": 0} for _ in range(number)]
     for each in ended:
         if 0 <= each.span < number:
@@ -69,7 +76,7 @@ def spans(ended: Iterable[Throughput], number: int) -> list[Shape]:
 
 
 def bars(ended: Iterable[Throughput], number: int) -> list[list[int]]:
-    """The same as [span, succeeded, failed, other], of spans in which anything ended."""
+    """The spans in which tasks ended, as [span, succeeded, failed, other]."""
     return [
         [place, each["succeeded"], each["failed"], each["other"]]
         for place, each in enumerate(spans(ended, number))
@@ -77,7 +84,7 @@ def bars(ended: Iterable[Throughput], number: int) -> list[list[int]]:
     ]
 
 
-def task(line: TaskSummary) -> Shape:
+def task(line: TaskSummary) -> Document:
     """A task without payload and output."""
     return {
         "sequence": line.sequence,
@@ -106,8 +113,8 @@ def task(line: TaskSummary) -> Shape:
     }
 
 
-def happening(each: HistoryEvent) -> Shape:
-    """An event in a task's life; of a task given another result, `other` names the state."""
+def happening(each: HistoryEvent) -> Document:
+    """An event of a task's history. Of a reassigned task, `other` names the state."""
     other = State(each.other).name if each.what == "reassigned" and each.other is not None else each.other
     return {
         "happened": moment(each.happened),
@@ -126,8 +133,8 @@ def happening(each: HistoryEvent) -> Shape:
     }
 
 
-def owner(line: OwnerSummary) -> Shape:
-    """An owner with what it holds."""
+def owner(line: OwnerSummary) -> Document:
+    """An owner with the number of tasks that it holds."""
     return {
         "owner": line.name,
         "gone": line.fence is None,
@@ -141,8 +148,8 @@ def owner(line: OwnerSummary) -> Shape:
     }
 
 
-def holder(line: TopicHolder) -> Shape:
-    """An owner by what it holds of one topic."""
+def holder(line: TopicHolder) -> Document:
+    """An owner with the number of tasks of one topic that it holds."""
     return {
         "owner": line.name,
         "held": count(line.held, HOLDERS_CAP),
@@ -152,8 +159,8 @@ def holder(line: TopicHolder) -> Shape:
     }
 
 
-def use(each: "Use") -> Shape:
-    """A task of a DAG, or a DAG's schedule, that works on a topic."""
+def use(each: "TopicUse") -> Document:
+    """A task of a DAG, or a DAG's schedule, that uses a topic."""
     dag = f"dags/{quote(each.dag_id, safe='')}"
     task = None if each.task_id is None else f"{dag}/tasks/{quote(each.task_id, safe='')}"
     return {
@@ -165,10 +172,60 @@ def use(each: "Use") -> Shape:
 
 
 def links(name: str | None) -> Mapping[str, str] | None:
-    """Where Airflow shows the task instance that an owner is or works in, relative to its <base>; None for others."""
+    """Links to the task instance of an owner, relative to Airflow's <base>; None for other owners."""
     found = TaskInstanceName.parse(name or "")
     if found is None:
         return None
     dag_run = f"dags/{quote(found.dag_id, safe='')}/runs/{quote(found.run_id, safe='')}"
     mapped = f"/mapped/{found.map_index}" if found.map_index >= 0 else ""
     return {"dag_run": dag_run, "task_instance": f"{dag_run}/tasks/{quote(found.task_id, safe='')}{mapped}"}
+
+
+OVERDUE_SECONDS = 300  # the health check reports a due task after the same time
+COUNTS = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired")
+_Status = Literal[
+    "ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired"
+]
+SortKey = _Status | Literal["topic", "oldest", "consumers"]
+
+_KEYS: dict[str, Callable[[TopicSummary], Any]] = {
+    "topic": lambda glance: glance.topic,
+    "oldest": lambda glance: -1 if glance.oldest_seconds is None else glance.oldest_seconds,
+    "consumers": lambda glance: glance.consumers,
+    **{name: lambda glance, name=name: getattr(glance, name) for name in COUNTS},  # type: ignore[misc]  # mypy reads no default
+}
+
+
+def in_trouble(glance: TopicSummary) -> bool:
+    """Whether a topic is paused, has FAILED or EXPIRED tasks, or a task that has been due for more than 5 minutes."""
+    late = glance.oldest_seconds is not None and glance.oldest_seconds >= OVERDUE_SECONDS
+    return glance.paused or glance.failed > 0 or glance.expired > 0 or late
+
+
+def topic_list(
+    found: Sequence[TopicSummary], *, sort: SortKey, descending: bool, trouble: bool, offset: int, size: int, cap: int
+) -> Document:
+    """A page of sorted topics, and the totals of all topics that match."""
+    matching = [each for each in found if in_trouble(each)] if trouble else list(found)
+    matching.sort(key=lambda each: each.topic)
+    matching.sort(key=_KEYS[sort], reverse=descending)  # stable: equal topics stay in the order of their names
+    end = offset + size
+    return {
+        "topics": [topic(each, cap) for each in matching[offset:end]],
+        "totals": {"topics": len(matching), **_sum_counts(matching, cap)},
+        "next": end if end < len(matching) else None,
+    }
+
+
+def _sum_counts(topics: Sequence[TopicSummary], cap: int) -> Document:
+    """The sums of all counts; a sum is capped if one of its counts is."""
+    sums: Document = {
+        name: {
+            "count": sum(getattr(each, name) for each in topics),
+            "capped": any(getattr(each, name) >= cap for each in topics),
+        }
+        for name in COUNTS
+        if name != "running"
+    }
+    running = {"count": sum(each.running for each in topics), "capped": any(each.running_capped for each in topics)}
+    return {**sums, "running": running}

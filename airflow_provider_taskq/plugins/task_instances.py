@@ -1,26 +1,36 @@
-"""What a task instance of Airflow has to do with the queue: what it waits for, holds, claimed and pushed."""
+"""The panel of a task instance: what it waits for, holds, has claimed and has pushed."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import HTTPException
+from fastapi import APIRouter, Depends, Query
 
 from airflow_provider_taskq.plugins import serializers
-from airflow_provider_taskq.plugins.serializers import Shape
+from airflow_provider_taskq.plugins.auth import ConnId, viewer
+from airflow_provider_taskq.plugins.schemas import Name, Place, StateName, Text, require_zone
+from airflow_provider_taskq.plugins.serializers import Document
+from airflow_provider_taskq.plugins.session import looking
 from airflow_provider_taskq.queue import Condition, State, TaskQueue
+from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.queue.topic_status import describe_group_wait, describe_ready_wait, describe_state_wait
 
-SHOWN = 50
-DRAINED = ("handled", "claimed", "resumed", "decided", "succeeded", "filtered", "suspended", "failed", "undecided")
-WORDS = {State.ACTIVE: "running"}  # all others by their names
+COUNT_CAP = 1000
+MAX_IDENTIFIERS = 50
+MAX_CLAIMED_TASKS = 50
+DRAIN_COUNTS = (
+    *("handled", "claimed", "resumed", "decided"),
+    *("succeeded", "filtered", "suspended", "failed", "undecided"),
+)
+
+router = APIRouter(prefix="/api", dependencies=[Depends(viewer)])
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """What a gate waits for, as its rendered fields tell: tasks that are ready, states of tasks, or groups."""
+class SensorWait:
+    """What a sensor waits for, from its rendered fields: ready tasks, states of tasks, or groups."""
 
     what: Literal["ready", "states", "groups"]
     number: int = 1
@@ -28,8 +38,74 @@ class Wait:
     states: Sequence[str] = ("SUCCEEDED",)
 
 
-def wait_sentence(queue: TaskQueue, topic: str, wait: Wait, identifiers: Sequence[str]) -> str:
-    """What a gate waits for now: the sentence that it writes into its own log."""
+def _instance_name(
+    dag_id: Name, run_id: Name, task_id: Name, map_index: Annotated[int, Query(ge=-1, le=10**9)] = -1
+) -> TaskInstanceName:
+    return TaskInstanceName(dag_id, run_id, task_id, map_index)
+
+
+def _sensor_wait(
+    waits_for: Annotated[str | None, Query(pattern="^(ready|states|groups)$")] = None,
+    number: Annotated[int, Query(ge=1, le=10**9)] = 1,
+    condition: Condition = Condition.NONE,
+    wanted: Annotated[list[StateName] | None, Query()] = None,
+) -> SensorWait | None:
+    if waits_for is None:
+        return None
+    return SensorWait(waits_for, number, condition, wanted or ["SUCCEEDED"])  # type: ignore[arg-type]  # by the pattern
+
+
+@router.get("/{conn_id}/instance")
+def instance(
+    conn_id: ConnId,
+    named: Annotated[TaskInstanceName, Depends(_instance_name)],
+    claimed_as: Text = None,
+    topic: Text = None,
+    first: Place = None,
+    last: Place = None,
+    identifier: Annotated[list[str] | None, Query()] = None,
+    claimed: Annotated[int | None, Query(ge=0, le=10**9)] = None,
+    since: datetime | None = None,
+    wait: Annotated[SensorWait | None, Depends(_sensor_wait)] = None,
+) -> Document:
+    """The queue's view of a task instance: what it holds, itself and in its workers, has pushed and waits for.
+
+    `claimed_as`: the owner's name, if the sensor claimed under another one. `claimed`: the number of tasks that it
+    claimed. `since`: the start of the task instance.
+    """
+    owner = claimed_as or str(named)
+    names = (identifier or [])[:MAX_IDENTIFIERS]
+    with looking(conn_id) as queue:
+        shown: Document = {"pushed": [], "waits_for": [], "topic": None, "waits": None, "claim": None}
+        counts = queue.browse_topic(topic, COUNT_CAP) if topic else None
+        if topic and counts:
+            shown |= {**_tasks_of_instance(queue, topic, first, last, names)}
+            shown["topic"] = serializers.topic(counts, COUNT_CAP)
+            shown["waits"] = _wait_sentence(queue, topic, wait, names) if wait else None
+            shown["claim"] = None if claimed is None else _claim(queue, topic, owner, claimed, since)
+        shown["drain"] = _drain_sentence(queue, owner)
+        line = queue.browse_owner(owner)
+        shown["owner"] = serializers.owner(line) if line else None
+        shown["holds"] = [serializers.task(each) for each in queue.browse_held(owner, workers=True)]
+        return {**shown, **serializers.stamp(queue)}
+
+
+def _tasks_of_instance(
+    queue: TaskQueue, topic: str, first: int | None, last: int | None, identifiers: Sequence[str]
+) -> Document:
+    """The tasks of one push, and the newest tasks of identifiers."""
+    pushed = [] if first is None or last is None else queue.find_pushed(topic, first, last)
+    newest = queue.newest_sequences(topic, identifiers)
+    wanted = [sequence for sequence in newest.values() if sequence is not None]
+    tasks = {line.sequence: serializers.task(line) for line in queue.browse_tasks(topic, [*pushed, *wanted])}
+    return {
+        "pushed": [tasks[sequence] for sequence in pushed if sequence in tasks],
+        "waits_for": [{"identifier": name, "task": tasks.get(found or -1)} for name, found in newest.items()],
+    }
+
+
+def _wait_sentence(queue: TaskQueue, topic: str, wait: SensorWait, identifiers: Sequence[str]) -> str:
+    """The sentence about what a sensor waits for now; the sensor writes the same one into its task log."""
     status = queue.topic_status(topic, wait.condition)
     if wait.what == "ready":
         return describe_ready_wait(status, wait.number, wait.condition)
@@ -39,37 +115,35 @@ def wait_sentence(queue: TaskQueue, topic: str, wait: Wait, identifiers: Sequenc
     return describe_state_wait(status, {name: found.get(name) for name in identifiers}, wait.states)
 
 
-def drain_sentence(queue: TaskQueue, name: str) -> str | None:
-    """What the latest drain of a task instance reported, by Spark or by a function; None if it has drained nothing."""
+def _drain_sentence(queue: TaskQueue, name: str) -> str | None:
+    """The latest drain of a task instance in a sentence; None if it has drained nothing."""
     drain = queue.drain_report(name)
     if drain is None:
         return None
     if drain.report is None:
         return f"Drains topic {drain.topic!r}; it has not reported its end."
     report = drain.report
-    counts = [f"{report[count]:,} {count}" for count in DRAINED if isinstance(report.get(count), int)]
+    counts = [f"{report[count]:,} {count}" for count in DRAIN_COUNTS if isinstance(report.get(count), int)]
     return f"Drained topic {drain.topic!r}: {', '.join(counts)}."
 
 
-def claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: datetime | None) -> Shape:
-    """What became of the tasks that a gate claimed, in counts and in one sentence, and the first of them."""
-    if since is not None and since.utcoffset() is None:
-        raise HTTPException(400, f"The time {since.isoformat()} has no zone: write Z or +00:00 after it.")
+def _claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: datetime | None) -> Document:
+    """The tasks that a sensor claimed: their states now as counts and in a sentence, and the first of them."""
+    require_zone(since)
     found = queue.find_claimed(topic, owner, since)
     counts = Counter(state for _, state in found)
-    states = [{"state": state.name, "count": counts[state]} for state in sorted(counts, reverse=True)]
-    parts = [f"{counts[state]:,} {WORDS.get(state, state.name.lower())}" for state in sorted(counts, reverse=True)]
-    if rest := claimed - len(found):
-        parts.append(
-            f"{rest:,} given back to the topic, to be tried again, or removed"
-            if rest > 0
-            else "some by a later claim of that name"
-        )
-    tasks = queue.browse_tasks(topic, [sequence for sequence, _ in found[:SHOWN]])
+    ordered = sorted(counts, reverse=True)
+    parts = [f"{counts[state]:,} {'running' if state is State.ACTIVE else state.name.lower()}" for state in ordered]
+    rest = claimed - len(found)
+    if rest > 0:
+        parts.append(f"{rest:,} given back to the topic, to be tried again, or removed")
+    elif rest < 0:
+        parts.append("some by a later claim of that name")
+    tasks = queue.browse_tasks(topic, [sequence for sequence, _ in found[:MAX_CLAIMED_TASKS]])
     return {
         "owner": owner,
         "claimed": claimed,
-        "states": states,
-        "sentence": f"Claimed {claimed:,}: {', '.join(parts) or 'nothing is known of them any more'}.",
+        "states": [{"state": state.name, "count": counts[state]} for state in ordered],
+        "sentence": f"Claimed {claimed:,}: {', '.join(parts) or 'their states are unknown by now'}.",
         "tasks": [serializers.task(line) for line in tasks],
     }

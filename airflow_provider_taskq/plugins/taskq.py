@@ -1,16 +1,16 @@
-"""The plugin that Airflow loads: TaskQ's page in the navigation, its panel on task instances, and their API."""
+"""The plugin that Airflow loads: the page in the navigation, the panel on task instances, and their API."""
 
 from collections.abc import Callable
 from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-BUNDLE = "taskq/static/taskq.js"  # relative to the <base> of Airflow's interface, so that it is right behind any prefix
+BUNDLE = "taskq/static/taskq.js"  # relative to the <base> of Airflow's interface, for any URL prefix
 _ICONS = {"icon": "taskq/static/icon.svg", "icon_dark_mode": "taskq/static/icon-dark.svg"}
 
 
-class _OnceAsked:
-    """A list that is made when it is asked for, once, on the class and on its instances alike.
+class _LazyList:
+    """A class attribute that is created at its first access.
 
     Workers, schedulers and triggerers import plugins too, and need no FastAPI.
     """
@@ -32,11 +32,11 @@ def _apps() -> list[Any]:
 
 
 class TaskQPlugin(AirflowPlugin):
-    """TaskQ's page, its panel, and its API under /taskq."""
+    """The page, the panel and the API under /taskq."""
 
     name = "taskq"
-    fastapi_apps = _OnceAsked(_apps)
-    react_apps = [  # noqa: RUF012  Airflow's own declaration, a list
+    fastapi_apps = _LazyList(_apps)
+    react_apps = [  # noqa: RUF012  Airflow declares it as a list
         {
             "name": "TaskQ",
             "bundle_url": BUNDLE,
@@ -45,7 +45,7 @@ class TaskQPlugin(AirflowPlugin):
             "url_route": "taskq",
             **_ICONS,
         },
-        # The module sets globalThis["TaskQ tasks"] as well: a second import of the same address runs nothing.
+        # The bundle also sets globalThis["TaskQ tasks"]: a second import of the same URL does not run it again.
         {
             "name": "TaskQ tasks",
             "bundle_url": BUNDLE,

@@ -237,7 +237,7 @@ def test_purge_of_named_tasks_spares_what_is_held(ask: Ask, queue: TaskQueue, fa
 
 
 def test_purge_goes_in_bites(ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, failed: list[int]) -> None:
-    monkeypatch.setattr("airflow_provider_taskq.cli.actions.BITE", 2)
+    monkeypatch.setattr("airflow_provider_taskq.cli.actions.PURGE_BATCH", 2)
     assert ask("purge", "work", "--yes")["removed"] == len(failed)
     assert trail(queue) == [("purge", "work", 2), ("purge", "work", 1)]
 

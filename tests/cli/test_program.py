@@ -81,7 +81,7 @@ def test_words_of_the_options_are_those_of_the_queue() -> None:
     assert tuple(state.name for state in State) == _options.STATES
     assert tuple(State[name] for name in actions.ENDED) == tuple(State)[2:7]
     assert tuple(Insertion) == push.INSERTIONS
-    assert tuple(Revival) == actions.BY
+    assert tuple(Revival) == actions.REVIVALS
     assert tuple(result.name for result in Result) == actions.RESULTS
     assert (_options.LONGEST_STORED, _options.LONGEST_DURATION) == (encoding.MAX_STORED_DURATION, LONGEST_DURATION)
 

@@ -7,8 +7,16 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from airflow_provider_taskq.cli._durations import ago, attempt_times, elapsed, exactly, in_words, moment_at, moment_of
-from airflow_provider_taskq.cli._output import plain
+from airflow_provider_taskq.cli._durations import (
+    format_age,
+    format_attempt_times,
+    format_duration,
+    format_exact,
+    format_short,
+    moment_at,
+    parse_moment,
+)
+from airflow_provider_taskq.cli._output import sanitize
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
@@ -17,26 +25,27 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 @pytest.mark.parametrize("text", ["1m30s", "3h", "4w2d", "250ms", "0s"])
 def test_durations_are_told_as_they_are_read(text: str) -> None:
-    assert exactly(parse_duration(text)) == text
+    assert format_exact(parse_duration(text)) == text
 
 
 def test_moments_are_read_in_a_zone_or_as_how_long_ago() -> None:
-    assert moment_of("2026-11-21T09:30+02:00") == datetime(2026, 11, 21, 7, 30, tzinfo=UTC)
-    assert moment_of("2026-11-21") == moment_of("20261121") == datetime(2026, 11, 21).astimezone(UTC)
-    assert moment_of("2026-W47-6") == moment_of("2026-325") == datetime(2026, 11, 21).astimezone(UTC)
+    assert parse_moment("2026-11-21T09:30+02:00") == datetime(2026, 11, 21, 7, 30, tzinfo=UTC)
+    assert parse_moment("2026-11-21") == parse_moment("20261121") == datetime(2026, 11, 21).astimezone(UTC)
+    assert parse_moment("2026-W47-6") == parse_moment("2026-325") == datetime(2026, 11, 21).astimezone(UTC)
     for text in ("2h", "PT2H", "7200"):
-        assert moment_at(moment_of(text), NOW) == datetime(2026, 11, 21, 10, tzinfo=UTC)
+        assert moment_at(parse_moment(text), NOW) == datetime(2026, 11, 21, 10, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "2026-01-01/2026-02-01", "2026-01-01/PT2H", "6:", "P"])
 def test_text_that_is_no_moment_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid moment .*: expected for example 2026-11-21T09:30, or 2h"):
-        moment_of(text)
+        parse_moment(text)
 
 
 def test_a_moment_without_an_offset_is_of_the_machines_time_zone() -> None:
     program = (
-        "from airflow_provider_taskq.cli._durations import moment_of; print(moment_of('2026-07-01T12:00').isoformat())"
+        "from airflow_provider_taskq.cli._durations import parse_moment\n"
+        "print(parse_moment('2026-07-01T12:00').isoformat())"
     )
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "TZ": "America/New_York"}
@@ -45,38 +54,38 @@ def test_a_moment_without_an_offset_is_of_the_machines_time_zone() -> None:
 
 
 def test_durations_are_told_in_short_words() -> None:
-    assert [in_words(timedelta(seconds=s)) for s in (0, 119, 120, 7199, 7200, 11_100, 172_800)] == [
+    assert [format_duration(timedelta(seconds=s)) for s in (0, 119, 120, 7199, 7200, 11_100, 172_800)] == [
         *("0 s", "119 s", "2 min", "119 min", "2 h", "3 h 5 min", "2 days")
     ]
 
 
 def test_short_durations_have_two_digits() -> None:
     spans = (0, 0.04, 0.9994, 0.9996, 1.24, 3, 9.94, 10.6, 130)
-    assert [elapsed(timedelta(seconds=span)) for span in spans] == [
+    assert [format_short(timedelta(seconds=span)) for span in spans] == [
         *("0 ms", "40 ms", "999 ms", "1 s", "1.2 s", "3 s", "9.9 s", "11 s", "2 min")
     ]
 
 
 def test_queue_time_and_run_time_are_one_phrase() -> None:
-    assert attempt_times(timedelta(seconds=3), timedelta(seconds=1.2)) == "waited 3 s · ran 1.2 s"
-    assert attempt_times(timedelta(seconds=3), timedelta(0), "running for") == "waited 3 s · running for 0 ms"
-    assert attempt_times(None, None) == ""
+    assert format_attempt_times(timedelta(seconds=3), timedelta(seconds=1.2)) == "waited 3 s · ran 1.2 s"
+    assert format_attempt_times(timedelta(seconds=3), timedelta(0), "running for") == "waited 3 s · running for 0 ms"
+    assert format_attempt_times(None, None) == ""
 
 
 def test_ages_are_told_in_words() -> None:
     ages = (timedelta(seconds=4), timedelta(seconds=59), timedelta(minutes=5), timedelta(hours=3), timedelta(days=15))
-    assert [ago(NOW - age, NOW) for age in ages] == [
+    assert [format_age(NOW - age, NOW) for age in ages] == [
         *("a few seconds ago", "59 seconds ago", "5 minutes ago", "3 hours ago", "2 weeks ago")
     ]
-    assert [ago(NOW + age, NOW) for age in ages[2:]] == ["in 5 minutes", "in 3 hours", "in 2 weeks"]
-    assert ago(NOW.astimezone(timezone(timedelta(hours=5))) - ages[2], NOW) == "5 minutes ago"
-    assert (ago(FIRST_MOMENT, NOW), ago(LAST_MOMENT, NOW)) == ("2026 years ago", "in 7973 years")
-    assert ago(None, NOW) == ""
+    assert [format_age(NOW + age, NOW) for age in ages[2:]] == ["in 5 minutes", "in 3 hours", "in 2 weeks"]
+    assert format_age(NOW.astimezone(timezone(timedelta(hours=5))) - ages[2], NOW) == "5 minutes ago"
+    assert (format_age(FIRST_MOMENT, NOW), format_age(LAST_MOMENT, NOW)) == ("2026 years ago", "in 7973 years")
+    assert format_age(None, NOW) == ""
 
 
 def test_text_that_steers_a_terminal_is_written_out() -> None:
-    assert plain("\x1b[31mred\x07\x9b2J") == "\\x1b[31mred\\x07\\x9b2J"
-    assert plain("a\tb\nc\r") == "a\\tb\\nc\\r"
-    assert plain("a\tb\nc", lines=True) == "a\tb\nc"
-    assert plain("\u202egnp.exe\u2028\ufeff") == "\\u202egnp.exe\\u2028\\ufeff"
-    assert plain("Zoë's 訂單 №17 🚀") == "Zoë's 訂單 №17 🚀"
+    assert sanitize("\x1b[31mred\x07\x9b2J") == "\\x1b[31mred\\x07\\x9b2J"
+    assert sanitize("a\tb\nc\r") == "a\\tb\\nc\\r"
+    assert sanitize("a\tb\nc", lines=True) == "a\tb\nc"
+    assert sanitize("\u202egnp.exe\u2028\ufeff") == "\\u202egnp.exe\\u2028\\ufeff"
+    assert sanitize("Zoë's 訂單 №17 🚀") == "Zoë's 訂單 №17 🚀"

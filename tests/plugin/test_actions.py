@@ -7,8 +7,7 @@ import httpx
 import psycopg
 import pytest
 
-from airflow_provider_taskq.plugins import targets
-from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue, connect
+from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue, connect, selection
 from tests.plugin.conftest import Client, patient
 from tests.plugin.situations import SECRET
 from tests.queue.conftest import known
@@ -86,7 +85,7 @@ def test_all_that_match_are_retried_and_no_other(client: Client, acts: TaskQueue
         "as_of": "",
         "count": 3,
         "capped": False,
-        "sentence": "3 tasks of work to be worked on again, in their old places?",
+        "sentence": "Retry 3 tasks of work, in their old place?",
         "token": None,
     }
     assert done(client, "retry", filter=given, expected=3) == 3
@@ -94,7 +93,7 @@ def test_all_that_match_are_retried_and_no_other(client: Client, acts: TaskQueue
     (line,) = acts.audit_trail()
     role = acts.conn.info.user
     assert (line.actor, line.role, line.action, line.topic, line.count) == ("op", role, "retry", "work", 3)
-    assert line.what == "RESET of state FAILED, error TimeOut"
+    assert line.what == "state FAILED, error TimeOut, by RESET"
     (shown,) = client("viewer").get("/api/taskq_acts/audit", params={"topic": "work"}).json()["audit"]
     assert (shown["actor"], shown["role"], shown["count"]) == ("op", role, 3)
 
@@ -114,7 +113,7 @@ def test_a_group_of_errors_is_retried_and_no_other_failure(client: Client, acts:
     assert done(client, "retry", filter=given, expected=3) == 3
     assert states(acts) == {State.READY: 3, State.FAILED: 2}
     (line,) = acts.audit_trail()
-    assert line.what == "RESET of state FAILED, error_group ValueError: no mailbox for #"
+    assert line.what == "state FAILED, error group ValueError: no mailbox for #, by RESET"
 
 
 def test_a_selection_is_recreated_all_or_none(client: Client, acts: TaskQueue) -> None:
@@ -218,13 +217,13 @@ def test_what_a_refused_action_changed_is_given_back_before_it_is_told(
     def refused() -> None:
         with session.acting("taskq_acts", "op") as queue:
             assert queue.expire() == 2
-            raise session.Refusal(409, "More than was previewed.")
+            raise session.ApiError(409, "More than was previewed.")
 
     unheard: list[psycopg.Connection[Any]] = []
     with monkeypatch.context() as server:
         # A server that has not yet read that the page went away: nobody waits until it has.
         server.setattr(psycopg.Connection, "close", lambda connection: unheard.append(connection))
-        with pytest.raises(session.Refusal, match="More than"):
+        with pytest.raises(session.ApiError, match="More than"):
             refused()
         assert acts.expire() == 2
     for connection in unheard:
@@ -234,9 +233,9 @@ def test_what_a_refused_action_changed_is_given_back_before_it_is_told(
 def test_a_push_says_what_it_does_to_older_tasks(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a", "a"])
     told = preview(client, "push", options={"identifier": "a", "insertion": "DELETE"})["sentence"]
-    also = "; of 2 older tasks of this identifier those that wait or have ended are deleted for good?"
-    assert told == f"a to be pushed to work{also}"
-    assert preview(client, "push", options={"identifier": "a"})["sentence"] == "a to be pushed to work?"
+    also = "; of 2 older tasks of this identifier the waiting or ended ones are deleted for good?"
+    assert told == f"Push a to work{also}"
+    assert preview(client, "push", options={"identifier": "a"})["sentence"] == "Push a to work?"
 
 
 def test_a_number_that_would_be_rounded_is_refused(client: Client) -> None:
@@ -278,7 +277,7 @@ def test_a_task_is_pushed_with_everything_a_form_has(client: Client, acts: TaskQ
 
 def test_a_topic_is_paused_and_resumed(client: Client, acts: TaskQueue) -> None:
     assert [done(client, "pause"), done(client, "pause"), done(client, "resume")] == [1, 0, 1]
-    assert "already" in preview(client, "resume")["sentence"]
+    assert "not paused" in preview(client, "resume")["sentence"]
     assert [(each.action, each.count) for each in acts.audit_trail()] == [("resume", 1), ("pause", 0), ("pause", 1)]
 
 
@@ -346,19 +345,20 @@ def test_an_unreadable_payload_is_listed_and_revealed_as_its_text(client: Client
 
 
 def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_taskq.plugins.doing import retry
-    from airflow_provider_taskq.plugins.schemas import Asked, Filter
+    from airflow_provider_taskq.plugins.actions import ACTIONS
+    from airflow_provider_taskq.plugins.schemas import ActionRequest, Filter
 
-    monkeypatch.setattr(targets, "MOST", 4)
-    monkeypatch.setattr(targets, "BUDGET", 3)
+    monkeypatch.setattr(selection, "MAX_TASKS", 4)
+    monkeypatch.setattr(selection, "ROWS_PER_QUERY", 3)
+    acts.set_actor("op")
     ended(acts, Result.FAILURE, 10)
     rounds = []
     for _ in range(3):
-        asked = Asked(
+        request = ActionRequest(
             action="retry", topic="work", filter=Filter.model_validate({"state": "FAILED"}), confirm=True, expected=4
         )
-        deed = retry(acts, asked, dry=False)
-        rounds.append((deed.count, deed.more))
+        result = ACTIONS["retry"](acts, request)
+        rounds.append((result.count, result.more))
     assert rounds == [(4, True), (4, True), (2, False)]
     assert states(acts) == {State.READY: 10}
 

@@ -147,7 +147,7 @@ def test_errors_are_sentences_without_the_server_the_user_or_a_payload(client: C
     down = client("admin").get("/api/taskq_down/topics")
     assert (down.status_code, down.json()) == (
         503,
-        {"error": "The database of taskq_down can't be reached; the log of Airflow's API server says why."},
+        {"error": "The page cannot connect to the database of taskq_down; the log of the API server has the reason."},
     )
     bare = client("admin").get("/api/taskq_bare/topics")
     assert bare.status_code == 503
@@ -167,10 +167,10 @@ def test_views_can_change_nothing_and_end_in_time(page_dsns: dict[str, str], mon
 
     monkeypatch.setenv("AIRFLOW_CONN_TASKQ_DEFAULT", patient(page_dsns["acts"]))
     monkeypatch.setattr(session, "VIEW_SECONDS", 0.1)
-    with pytest.raises(session.Refusal) as refused, session.looking("taskq_default") as queue:
+    with pytest.raises(session.ApiError) as refused, session.looking("taskq_default") as queue:
         queue.create_topic("made by a view")
     assert refused.value.status == 503
-    with pytest.raises(session.Refusal, match="took too long"), session.looking("taskq_default") as queue:
+    with pytest.raises(session.ApiError, match="took too long"), session.looking("taskq_default") as queue:
         queue.conn.execute("SELECT pg_sleep(5)")
 
 
@@ -180,6 +180,6 @@ def test_too_many_at_once_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch
     from airflow_provider_taskq.plugins import session
 
     monkeypatch.setattr(session, "_free", threading.BoundedSemaphore(1))
-    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.01)
-    with session._free, pytest.raises(session.Refusal, match="too much at once"), session.looking("taskq_default"):
+    monkeypatch.setattr(session, "CONNECT_SECONDS", 0.01)
+    with session._free, pytest.raises(session.ApiError, match="too many requests"), session.looking("taskq_default"):
         pass

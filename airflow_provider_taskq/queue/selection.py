@@ -1,0 +1,215 @@
+"""Actions on selected tasks: select, preview, apply and audit, for the command line and the page alike.
+
+A `Selection` names tasks by sequence, by a filter up to a bound, or by their state. An `Action` changes the tasks of a
+selection, and `apply` writes the audit line in the transaction of the change. The caller commits.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+
+from airflow_provider_taskq.queue.client import TaskQueue
+from airflow_provider_taskq.queue.models import Result, Revival, State
+from airflow_provider_taskq.queue.reports import TaskFilter
+
+MAX_TASKS = 10_000  # that a filter selects for one action
+ROWS_PER_QUERY = 200_000
+NAMED_IN_AUDIT = 20
+
+WAITING = (State.READY,)
+ENDED = (State.EXPIRED, State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED)
+# The most frequent states come first: once they fill the selection, the search skips the others.
+PURGED_BY_DEFAULT = (
+    *(State.SUCCEEDED, State.FAILED, State.SUSPENDED),
+    *(State.FILTERED, State.RECREATED, State.REDUNDANT),
+)
+PURGEABLE = (State.READY, State.EXPIRED, *PURGED_BY_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Tasks of one topic.
+
+    :param sequences: the tasks; None for all tasks in `states`, which is then one state.
+    :param count: the number of tasks at the time of the selection.
+    :param description: the selection in words, for the audit line.
+    :param states: the states of tasks that a filter found. Empty for tasks that are named by sequence.
+    :param more: whether further tasks match the filter.
+    """
+
+    topic: str
+    sequences: Sequence[int] | None
+    count: int
+    description: str
+    states: Sequence[State] = ()
+    more: bool = False
+
+
+def select_sequences(topic: str, sequences: Iterable[int]) -> Selection:
+    """Selects tasks by sequence."""
+    named = sorted(set(sequences))
+    shown = ", ".join(map(str, named[:NAMED_IN_AUDIT])) + (", ..." if len(named) > NAMED_IN_AUDIT else "")
+    return Selection(topic, named, len(named), f"sequences {shown}")
+
+
+def select_state(queue: TaskQueue, topic: str, state: State) -> Selection:
+    """Selects all tasks of a state, without a bound."""
+    return Selection(topic, None, queue.count_tasks(topic, state=state), f"state {state.name}", (state,))
+
+
+def select_filter(
+    queue: TaskQueue,
+    topic: str,
+    given: TaskFilter,
+    states: Sequence[State],
+    *,
+    limit: int | None = None,
+    timeout: timedelta | None = None,
+) -> Selection:
+    """Selects the tasks with the lowest sequences that match a filter, state by state; locks nothing.
+
+    :param limit: the most tasks to select; MAX_TASKS by default.
+    :raises TimeoutError: if the search takes longer than `timeout`.
+    """
+    limit = limit or MAX_TASKS
+    deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
+    found: list[int] = []
+    for state in states:
+        after: int | None = None
+        while len(found) <= limit:
+            page = queue.find_tasks(
+                topic,
+                replace(given, state=state),
+                after=after,
+                newest=False,
+                size=limit + 1 - len(found),
+                budget=ROWS_PER_QUERY,
+            )
+            found += page.sequences
+            after = page.looked_to
+            if after is None:
+                break
+            if deadline is not None and len(found) <= limit and time.monotonic() > deadline:
+                raise TimeoutError("the search for matching tasks takes too long: narrow it by state, since or until")
+    what = describe_filter(given) or f"states {', '.join(state.name for state in states)}"
+    return Selection(topic, found[:limit], min(len(found), limit), what, states, len(found) > limit)
+
+
+def describe_filter(given: TaskFilter) -> str:
+    """A filter in words, such as `state FAILED, error group TimeoutError`."""
+    values = {item.name: getattr(given, item.name) for item in fields(given)}
+    words = {"state": None if given.state is None else given.state.name}
+    words |= {name: moment.isoformat() for name in ("since", "until") if (moment := values[name]) is not None}
+    parts = {name: words.get(name) or value for name, value in values.items() if value is not None}
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in parts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """The outcome of an action, or of its preview.
+
+    :param count: the number of tasks that the action changed, or would change.
+    :param revived: for a retry, the sequence of each task and the sequence under which it goes on.
+    """
+
+    count: int
+    revived: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A change of selected tasks.
+
+    :param name: the name of the action in the audit log.
+    :param states: the states of tasks that the action applies to.
+    :param change: the call of the queue that changes the tasks of a selection; a retry returns its pairs of sequences.
+    :param detail: what the audit line says after the selection, such as `by RESET`.
+    :param wakes: whether workers may have something to poll after it.
+    :param locks: whether `apply` first locks tasks that a filter found. A purge checks and locks them itself.
+    """
+
+    name: str
+    states: Sequence[State]
+    change: Callable[[TaskQueue, Selection], int | Mapping[int, int]]
+    detail: str = ""
+    wakes: bool = False
+    locks: bool = True
+
+    def preview(self, queue: TaskQueue, selection: Selection) -> ActionResult:
+        """Counts the tasks that `apply` would change.
+
+        For tasks that are named by sequence it makes the change, so that an invalid one raises: roll back afterwards.
+        """
+        return ActionResult(selection.count) if selection.states else self._change(queue, selection)
+
+    def apply(self, queue: TaskQueue, selection: Selection) -> ActionResult:
+        """Changes the tasks and writes the audit line.
+
+        Of tasks that a filter found, it changes those that are still in that state and not locked by another session.
+        """
+        if self.locks and selection.states and selection.sequences is not None:
+            held = queue.lock_tasks(selection.topic, selection.sequences, selection.states)
+            selection = replace(selection, sequences=held)
+        result = self._change(queue, selection)
+        what = ", ".join(filter(None, (selection.description, self.detail)))
+        queue.record_action(self.name, selection.topic, what, result.count)
+        return result
+
+    def _change(self, queue: TaskQueue, selection: Selection) -> ActionResult:
+        if selection.sequences is not None and not selection.sequences:
+            return ActionResult(0)
+        changed = self.change(queue, selection)
+        return ActionResult(changed) if isinstance(changed, int) else ActionResult(len(changed), changed)
+
+
+def retry(revival: Revival = Revival.RESET) -> Action:
+    """Starts ended tasks again, themselves or as copies."""
+
+    def change(queue: TaskQueue, tasks: Selection) -> Mapping[int, int]:
+        return queue.revive(tasks.topic, _whole_state(tasks), revival, sequences=tasks.sequences)
+
+    return Action("retry", ENDED, change, f"by {revival.name}", wakes=True)
+
+
+def reassign(result: Result) -> Action:
+    """Gives ended tasks another result."""
+
+    def change(queue: TaskQueue, tasks: Selection) -> int:
+        return queue.reassign(tasks.topic, result, sequences=tasks.sequences, state=_whole_state(tasks))
+
+    return Action("reassign", ENDED, change, f"to {result.name}")
+
+
+def run_now() -> Action:
+    """Makes waiting tasks due now."""
+    return Action(
+        "run_now", WAITING, lambda queue, tasks: queue.run_now(tasks.topic, tasks.sequences or ()), wakes=True
+    )
+
+
+def set_priority(priority: int) -> Action:
+    """Changes the priority of waiting tasks."""
+
+    def change(queue: TaskQueue, tasks: Selection) -> int:
+        return queue.set_priority(tasks.topic, tasks.sequences or (), priority)
+
+    return Action("set_priority", WAITING, change, f"to {priority}")
+
+
+def cancel() -> Action:
+    """Ends waiting tasks as FILTERED."""
+    return Action("cancel", WAITING, lambda queue, tasks: queue.cancel(tasks.topic, tasks.sequences or ()))
+
+
+def purge() -> Action:
+    """Removes tasks that no owner holds."""
+
+    def change(queue: TaskQueue, tasks: Selection) -> int:
+        return queue.purge_sequences(tasks.topic, tasks.sequences or (), tasks.states or PURGEABLE)
+
+    return Action("purge", PURGEABLE, change, locks=False)
+
+
+def _whole_state(tasks: Selection) -> State | None:
+    return tasks.states[0] if tasks.sequences is None else None
