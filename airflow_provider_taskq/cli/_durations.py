@@ -9,13 +9,14 @@ from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
 
 def parse_moment(text: str) -> datetime | timedelta:
-    """A moment in ISO 8601 (of this machine's time zone, unless it says one), or how long ago, as a duration.
+    """A moment in ISO 8601, or a duration before now.
 
-    Reads also `now`, a time of today (`09:30`), a week (`2026-W47`) and a day of a year (`2026-325`).
+    Without an offset the moment is in the time zone of this machine. Also reads `now`, a time of today (`09:30`), a
+    week (`2026-W47`) and a day of a year (`2026-325`).
     """
-    if text.isdigit() and len(text) < len("20261121"):  # a number of seconds, and no year
+    if text.isdigit() and len(text) < len("20261121"):  # a number of seconds, not a year
         return parse_duration(text)
-    if "/" in text or text[:1] in ("P", "p"):  # an interval, which is no moment, or a duration
+    if "/" in text or text[:1] in ("P", "p"):  # an ISO 8601 interval or duration
         return _ago(text)
     try:
         found = pendulum.parse(text, tz="local")
@@ -33,7 +34,6 @@ def parse_moment(text: str) -> datetime | timedelta:
 
 
 def _ago(text: str) -> timedelta:
-    """The duration before now that a text says."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -45,12 +45,12 @@ def _ago(text: str) -> timedelta:
 
 
 def moment_at(given: datetime | timedelta | None, now: datetime) -> datetime | None:
-    """The moment itself, where it was given as how long before `now` it was."""
+    """The moment; a duration counts back from `now`."""
     return now - given if isinstance(given, timedelta) else given
 
 
 def format_duration(duration: timedelta | None) -> str:
-    """A duration as the queue's own sentences say it: 45 s, 12 min, 3 h 5 min, 4 days."""
+    """A duration as in the queue's messages: 45 s, 12 min, 3 h 5 min, 4 days."""
     if duration is None:
         return ""
     seconds = max(0, int(duration.total_seconds()))
@@ -65,7 +65,7 @@ def format_duration(duration: timedelta | None) -> str:
 
 
 def format_short(duration: timedelta) -> str:
-    """A duration, a short one to two digits: 40 ms, 1.2 s."""
+    """A duration with two digits below ten seconds: 40 ms, 1.2 s."""
     thousandths = max(0, round(duration / timedelta(milliseconds=1)))
     if thousandths < 1000:
         return f"{thousandths} ms"
@@ -75,7 +75,7 @@ def format_short(duration: timedelta) -> str:
 
 
 def format_attempt_times(waited: timedelta | None, ran: timedelta | None, verb: str = "ran") -> str:
-    """Queue time and run time of an attempt: waited 3 s · ran 1.2 s; empty if no attempt was polled."""
+    """Queue time and run time of an attempt, such as `waited 3 s · ran 1.2 s`; empty without an attempt."""
     words = (
         None if waited is None else f"waited {format_short(waited)}",
         None if ran is None else f"{verb} {format_short(ran)}",
@@ -101,7 +101,7 @@ def format_exact(duration: timedelta) -> str:
 
 
 def format_age(moment: datetime | None, now: datetime) -> str:
-    """How long ago a moment was, or how long it is to it, in words: 5 minutes ago, in 3 hours."""
+    """The time from a moment to now in words: 5 minutes ago, in 3 hours."""
     if moment is None:
         return ""
     return pendulum.format_diff(pendulum.instance(moment).diff(pendulum.instance(now)))

@@ -1,4 +1,4 @@
-"""health: what slows or threatens the queue."""
+"""taskq health: findings about what slows or threatens the queue."""
 
 from datetime import timedelta
 
@@ -10,14 +10,13 @@ from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue import Severity
 
 
-@click.command(
-    help="Say what slows or threatens the queue, the worst first. Exit code 1 where anything is a WARNING or worse."
+@click.command(help="List what slows or threatens the queue, the worst first. Exit code 1 for a WARNING or worse.")
+@click.option(
+    "--patience", type=AGE, default="5m", help="The time that a due task or a lapsed lease may wait without a finding."
 )
-@click.option("--patience", type=AGE, default="5m", help="How long a due task or a lapsed lease may wait unnamed.")
-@click.option("--all", "all_", is_flag=True, help="What is fine as well.")
+@click.option("--all", "all_", is_flag=True, help="Also list subjects that are FINE.")
 @click.pass_obj
 def health(session: Session, patience: timedelta, all_: bool) -> None:
-    """Shows the findings."""
     with session.looking() as queue:
         findings = queue.health(patience)
     worst = max((finding.severity for finding in findings), default=Severity.FINE)
@@ -38,7 +37,7 @@ def health(session: Session, patience: timedelta, all_: bool) -> None:
     rows = [(finding.severity, finding.subject, finding.detail, str(finding.pid or "")) for finding in shown]
     parts = [table(["severity", "~subject", "=what", "#pid"], rows)] if rows else []
     fine = len(findings) - len(shown)
-    said = [f"{fine} of {len(findings)} subjects are fine." if shown else "All is fine."] if not all_ else []
-    session.answer({"worst": worst.name, "findings": document}, *parts, *said)
+    rest = [f"{fine} of {len(findings)} subjects are fine." if shown else "All subjects are fine."] if not all_ else []
+    session.answer({"worst": worst.name, "findings": document}, *parts, *rest)
     if worst >= Severity.WARNING:
         raise click.exceptions.Exit(1)

@@ -1,4 +1,4 @@
-"""taskq owners, release, expire: the holders of tasks, and their leases."""
+"""taskq owners, release, expire: the owners that hold tasks, and their leases."""
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -8,152 +8,155 @@ import click
 from rich.console import RenderableType
 
 from airflow_provider_taskq.cli._durations import format_age, format_duration, format_exact
-from airflow_provider_taskq.cli._options import AGE, SEQUENCE, CommandGroup, dry_run_option, yes_option
-from airflow_provider_taskq.cli._output import ask, facts, plural, sanitize, table
+from airflow_provider_taskq.cli._options import (
+    AGE,
+    SEQUENCE,
+    CommandGroup,
+    dry_run_option,
+    page_size_option,
+    search_option,
+    yes_option,
+)
+from airflow_provider_taskq.cli._output import ask, capped, facts, plural, sanitize, table
 from airflow_provider_taskq.cli._session import Session, audit
 from airflow_provider_taskq.cli.tasks import TASK_COLUMNS, task_document, task_row
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.queue.reports import OwnerSummary
 
-HELD_CAP = 1_000  # tasks that the count of what an owner holds goes to
+HELD_CAP = 1_000  # of the count of tasks that an owner holds
 
 
 @click.group(
     cls=CommandGroup,
     invoke_without_command=True,
-    help="List the owners whose lease is not gone, the newest registration first: what they hold, and until when.",
+    synonyms=dict.fromkeys(("delete", "remove", "rm", "forget"), "purge"),
+    help="List the owners with a lease, the newest registration first: how many tasks they hold, and until when.",
 )
-@click.option("--search", metavar="TEXT", help="Only owners whose name holds this, in any case.")
-@click.option("--after", type=SEQUENCE, help="Beyond this fence, where the page before ended.")
-@click.option("--size", "-n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
+@search_option
+@click.option("--after", type=SEQUENCE, help="Start after this fence, where the previous page ended.")
+@page_size_option(50)
 @click.pass_context
 def owners(ctx: click.Context, search: str | None, after: int | None, size: int) -> None:
-    """Shows the owners, unless something is to be done."""
-    if ctx.invoked_subcommand is None:
-        _list_owners(ctx.ensure_object(Session), search, after, size)
-
-
-def _list_owners(session: Session, search: str | None, after: int | None, size: int) -> None:
-    """Shows a line an owner."""
+    if ctx.invoked_subcommand is not None:
+        return
+    session = ctx.ensure_object(Session)
     with session.looking() as queue:
         now = queue.now()
         found, looked_to = queue.browse_owners(search, after=after, size=size + 1)
     shown = found[:size]
-    beyond = shown[-1].fence if len(found) > size else looked_to
+    following = shown[-1].fence if len(found) > size else looked_to
     rows = [
-        (one.name, str(one.fence), _held(one), _lease(one, now), format_age(one.seen, now), ", ".join(one.topics))
-        for one in shown
+        (
+            owner.name,
+            str(owner.fence),
+            capped(owner.held, HELD_CAP),
+            _lease(owner, now),
+            format_age(owner.seen, now),
+            ", ".join(owner.topics),
+        )
+        for owner in shown
     ]
-    columns = ["~owner", "?#fence", "#held", "lease", "?last sign of life", "~topics"]
-    said = [f"There is more beyond: --after {beyond} goes on."] if beyond else [] if rows else ["Nobody is at work."]
-    document = {"owners": [_owner_document(one) for one in shown], "next": beyond}
-    session.answer(document, *([table(columns, rows)] if rows else []), *said)
+    columns = ["~owner", "?#fence", "#held", "lease", "?last heartbeat", "~topics"]
+    rest = [] if rows else [f"No owner contains {search!r}." if search else "No owner has a lease."]
+    if following:
+        rest = [f"More owners follow: repeat with --after {following}."]
+    document = {"owners": [_owner_document(owner) for owner in shown], "next": following}
+    session.answer(document, *([table(columns, rows)] if rows else []), *rest)
 
 
 @owners.command(help="Show one OWNER and the tasks that it holds.")
 @click.argument("owner")
-@click.option("--after", type=SEQUENCE, help="Beyond this sequence, where the page before ended.")
-@click.option("--size", "-n", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
+@click.option("--after", type=SEQUENCE, help="Start after this sequence, where the previous page ended.")
+@page_size_option(20)
 @click.pass_obj
 def show(session: Session, owner: str, after: int | None, size: int) -> None:
-    """Shows both."""
     with session.looking() as queue:
         now = queue.now()
-        one = _known(queue, owner)
-        found = queue.browse_held(owner, after, size + 1)
-    shown = found[:size]
-    beyond = shown[-1].sequence if len(found) > size else None
+        found = _find_owner(queue, owner)
+        tasks = queue.browse_held(owner, after, size + 1)
+    shown = tasks[:size]
+    following = shown[-1].sequence if len(tasks) > size else None
     lines = [
-        ("owner", one.name),
-        ("fence", None if one.fence is None else str(one.fence)),
-        ("lease", _lease(one, now)),
-        ("last sign of life", format_age(one.seen, now)),
-        ("holds", _held(one)),
+        ("owner", found.name),
+        ("fence", None if found.fence is None else str(found.fence)),
+        ("lease", _lease(found, now)),
+        ("last heartbeat", format_age(found.seen, now)),
+        ("holds", capped(found.held, HELD_CAP)),
     ]
     rows = [(task.topic, *task_row(task, now)) for task in shown]
     parts: list[RenderableType] = ["", table(["~topic", *TASK_COLUMNS], rows)] if rows else []
-    said = [f"There is more beyond: --after {beyond} goes on."] if beyond else []
-    document = {"owner": _owner_document(one), "tasks": [task_document(task) for task in shown], "next": beyond}
-    session.answer(document, facts(lines), *parts, *said)
+    rest = [f"More tasks follow: repeat with --after {following}."] if following else []
+    document = {"owner": _owner_document(found), "tasks": [task_document(task) for task in shown], "next": following}
+    session.answer(document, facts(lines), *parts, *rest)
 
 
-@owners.command(help="Forget owners that hold nothing, are named by no stored task, and were not heard of for long.")
-@click.option("--older-than", type=AGE, default="30d", show_default=True, help="For how long.")
+@owners.command(help="Purge names of owners without tasks, current or stored, and without a heartbeat for a long time.")
+@click.option("--older-than", type=AGE, default="30d", show_default=True, help="The time since the last heartbeat.")
 @dry_run_option
 @click.pass_obj
 def purge(session: Session, older_than: timedelta, dry_run: bool) -> None:
-    """Forgets them."""
     with session.acting(dry_run=dry_run) as queue:
         count = queue.purge_owners(older_than)
-        audit(queue, "purge owners", None, f"not heard of for {format_exact(older_than)}", count)
-    said = f"{'Would forget' if dry_run else 'Forgot'} {plural(count, 'owner')}."
-    session.answer({"owners": count, "dry_run": dry_run}, said)
+        audit(queue, "purge owners", None, f"no heartbeat for {format_exact(older_than)}", count)
+    sentence = f"{'Would purge' if dry_run else 'Purged'} {plural(count, 'owner')}."
+    session.answer({"owners": count, "dry_run": dry_run}, sentence)
 
 
 @click.command(
-    help="End the lease of OWNER and give back what it holds: READY in its old place, the attempt not counted. "
-    "If it still works, what it decides will not count."
+    help="End the lease of OWNER and give back its tasks: ready, in their old place, the attempt not counted. The "
+    "owner can complete none of them afterwards."
 )
 @click.argument("owner")
 @dry_run_option
 @yes_option
 @click.pass_obj
 def release(session: Session, owner: str, dry_run: bool, yes: bool) -> None:
-    """Counts, asks, and releases."""
     with session.looking() as queue:
-        one = _known(queue, owner)
-    if one.fence is None:
-        raise click.ClickException(sanitize(f"the lease of owner {owner!r} is gone already: it holds nothing"))
+        found = _find_owner(queue, owner)
+    if found.fence is None:
+        raise click.ClickException(sanitize(f"the lease of owner {owner!r} has ended already: it holds no task"))
     if not dry_run:
-        ask(f"This ends the lease of {owner}, which holds {_held(one)} tasks.", yes=yes)
+        ask(f"This ends the lease of {owner}, which holds {capped(found.held, HELD_CAP)} tasks.", yes=yes)
     with session.acting(dry_run=dry_run) as queue:
-        held = queue.owner(owner)
-        count = queue.release(held) if held is not None and held.fence == one.fence else 0
+        current = queue.owner(owner)
+        count = queue.release(current) if current is not None and current.fence == found.fence else 0
         audit(queue, "release", None, f"owner {owner}", count)
-    said = f"{'Would give' if dry_run else 'Gave'} back {plural(count, 'task')} of {owner}."
-    session.answer({"owner": owner, "released": count, "dry_run": dry_run}, said)
+    sentence = f"{'Would give' if dry_run else 'Gave'} back {plural(count, 'task')} of {owner}."
+    session.answer({"owner": owner, "released": count, "dry_run": dry_run}, sentence)
 
 
-def _known(queue: TaskQueue, owner: str) -> OwnerSummary:
-    """The owner of that name; exit code 1 where nobody is known by it."""
-    found = queue.browse_owner(owner)
-    if found is None:
-        raise click.ClickException(sanitize(f"no owner is known by the name {owner!r}"))
-    return found
-
-
-def _held(one: OwnerSummary) -> str:
-    return f"{HELD_CAP:,}+" if one.held >= HELD_CAP else f"{one.held:,}"
-
-
-def _lease(one: OwnerSummary, now: datetime) -> str:
-    """Until when its tasks are kept from others."""
-    if one.fence is None:
-        return "gone"
-    return (
-        f"lapsed {format_age(one.lease_until, now)}"
-        if one.lapsed
-        else f"for another {format_duration(one.lease_until - now)}"
-    )
-
-
-def _owner_document(one: OwnerSummary) -> dict[str, Any]:
-    """An owner by stable keys; the lease in seconds."""
-    named = asdict(one)
-    lease: timedelta = named.pop("lease")
-    return {"owner": named.pop("name"), "lease_seconds": lease.total_seconds(), **named, "held_capped_at": HELD_CAP}
-
-
-@click.command(help="Take back what is held under leases that have lapsed, by each topic's policy. Safe at any time.")
-@click.option("--grace", type=AGE, default="0s", help="Spare leases that lapsed no longer ago than this.")
+@click.command(help="Take back the tasks of lapsed leases, by the policy of each topic. Safe at any time.")
+@click.option("--grace", type=AGE, default="0s", help="Spare leases that lapsed less than this ago.")
 @dry_run_option
 @click.pass_obj
 def expire(session: Session, grace: timedelta, dry_run: bool) -> None:
-    """Expires, and says how many tasks that were."""
     with session.acting(dry_run=dry_run) as queue:
         count = queue.expire(grace)
         if count:
             audit(queue, "expire", None, f"leases that lapsed more than {format_exact(grace)} ago", count)
-    tasks = plural(count, "task")
-    said = f"{tasks} {'would be' if dry_run else 'were' if count != 1 else 'was'} taken back from lapsed leases."
-    session.answer({"tasks": count, "dry_run": dry_run}, said)
+    verb = "would be" if dry_run else "was" if count == 1 else "were"
+    session.answer(
+        {"tasks": count, "dry_run": dry_run}, f"{plural(count, 'task')} {verb} taken back from lapsed leases."
+    )
+
+
+def _find_owner(queue: TaskQueue, owner: str) -> OwnerSummary:
+    found = queue.browse_owner(owner)
+    if found is None:
+        raise click.ClickException(sanitize(f"owner {owner!r} does not exist"))
+    return found
+
+
+def _lease(owner: OwnerSummary, now: datetime) -> str:
+    if owner.fence is None:
+        return "ended"
+    if owner.lapsed:
+        return f"lapsed {format_age(owner.lease_until, now)}"
+    return f"for another {format_duration(owner.lease_until - now)}"
+
+
+def _owner_document(owner: OwnerSummary) -> dict[str, Any]:
+    """An owner as a document, the lease in seconds."""
+    fields = asdict(owner)
+    lease: timedelta = fields.pop("lease")
+    return {"owner": fields.pop("name"), "lease_seconds": lease.total_seconds(), **fields, "held_capped_at": HELD_CAP}

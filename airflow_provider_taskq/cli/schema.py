@@ -1,4 +1,8 @@
-"""taskq install, upgrade, verify, uninstall, sql: the schema itself."""
+"""taskq install, upgrade, verify, uninstall, sql: the schema itself.
+
+The script of `taskq sql` writes the same migration ledger as `install`: `verify` accepts it, and a later `install`
+continues from it.
+"""
 
 from typing import Any
 
@@ -19,7 +23,7 @@ from airflow_provider_taskq.queue.schema import NO_VIEWS, Step, functions, has_v
 _HEAD = """\
 -- airflow-provider-taskq {version}: the schema taskq, {what}.
 -- Run it as the role that is to own the schema: psql -v ON_ERROR_STOP=1 -f this-file
--- It is one transaction, and refuses a database that is not at the step it begins from.
+-- It is one transaction, and fails in a database at another step than the one it starts from.
 """
 _LEDGER = """\
 CREATE SCHEMA IF NOT EXISTS taskq;
@@ -46,7 +50,7 @@ ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.che
 
 
 def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -> str:
-    """What brings a schema at step `begin` (0: none yet) to this release; `bare`: without BEGIN and COMMIT."""
+    """The script that upgrades a schema at step `begin` (0: none) to this release; `bare`: without BEGIN and COMMIT."""
     before = ", ".join(str(step.number) for step in migrations() if step.number <= begin)
     missing = [step for step in migrations() if step.number > begin]
     what = f"from step {begin} to {migrations()[-1].number}" if begin else "whole"
@@ -56,7 +60,7 @@ def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -
         "" if begin else _ledger(),
         _GUARD.format(lock=schema.LOCK, steps=before),
         *map(_recorded_step, missing),
-        schema._DROP_FUNCTIONS + ";\n" if begin else "",  # noqa: SLF001  what install runs, told nowhere else
+        schema._DROP_FUNCTIONS + ";\n" if begin else "",  # noqa: SLF001  the statement of install
         "SET LOCAL check_function_bodies = off;\n",
         _recorded_step(functions()),
         _recorded_step(views() if with_views else NO_VIEWS),
@@ -78,42 +82,39 @@ def _recorded_step(step: Step) -> str:
     return f"{heading}{step.script}\n" + _ENTRY.format(number=step.number, name=step.name, checksum=step.checksum)
 
 
-@click.command(help="Create the schema taskq, or upgrade it. Safe anywhere, at any time; nothing to do: nothing done.")
+@click.command(help="Create the schema taskq, or upgrade it. Safe to repeat, and to run from several places at once.")
 @click.option(
     "--views/--no-views",
     default=None,
-    help="With or without the readable views tasks and topics_at_a_glance, and the function newest. By default: as the "
-    "database has it; a new schema has them.",
+    help="With or without the readable views tasks and topics_at_a_glance, and the function newest. By default an "
+    "existing schema stays as it is, and a new one has them.",
 )
 @dry_run_option
 @click.pass_obj
 def install(session: Session, views: bool | None, dry_run: bool) -> None:
-    """Creates or upgrades."""
     with session.connection() as conn:
         _bring_up_to_date(session, conn, views=views, dry_run=dry_run)
 
 
-@click.command(help="Upgrade the schema taskq to this release. Where there is none, nothing is made.")
+@click.command(help="Upgrade the schema taskq to this release. An error if there is none.")
 @dry_run_option
 @click.pass_obj
 def upgrade(session: Session, dry_run: bool) -> None:
-    """Upgrades, and creates nothing."""
     with session.connection() as conn:
         if installed_step(conn) is None:
             raise SchemaMismatch("the schema taskq is missing in this database: run taskq install")
         _bring_up_to_date(session, conn, dry_run=dry_run)
 
 
-@click.command(help="Tell whether the schema is this release's: exit code 0 if so, else 1 and what to do.")
+@click.command(help="Check whether the schema matches this release: exit code 0, or 1 and the command to run.")
 @click.pass_obj
 def verify(session: Session) -> None:
-    """Compares the ledger with this package."""
     with session.connection() as conn:
         conn.read_only = True
         step = installed_step(conn)
         wrong = _mismatch(conn)
     document = {"matches": wrong is None, "installed": step, "release": migrations()[-1].number, "reason": wrong}
-    session.answer(document, f"The schema taskq is that of this release (step {step})." if wrong is None else wrong)
+    session.answer(document, f"The schema taskq matches this release (step {step})." if wrong is None else wrong)
     if wrong is not None:
         raise click.exceptions.Exit(1)
 
@@ -123,13 +124,12 @@ def verify(session: Session) -> None:
 @yes_option
 @click.pass_obj
 def uninstall(session: Session, dry_run: bool, yes: bool) -> None:
-    """Drops everything, after asking."""
     with session.connection() as conn:
         contents = _contents(conn)
         if contents is None:
-            session.answer({"dropped": False, "dry_run": dry_run}, "There is no schema taskq in this database.")
+            session.answer({"dropped": False, "dry_run": dry_run}, "This database has no schema taskq.")
             return
-        conn.rollback()  # no lock is kept while a person thinks
+        conn.rollback()  # hold no lock during the prompt
         if not dry_run:
             ask(f"This drops the schema taskq of database {conn.info.dbname!r} with {contents}.", yes=yes)
             uninstall_schema(conn)
@@ -137,18 +137,17 @@ def uninstall(session: Session, dry_run: bool, yes: bool) -> None:
     session.answer({"dropped": not dry_run, "dry_run": dry_run, "contents": contents}, said)
 
 
-@click.command(help="Print the DDL of this release, to be run by psql -1 -f or any other tool, by the schema's owner.")
+@click.command(help="Print the DDL of this release, for the schema's owner to run with psql -1 -f or another tool.")
 @click.option(
-    "--from", "from_", type=click.IntRange(min=0), help="Only what upgrades a schema of this step; see verify."
+    "--from", "from_", type=click.IntRange(min=0), help="Only the upgrade of a schema at this step; see verify."
 )
-@click.option("--bare", is_flag=True, help="Without BEGIN and COMMIT, for a tool that brings its own transaction.")
-@click.option("--no-views", is_flag=True, help="Without the readable views; needed again for each upgrade by a script.")
+@click.option("--bare", is_flag=True, help="Without BEGIN and COMMIT, for a tool that opens the transaction.")
+@click.option("--no-views", is_flag=True, help="Without the readable views; repeat it for each upgrade.")
 @click.pass_obj
 def sql(session: Session, from_: int | None, bare: bool, no_views: bool) -> None:
-    """Prints what install would run; needs no database."""
     newest = migrations()[-1].number
     if from_ is not None and not 1 <= from_ <= newest:
-        raise click.UsageError(f"--from is the step of an installed schema, 1 to {newest}; without it, all is printed")
+        raise click.UsageError(f"--from is the step of an installed schema, 1 to {newest}; omit it for a new schema")
     script = ddl_script(from_ or 0, bare=bare, with_views=not no_views)
     if session.json:
         session.answer({"from": from_ or 0, "to": newest, "sql": script})
@@ -157,9 +156,9 @@ def sql(session: Session, from_: int | None, bare: bool, no_views: bool) -> None
 
 
 def installed_step(conn: psycopg.Connection[Any]) -> int | None:
-    """The number of the last migration in the database; None where there is no schema.
+    """The number of the last migration in the database; None without a schema.
 
-    From the ledger itself, which is there before any function is.
+    Reads the ledger, because a partial schema may lack every function.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()
@@ -172,7 +171,7 @@ def installed_step(conn: psycopg.Connection[Any]) -> int | None:
 def _bring_up_to_date(
     session: Session, conn: psycopg.Connection[Any], *, views: bool | None = None, dry_run: bool
 ) -> None:
-    """Installs what is missing, and says what that was; a dry run does it, and takes it back."""
+    """Installs or upgrades the schema and lists the steps; a dry run rolls back."""
     before, wrong = installed_step(conn), _mismatch(conn)
     changes = wrong is not None or views not in (None, has_views(conn))
     if changes:
@@ -190,19 +189,18 @@ def _bring_up_to_date(
         "views": with_views,
         "dry_run": dry_run,
     }
-    session.answer(document, _told(made, dry_run=dry_run, new=before is None))
+    session.answer(document, _describe_install(made, dry_run=dry_run, new=before is None))
 
 
-def _told(made: list[str], *, dry_run: bool, new: bool) -> str:
-    """What was done, in a sentence."""
+def _describe_install(made: list[str], *, dry_run: bool, new: bool) -> str:
     if not made:
-        return "The schema taskq is up to date: nothing to do."
+        return "The schema taskq is up to date."
     done = ("Would create" if new else "Would upgrade") if dry_run else ("Created" if new else "Upgraded")
     return f"{done} the schema taskq: {', '.join(made)}."
 
 
 def _mismatch(conn: psycopg.Connection[Any]) -> str | None:
-    """Why the schema is not this release's, with the command that corrects it; None where it is."""
+    """The mismatch between schema and release, with the command that corrects it; None if they match."""
     try:
         verify_schema(conn)
     except SchemaMismatch as error:
@@ -211,11 +209,11 @@ def _mismatch(conn: psycopg.Connection[Any]) -> str | None:
 
 
 def _contents(conn: psycopg.Connection[Any]) -> str | None:
-    """What goes with the schema, in words; None where there is no schema."""
+    """The contents of the schema in words; None without a schema."""
     if installed_step(conn) is None:
         return None
     if _mismatch(conn) is not None:
-        return "everything in it (it is another release's, so that its tasks are not counted)"
+        return "everything in it (it belongs to another release, so its tasks are not counted)"
     counts = TaskQueue(conn).count()
     tasks = sum(count.count for states in counts.values() for count in states.values())
     return f"{plural(len(counts), 'topic')} and {plural(tasks, 'task')}"

@@ -1,7 +1,7 @@
 """taskq ls, show, why: tasks, one by one and in pages."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,118 +9,69 @@ import click
 
 from airflow_provider_taskq.cli._durations import format_age, format_attempt_times, moment_at
 from airflow_provider_taskq.cli._options import (
-    MOMENT,
     SEQUENCE,
     STATES,
     Choice,
-    Function,
+    combine_options,
     error_group_option,
+    page_size_option,
+    since_option,
     topic_argument,
+    until_option,
 )
-from airflow_provider_taskq.cli._output import facts, sanitize, table
+from airflow_provider_taskq.cli._output import facts, sanitize, shortened, table
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_defect
 from airflow_provider_taskq.queue.reports import STATUSES, Dependency, TaskFilter, TaskSummary, TaskTexts
 
-ERROR = 10_000  # characters of an error, as many as a stored one has
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Tasks, and the sequence after which the next page begins, None at the end.
-
-    `stopped`: the page is not full, as it had looked at as many rows as one may.
-    """
-
-    tasks: list[TaskSummary]
-    next: int | None
-    stopped: bool
-
-
-def page_of(queue: TaskQueue, topic: str, given: TaskFilter, size: int, *, after: int | None, newest: bool) -> Page:
-    """At most `size` tasks that the filter finds beyond `after`."""
-    found = queue.find_tasks(topic, given, after=after, newest=newest, size=size + 1)
-    tasks = queue.browse_tasks(topic, found.sequences[:size], ERROR)
-    if len(found.sequences) > size:
-        return Page(tasks, found.sequences[size - 1], stopped=False)
-    return Page(tasks, found.looked_to, stopped=found.looked_to is not None)
-
-
-def sequences_of(queue: TaskQueue, topic: str, given: TaskFilter, size: int) -> tuple[list[int], bool]:
-    """The lowest sequences that the filter finds, at most `size`, and whether there may be more."""
-    sequences: list[int] = []
-    after: int | None = None
-    while True:
-        found = queue.find_tasks(topic, given, after=after, newest=False, size=size - len(sequences) + 1)
-        sequences += found.sequences
-        if len(sequences) > size:
-            return sequences[:size], True
-        if found.looked_to is None:
-            return sequences, False
-        after = found.looked_to
-
-
+MAX_ERROR = 10_000  # characters, as many as the database stores
+MAX_TEXT = 2**31 - 1
+MAX_SEQUENCE = 2**63 - 1
 TASK_COLUMNS = ("#sequence", "~identifier", "status", "?#attempt", "?pushed", "due or ended", "?~owner", "~error")
 
 
 def task_document(task: TaskSummary) -> dict[str, Any]:
-    """Everything about a task but its payload and output, which may be private."""
+    """A task as a document, without payload and output: they may be private."""
     descent = None if task.descent is None else task.descent.name
     return {**asdict(task), "state": task.state.name, "descent": descent}
 
 
 def task_row(task: TaskSummary, now: datetime) -> tuple[object, ...]:
-    """In the order of TASK_COLUMNS."""
+    """A task as a row of TASK_COLUMNS."""
+    status = "failed" if task.status == "exhausted" else task.status
+    due = format_age(task.available_at, now) if task.available_at > now else ""
     return (
-        *(str(task.sequence), task.identifier, status_word(task.status)),
-        *(
-            task.attempt or "",
-            format_age(task.created, now),
-            _due(task, now),
-            task.owner,
-            shortened(task.error_summary),
-        ),
+        str(task.sequence),
+        task.identifier,
+        status,
+        task.attempt or "",
+        format_age(task.created, now),
+        due if task.completed is None else format_age(task.completed, now),
+        task.owner,
+        shortened(task.error_summary),
     )
 
 
-def status_word(status: str) -> str:
-    """The word for a status in lists: a task without attempts left is a failed one there."""
-    return "failed" if status == "exhausted" else status
-
-
-def shortened(line: str | None, width: int = 60) -> str:
-    """As much of a line as a table has room for."""
-    line = line or ""
-    return line if len(line) <= width else f"{line[: width - 3]}..."
-
-
-def _due(task: TaskSummary, now: datetime) -> str:
-    """When it is due, while that is to come; how long ago it ended, where it has."""
-    if task.completed is not None:
-        return format_age(task.completed, now)
-    return format_age(task.available_at, now) if task.available_at > now else ""
-
-
 @click.command(
-    help="List tasks of TOPIC, the newest first. Payloads are not shown; show --payload has them. "
-    "Where there are more, the next page is the same command with --after."
+    help="List tasks of TOPIC, the newest first, without payloads; `taskq show --payload` shows one. For the next page "
+    "repeat the command with --after."
 )
 @topic_argument
-@click.option("--state", "-s", type=Choice(STATES), help="In this state.")
+@click.option("--state", "-s", type=Choice(STATES), help="Tasks in this state.")
 @click.option(
     "--status",
     type=Choice((*STATUSES, "exhausted")),
-    help="Of this status, as the list shows it; exhausted: failed, with no attempts left.",
+    help="Tasks of this status, as the list shows it; exhausted: failed, with no attempts left.",
 )
-@click.option("--identifier", "-i", help="Of this identifier.")
-@click.option("--reference", "-r", help="Of this reference.")
-@click.option("--error", help="Whose error holds this text, in any case.")
+@click.option("--identifier", "-i", help="Tasks with this identifier.")
+@click.option("--reference", "-r", help="Tasks with this reference.")
+@click.option("--error", help="Tasks whose error contains this text, in any case.")
 @error_group_option
-@click.option("--since", type=MOMENT, help="Pushed since this moment: 2026-11-21T09:30, or 2h for 2 hours ago.")
-@click.option("--until", type=MOMENT, help="Pushed at this moment or before.")
-@click.option("--after", type=SEQUENCE, help="Beyond this sequence, where the page before ended.")
-@click.option("--size", "-n", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
+@since_option
+@until_option
+@click.option("--after", type=SEQUENCE, help="Start after this sequence, where the previous page ended.")
+@page_size_option(20)
 @click.option("--oldest", is_flag=True, help="The oldest first.")
 @click.pass_obj
 def ls(
@@ -138,92 +89,84 @@ def ls(
     size: int,
     oldest: bool,
 ) -> None:
-    """Shows a page."""
     wanted = None if state is None else State[state]
     with session.looking() as queue:
         now = queue.now()
         span = (moment_at(since, now), moment_at(until, now))
         given = TaskFilter(wanted, status, identifier, reference, *span, error, error_group)
-        page = page_of(queue, topic, given, size, after=after, newest=not oldest)
-    document = {"tasks": [task_document(task) for task in page.tasks], "next": page.next, "stopped": page.stopped}
-    rows = [task_row(task, now) for task in page.tasks]
-    parts = [table(TASK_COLUMNS, rows)] if rows else []
-    session.answer(document, *parts, *_page_remarks(len(rows), page.next, page.stopped))
+        found = queue.find_tasks(topic, given, after=after, newest=not oldest, size=size + 1)
+        tasks = queue.browse_tasks(topic, found.sequences[:size], MAX_ERROR)
+    is_full = len(found.sequences) > size
+    following = found.sequences[size - 1] if is_full else found.looked_to
+    stopped = following is not None and not is_full
+    rest = [] if tasks else ["No task matches."]
+    if following is not None:
+        reason = "Looked no further than" if stopped else "More tasks follow"
+        rest = [f"{reason} {following}: repeat with --after {following}."]
+    document = {"tasks": [task_document(task) for task in tasks], "next": following, "stopped": stopped}
+    rows = [task_row(task, now) for task in tasks]
+    session.answer(document, *([table(TASK_COLUMNS, rows)] if rows else []), *rest)
 
 
-def _page_remarks(count: int, beyond: int | None, stopped: bool) -> list[str]:
-    """What stands below the table."""
-    if beyond is None:
-        return [] if count else ["No task is so."]
-    reason = "Looked no further than" if stopped else "There is more beyond"
-    return [f"{reason} {beyond}: --after {beyond} goes on."]
-
-
-WHOLE = 2**31 - 1
-LAST_SEQUENCE = 2**63 - 1
-
-
-def _task_arguments(function: Function) -> Function:
-    """TOPIC with SEQUENCE or IDENTIFIER; --identifier is for an identifier that looks like a sequence."""
-    wrapped: Any = click.option("--identifier", "-i", help="The newest task of this identifier.")(function)
-    wrapped = click.argument("named", required=False, metavar="[SEQUENCE|IDENTIFIER]")(wrapped)
-    made: Function = topic_argument(wrapped)
-    return made
-
-
-@click.command(
-    help="Show one task and what happened to it: the one with this SEQUENCE, or the newest of this IDENTIFIER."
+_task_arguments = combine_options(
+    topic_argument,
+    click.argument("named", required=False, metavar="[SEQUENCE|IDENTIFIER]"),
+    click.option("--identifier", "-i", help="The newest task of this identifier, also if it looks like a sequence."),
 )
+
+
+@click.command(help="Show one task and its history: that of SEQUENCE, or the newest of IDENTIFIER.")
 @_task_arguments
 @click.option("--payload", is_flag=True, help="Show payload and output, which may be private.")
 @click.pass_obj
 def show(session: Session, topic: str, named: str | None, identifier: str | None, payload: bool) -> None:
-    """Shows the task, why it does not run, and its timeline."""
     with session.looking() as queue:
         now = queue.now()
-        task = _found(queue, topic, named, identifier)
-        told = queue.explain(topic, task.sequence)
+        task = _find_task(queue, topic, named, identifier)
+        reason = queue.explain(topic, task.sequence)
         timeline = queue.timeline(topic, task.sequence)
         depends_on = queue.dependencies(topic, task.sequence)
-        texts = queue.task_texts(topic, task.sequence, WHOLE) if payload else None
+        texts = queue.task_texts(topic, task.sequence, MAX_TEXT) if payload else None
     document = {
-        "task": {**task_document(task), **({} if texts is None else _values(texts))},
-        "why": told,
+        "task": {**task_document(task), **({} if texts is None else _text_values(texts))},
+        "why": reason,
         "depends_on": [asdict(dependency) for dependency in depends_on],
-        "timeline": [_happening_document(happening) for happening in timeline],
+        "timeline": [{**asdict(event), "state": _state_name(event)} for event in timeline],
     }
-    rows = [_happening_row(happening, now) for happening in timeline]
     session.answer(
         document,
-        facts(_facts(task, told, depends_on, now)),
-        *_wholes(task, texts),
+        facts(_facts(task, reason, depends_on, now)),
+        *_sections(task, texts),
         "",
-        table(["when", "what", "?times", "?#attempt", "~by", "~error"], rows),
+        table(
+            ["when", "what", "?times", "?#attempt", "~by", "~error"],
+            [_event_row(event, now) for event in timeline],
+        ),
     )
 
 
-@click.command(help="Say in one sentence why a task is not running, or that it runs, or how it ended.")
+@click.command(help="Say in one sentence why a task is not running, that it is running, or how it ended.")
 @_task_arguments
 @click.pass_obj
 def why(session: Session, topic: str, named: str | None, identifier: str | None) -> None:
-    """Says why."""
     with session.looking() as queue:
-        task = _found(queue, topic, named, identifier)
-        told = queue.explain(topic, task.sequence)
+        task = _find_task(queue, topic, named, identifier)
+        reason = queue.explain(topic, task.sequence)
     document = {"topic": topic, "sequence": task.sequence, "identifier": task.identifier, "state": task.state.name}
-    session.answer({**document, "why": told}, f"Task {task.sequence} ({task.identifier}): {told}.")
+    session.answer({**document, "why": reason}, f"Task {task.sequence} ({task.identifier}): {reason}.")
 
 
-def _found(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> TaskSummary:
-    """The task that is asked for, a number by its sequence before its identifier; exit code 1 where there is none."""
+def _find_task(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> TaskSummary:
+    """The task of a sequence, else the newest one of an identifier."""
     if (named is None) == (identifier is None):
-        raise click.UsageError("name the task either by its SEQUENCE or IDENTIFIER, or by --identifier")
-    sequence = _sequence_of(named)
-    found = [] if sequence is None else queue.browse_tasks(topic, [sequence], ERROR)
+        raise click.UsageError("name the task either by SEQUENCE or IDENTIFIER, or with --identifier")
+    is_number = named is not None and named.isascii() and named.isdigit() and int(named) <= MAX_SEQUENCE
+    sequence = int(named) if named is not None and is_number else None
+    found = [] if sequence is None else queue.browse_tasks(topic, [sequence], MAX_ERROR)
     if not found:
-        called = identifier or named or ""
-        newest = queue.newest_sequences(topic, [called])[called]
-        found = [] if newest is None else queue.browse_tasks(topic, [newest], ERROR)
+        name = identifier or named or ""
+        newest = queue.newest_sequences(topic, [name])[name]
+        found = [] if newest is None else queue.browse_tasks(topic, [newest], MAX_ERROR)
     if not found:
         which = f"of identifier {identifier or named!r}"
         which = which if sequence is None else f"of sequence {sequence}, and none {which}"
@@ -231,58 +174,51 @@ def _found(queue: TaskQueue, topic: str, named: str | None, identifier: str | No
     return found[0]
 
 
-def _sequence_of(named: str | None) -> int | None:
-    """The sequence that a word names; None for a word that is none."""
-    if named is None or not (named.isascii() and named.isdigit()):
-        return None
-    return sequence if (sequence := int(named)) <= LAST_SEQUENCE else None
-
-
 def _facts(
-    task: TaskSummary, told: str | None, depends_on: list[Dependency], now: datetime
+    task: TaskSummary, reason: str | None, depends_on: list[Dependency], now: datetime
 ) -> Iterator[tuple[str, object]]:
-    """What is to be said of a task, by name."""
     yield "task", f"{task.sequence} of {task.topic}"
     yield "identifier", task.identifier
     yield "reference", task.reference
     yield "state", task.state
     yield "status", task.status if task.status != task.state.name.lower() else None
     yield "was", task.descent
-    yield "why", told
+    yield "why", reason
     yield "attempt", task.attempt or None
-    yield "times", format_attempt_times(task.waited, task.ran, "running for" if task.state is State.ACTIVE else "ran")
+    verb = "running for" if task.state is State.ACTIVE else "ran"
+    yield "times", format_attempt_times(task.waited, task.ran, verb)
     yield "crashes", task.crashes or None
     yield "redelivered", "yes" if task.redelivered else None
     yield "owner", task.owner
     yield "priority", task.priority or None
-    yield "pushed", _when(task.created, now)
-    yield "due", _when(task.available_at, now) if task.available_at > now and task.completed is None else None
-    yield "ended", None if task.completed is None else _when(task.completed, now)
+    yield "pushed", _format_moment(task.created, now)
+    is_due_later = task.available_at > now and task.completed is None
+    yield "due", _format_moment(task.available_at, now) if is_due_later else None
+    yield "ended", None if task.completed is None else _format_moment(task.completed, now)
     for dependency in depends_on:
         yield "depends on", f"{dependency.identifier} of {dependency.topic} ({dependency.sequence}, {dependency.state})"
     yield "payload", None if task.payload_bytes is None else f"{task.payload_bytes:,} bytes"
     yield "output", None if task.output_bytes is None else f"{task.output_bytes:,} bytes"
 
 
-def _when(moment: datetime, now: datetime) -> str:
+def _format_moment(moment: datetime, now: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({format_age(moment, now)})"
 
 
-def _wholes(task: TaskSummary, texts: TaskTexts | None) -> Iterator[str]:
-    """Error, payload and output, each whole and below its name."""
+def _sections(task: TaskSummary, texts: TaskTexts | None) -> Iterator[str]:
+    """Error, payload and output, each in full below its name."""
     private = [] if texts is None else [("payload", texts.payload), ("output", texts.output)]
     for name, text in [("error", task.error), *private]:
         if text:
             yield f"\n{name}\n{text.rstrip()}"
 
 
-def _values(texts: TaskTexts) -> dict[str, Any]:
-    """Payload and output as the JSON that they are."""
-    return {**_value("payload", texts.payload), **_value("output", texts.output)}
+def _text_values(texts: TaskTexts) -> dict[str, Any]:
+    return {**_text_value("payload", texts.payload), **_text_value("output", texts.output)}
 
 
-def _value(name: str, text: str | None) -> dict[str, Any]:
-    """The value by its name; beside it the reason and the text, if it is unreadable or beyond the limits of a push."""
+def _text_value(name: str, text: str | None) -> dict[str, Any]:
+    """The JSON value by its name. If it is unreadable or outside the limits of a push: the reason and the text."""
     value = None if text is None else decode_json(text)
     reason = value.reason if isinstance(value, UnreadablePayload) else None
     if text is not None and reason is None and (defect := json_defect(text)):
@@ -290,43 +226,33 @@ def _value(name: str, text: str | None) -> dict[str, Any]:
     return {name: value} if reason is None else {name: None, f"{name}_unreadable": reason, f"{name}_text": text}
 
 
-# A lapsed lease tells only how long the task was held.
+# After a lapsed lease, only the time that the task was held is known.
 _RUN_VERBS = {"held": "running for", "lapsed": "held for"}
 
 
-def _happening_row(happening: HistoryEvent, now: datetime) -> tuple[object, ...]:
-    """A line of the timeline."""
-    when = "now" if happening.happened is None else _when(happening.happened, now)
-    times = format_attempt_times(happening.waited, happening.ran, _RUN_VERBS.get(happening.what, "ran"))
-    attempt, who = happening.attempt or "", _who(happening)
-    return when, _what(happening), times, attempt, who, shortened(happening.error_summary)
+def _event_row(event: HistoryEvent, now: datetime) -> tuple[object, ...]:
+    when = "now" if event.happened is None else _format_moment(event.happened, now)
+    times = format_attempt_times(event.waited, event.ran, _RUN_VERBS.get(event.what, "ran"))
+    return when, _what(event), times, event.attempt or "", _by(event), shortened(event.error_summary)
 
 
-def _who(happening: HistoryEvent) -> str | None:
+def _what(event: HistoryEvent) -> str:
+    match event.what:
+        case "ended":
+            return f"ended {_state_name(event)}"
+        case "recreated":
+            return f"recreated as {event.other}"
+        case "reassigned" | "started anew":
+            return f"{event.what} from {_state_name(event)}"
+    return event.what
+
+
+def _by(event: HistoryEvent) -> str | None:
     """The person with the database role, else the owner that held the task, else the role alone."""
-    if happening.actor and happening.role:
-        return f"{happening.actor} via role {happening.role}"
-    return happening.actor or happening.holder or (happening.role and f"role {happening.role}")
+    if event.actor and event.role:
+        return f"{event.actor} via role {event.role}"
+    return event.actor or event.holder or (event.role and f"role {event.role}")
 
 
-_TOLD: dict[str, Callable[[HistoryEvent], str]] = {
-    "ended": lambda happening: f"ended {_state(happening)}",
-    "recreated": lambda happening: f"recreated as {happening.other}",
-    "reassigned": lambda happening: f"reassigned from {_state(happening)}",
-    "started anew": lambda happening: f"started anew from {_state(happening)}",
-}
-
-
-def _what(happening: HistoryEvent) -> str:
-    """What happened, in a word or three."""
-    told = _TOLD.get(happening.what)
-    return told(happening) if told else happening.what
-
-
-def _state(happening: HistoryEvent) -> str | None:
-    return None if happening.state is None else happening.state.name
-
-
-def _happening_document(happening: HistoryEvent) -> dict[str, Any]:
-    """A line of the timeline by stable keys."""
-    return {**asdict(happening), "state": _state(happening)}
+def _state_name(event: HistoryEvent) -> str | None:
+    return None if event.state is None else event.state.name

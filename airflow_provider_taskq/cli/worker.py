@@ -1,4 +1,4 @@
-"""worker: tasks handled by a function of yours."""
+"""taskq worker: handles tasks with a Python function."""
 
 import logging
 import sys
@@ -21,78 +21,95 @@ ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 
 
 @click.command(
-    help="Handle the tasks of a topic with HANDLER, module:function: a function of a task that gives a Result or a "
-    "Decision, or what worker.each, batch or a Composite makes. The module is looked for in this folder first. "
-    "SIGTERM and Ctrl-C end it: what is in hand is finished, the rest is given back; a second one ends it at once."
+    help="Handle the tasks of a topic with MODULE:FUNCTION: a function that takes a task and returns a Result or a "
+    "Decision, or a handler made by worker.each, batch or a Composite. The current folder is searched first. SIGTERM "
+    "and Ctrl-C stop the worker: it finishes its running tasks and gives back the rest. A second one stops it at once."
 )
 @click.argument("handler", metavar="MODULE:FUNCTION")
 @click.option("--topic", "-t", type=TOPIC, required=True, help="The topic.")
-@click.option("--size", type=COUNT, default=1, show_default=True, help="Tasks in a transaction.")
-@click.option("--threads", type=click.IntRange(1, 1000), default=1, show_default=True, help="Batches at a time.")
-@click.option("--order", type=Choice(ORDERS), default=Order.FIRST_IN_FIRST_OUT, help="Of tasks of one priority.")
-@click.option("--condition", type=Choice(CONDITIONS), default=Condition.NONE, help="What keeps an identifier back.")
-@click.option("--pause", type=DURATION, default="1s", show_default=True, help="Between two looks at an empty topic.")
-@click.option("--lease", type=DURATION, default="1m", show_default=True, help="How long a death goes unnoticed.")
-@click.option("--grace", type=DURATION, default="30s", show_default=True, help="For what is in hand, when told to end.")
-@click.option("--drain", is_flag=True, help="End once nothing can be polled and nothing is in hand.")
+@click.option("--size", type=COUNT, default=1, show_default=True, help="Tasks per transaction.")
+@click.option("--threads", type=click.IntRange(1, 1000), default=1, show_default=True, help="Batches at the same time.")
+@click.option(
+    "--order", type=Choice(ORDERS), default=Order.FIRST_IN_FIRST_OUT, help="The order of tasks of one priority."
+)
+@click.option(
+    "--condition",
+    type=Choice(CONDITIONS),
+    default=Condition.NONE,
+    help="The condition under which an identifier is handed out.",
+)
+@click.option(
+    "--pause", type=DURATION, default="1s", show_default=True, help="The time between two polls of an empty topic."
+)
+@click.option(
+    "--lease",
+    type=DURATION,
+    default="1m",
+    show_default=True,
+    help="The time after which the tasks of a dead worker are taken back.",
+)
+@click.option(
+    "--grace", type=DURATION, default="30s", show_default=True, help="The time for running tasks when the worker stops."
+)
+@click.option("--drain", is_flag=True, help="End once no task can be polled and none is running.")
 @click.option(
     "--max-failed",
     type=MAX_FAILED,
-    help="With --drain: exit with 1 if more tasks fail for good. A count such as 0 or 10, or a share of the tasks that "
-    "ended, such as 0.05 or 5%.",
+    help="With --drain: exit code 1 if more tasks are FAILED. A count such as 0 or 10, or a share of the ended tasks "
+    "such as 0.05 or 5%.",
 )
-@click.option("--name", help="Who this is, in owners' names; the topic unless given.")
+@click.option("--name", help="The name of the worker in owners' names, by default the topic.")
 @click.pass_obj
 def worker(
     session: Session, /, handler: str, grace: timedelta, drain: bool, max_failed: FailureLimit | None, **settings: Any
 ) -> None:
-    """Works, and says what it did."""
     if max_failed is not None and not drain:
         raise click.UsageError("--max-failed needs --drain: a worker without it runs until it is stopped")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    ending = _WhenEmpty(grace)
-    topic, threads, named = settings.pop("topic"), settings.pop("threads"), _named(handler)
+    stopper = _StopWhenEmpty(grace)
+    topic, threads, named = settings.pop("topic"), settings.pop("threads"), _load_handler(handler)
     try:
-        made = Worker(session.connection, topic, named, workers=threads, listener=ending if drain else None, **settings)
+        made = Worker(
+            session.connection, topic, named, workers=threads, listener=stopper if drain else None, **settings
+        )
     except (TypeError, ValueError) as error:
-        raise click.UsageError(f"no worker can be made of that: {error}") from None
-    ending.worker = made
+        raise click.UsageError(f"invalid worker settings: {error}") from None
+    stopper.worker = made
     made.run(grace)
     failure = max_failed.exceeded(topic, made.counts()) if max_failed else None
     done: dict[str, Any] = asdict(made.statistics())
-    lines = [(name.replace("_", " "), done[name]) for name in _TOLD if done[name]]
-    session.answer({**done, "error": str(failure)} if failure else done, facts(lines) if lines else "Handled nothing.")
+    lines = [(name.replace("_", " "), done[name]) for name in _SHOWN_COUNTS if done[name]]
+    session.answer({**done, "error": str(failure)} if failure else done, facts(lines) if lines else "Handled no task.")
     if failure:
         click.echo(f"Error: {sanitize(str(failure), lines=True)}", err=True)
         raise click.exceptions.Exit(1)
 
 
-_TOLD = ("handled", "succeeded", "filtered", "suspended", "failed", "given_up", "batches")
+_SHOWN_COUNTS = ("handled", "succeeded", "filtered", "suspended", "failed", "given_up", "batches")
 
 
-class _WhenEmpty(WorkerListener):
-    """Ends a worker when a poll has found nothing while nothing was in hand."""
+class _StopWhenEmpty(WorkerListener):
+    """Stops the worker when a poll finds no task while none is running."""
 
     def __init__(self, grace: timedelta) -> None:
         self.worker: Worker | None = None
         self._grace = grace
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     def on_empty(self) -> None:
-        """Ends it, unless a batch is still in hand, whose thread polls again after it."""
-        if self.worker is None or not self.worker.is_idle or self._over.is_set():
+        """Stops the worker, unless a batch is running: its thread polls again afterwards."""
+        if self.worker is None or not self.worker.is_idle or self._stopped.is_set():
             return
-        self._over.set()
-        threading.Thread(target=self.worker.stop, args=(self._grace,)).start()  # a stop waits for who calls this
+        self._stopped.set()
+        threading.Thread(target=self.worker.stop, args=(self._grace,)).start()  # stop() waits for the calling thread
 
 
-def _named(name: str) -> Any:
-    """What MODULE:FUNCTION names."""
+def _load_handler(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not attribute:
-        raise click.UsageError(f"{name!r} is no handler: write module:function")
+        raise click.UsageError(f"invalid handler {name!r}: expected module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"the handler {name!r} cannot be had: {error}") from None
+        raise click.UsageError(f"cannot import the handler {name!r}: {error}") from None

@@ -139,7 +139,7 @@ def test_a_dry_push_checks_and_stores_nothing(run: Run, queue: TaskQueue) -> Non
 
 
 def test_retry_starts_named_tasks_anew_without_asking(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
-    assert "Would start 1 task" in run("retry", "work", failed[0], "--dry-run").stdout
+    assert "Would retry 1 task" in run("retry", "work", failed[0], "--dry-run").stdout
     assert known(queue, failed[0]).state is State.FAILED
     answer = ask("retry", "work", failed[0])
     assert answer["tasks"] == [{"sequence": failed[0], "goes_on_as": failed[0]}]
@@ -154,7 +154,7 @@ def test_retry_of_a_choice_asks_and_takes_what_the_filter_finds(
     ask: Ask, run: Run, queue: TaskQueue, failed: list[int]
 ) -> None:
     choice = ("retry", "work", "--state", "FAILED", "--error", "timeout", "--since", "1h")
-    assert "This starts 2 tasks of work anew." in run(*choice, code=2).stderr
+    assert "This retries 2 tasks of work." in run(*choice, code=2).stderr
     assert ask(*choice, "--dry-run")["revived"] == 2
     assert ask(*choice, "--yes", "--size", "1")["revived"] == 1
     assert [state for _, state in states(queue)] == [State.READY, State.FAILED, State.FAILED]
@@ -197,7 +197,7 @@ def test_release_gives_back_what_an_owner_holds(ask: Ask, run: Run, queue: TaskQ
     assert len(queue.held(owner)) == 2
     assert ask("release", "owner", "--yes")["released"] == 2
     assert [state for _, state in states(queue)] == [State.READY, State.READY]
-    assert "gone already" in run("release", "owner", "--yes", code=1).stderr
+    assert "ended already" in run("release", "owner", "--yes", code=1).stderr
     assert "no owner is known" in run("release", "nobody", "--yes", code=1).stderr
 
 
@@ -214,8 +214,8 @@ def test_expire_takes_lapsed_leases(ask: Ask, run: Run, queue: TaskQueue, owner:
 
 def test_purge_removes_what_has_ended(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
     queue.push("work", ["d"])
-    assert run("purge", "work", "--dry-run").stdout == "Would remove 3 tasks of work.\n"
-    assert "This removes 3 tasks of work for good." in run("purge", "work", code=2).stderr
+    assert run("purge", "work", "--dry-run").stdout == "Would purge 3 tasks of work.\n"
+    assert "This purges 3 tasks of work for good." in run("purge", "work", code=2).stderr
     assert ask("purge", "work", "--before", "1h", "--yes")["matching"] == 0
     assert ask("purge", "work", "--state", "FAILED", "--to", failed[0], "--yes")["removed"] == 1
     assert ask("purge", "work", "--yes")["removed"] == 2
@@ -350,7 +350,7 @@ def test_ticks_are_installed_and_uninstalled(ask: Ask, run: Run, queue: TaskQueu
     removal = ("ticks", "uninstall", "work", "report", made["config_hash"])
     assert ask(*removal, "--dry-run")["removed"] == 4
     assert ask(*removal)["removed"] == 4
-    assert run("ticks").stdout == "No ticks wait.\n"
+    assert run("ticks").stdout == "No tick waits.\n"
     for bad in ([], ["--every", "1h", "--cron", "@daily"], ["--daily", "noon"]):
         run("ticks", "install", "work", "report", *bad, code=2)
     assert ask("ticks", "install", "work", "x", "--daily", "06:00", "--zone", "Europe/Berlin")["installed"] >= 1

@@ -35,7 +35,7 @@ def test_named_tasks_are_changed_and_a_dry_run_changes_nothing(
     assert known(queue, later[2]).status == "scheduled"
     (line,) = queue.audit_trail()
     assert (line.action, line.topic, line.count) == (
-        {"run-now": "run now", "priority": "change priority"}.get(str(words[0]), str(words[0])),
+        {"run-now": "run_now", "priority": "set_priority"}.get(str(words[0]), str(words[0])),
         "work",
         2,
     )

@@ -60,7 +60,7 @@ def test_topics_are_shown_in_a_line_each(run: Run, ask: Ask, busy: TaskQueue) ->
         "failed": 1,
         "suspended": 0,
     }
-    assert run("topics", "--search", "none").stdout == "No such topic.\n"
+    assert run("topics", "--search", "none").stdout == "No topic contains 'none'.\n"
     busy.drop_topic("work")
     busy.drop_topic("quiet")
     assert run("topics").stdout == "There are no topics.\n"
@@ -125,8 +125,8 @@ def test_ls_goes_on_where_the_page_before_ended(run: Run, ask: Ask, order: list[
             break
         after = ["--after", answer["next"]]
     assert pages == [whole[:3], whole[3:]]
-    assert f"--after {whole[2]} goes on" in run("ls", "work", "-n", 3, *order).stdout
-    assert run("ls", "work", "--after", whole[3], *order).stdout == "No task is so.\n"
+    assert f"repeat with --after {whole[2]}" in run("ls", "work", "-n", 3, *order).stdout
+    assert run("ls", "work", "--after", whole[3], *order).stdout == "No task matches.\n"
 
 
 @pytest.mark.usefixtures("busy")
@@ -186,7 +186,7 @@ def test_owners_are_shown_with_what_they_hold(run: Run, ask: Ask, busy: TaskQueu
     assert [task["identifier"] for task in shown["tasks"]] == ["b"]
     assert "holds              1\n" in run("owners", "show", "dag/run/task/-1").stdout
     run("owners", "show", "nobody", code=1)
-    assert run("owners", "--search", "none").stdout == "Nobody is at work.\n"
+    assert run("owners", "--search", "none").stdout == "No owner contains 'none'.\n"
 
 
 def test_stats_count_by_state_and_tell_what_ended_lately(run: Run, ask: Ask, busy: TaskQueue, owner: Owner) -> None:
@@ -279,7 +279,7 @@ def test_a_narrow_terminal_shortens_and_leaves_out(run: Run, monkeypatch: pytest
     lines = run("ls", "work").stdout.splitlines()
     assert max(map(len, lines)) <= 70
     assert len(lines) == 7  # no cell has broken a line
-    assert lines[6].startswith("No room here for ")
+    assert lines[6].startswith("The terminal is too narrow for ")
 
 
 @pytest.mark.usefixtures("busy")

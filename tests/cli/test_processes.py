@@ -132,7 +132,7 @@ def test_a_person_is_asked(
 ) -> None:
     queue.push("work", ["a"])
     terminal = on_terminal("purge", "work", "--all")
-    terminal.read_until("This removes 1 task of work for good. Go on? [y/N]:")
+    terminal.read_until("This purges 1 task of work for good. Go on? [y/N]:")
     terminal.type(answer)
     assert terminal.end() == code
     assert [state for _, state in states(queue)] == left

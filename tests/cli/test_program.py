@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.cli import _options, actions, push
-from airflow_provider_taskq.cli.program import SECTIONS, VERBS, airflow_program, standalone
+from airflow_provider_taskq.cli.program import SECTIONS, SYNONYMS, VERBS, airflow_program, standalone
 from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, connect, encoding
 from airflow_provider_taskq.queue.durations import LONGEST_DURATION
 from tests.cli.conftest import Ask, Run
@@ -198,6 +198,13 @@ def test_a_misspelled_command_gets_a_suggestion(run: Run) -> None:
     assert "Did you mean 'topics'?" in run("topcs", code=2).stderr
     assert "Did you mean 'create'?" in run("topics", "creat", code=2).stderr
     assert "Did you mean" not in run("xyzzy", code=2).stderr
+
+
+def test_a_synonym_of_a_command_gets_a_suggestion_by_its_meaning(run: Run) -> None:
+    assert "Did you mean 'purge'?" in run("delete", code=2).stderr
+    assert "Did you mean 'drop'?" in run("topics", "delete", code=2).stderr
+    assert set(SYNONYMS.values()) <= set(VERBS)
+    assert not set(SYNONYMS) & set(VERBS)
 
 
 def test_an_unknown_topic_names_the_command_that_creates_it(run: Run) -> None:
