@@ -99,8 +99,8 @@ def test_a_payload_can_stay_out_of_the_arguments(ask: Ask, queue: TaskQueue, tmp
 
 
 def test_what_cannot_be_pushed_is_a_matter_of_usage(run: Run, queue: TaskQueue) -> None:
-    assert "name an identifier" in run("push", "work", code=2).stderr
-    assert "goes with --file" in run("push", "work", "a", "--file", "-", code=2).stderr
+    assert "give an IDENTIFIER" in run("push", "work", code=2).stderr
+    assert "give no identifier" in run("push", "work", "a", "--file", "-", code=2).stderr
     assert "not JSON" in run("push", "work", "a", "--payload", "{", code=2).stderr
     assert "TOPIC:IDENTIFIER" in run("push", "work", "a", "--depends-on", "x", code=2).stderr
     assert everything(queue) == []
@@ -165,7 +165,7 @@ def test_retry_of_a_choice_asks_and_takes_what_the_filter_finds(
 
 
 def test_retry_needs_to_be_told_which(run: Run, failed: list[int]) -> None:
-    assert "choose them by --state" in run("retry", "work", code=2).stderr
+    assert "select them with --state" in run("retry", "work", code=2).stderr
     assert "not both" in run("retry", "work", failed[0], "--state", "FAILED", code=2).stderr
     assert "not one of" in run("retry", "work", "--state", "READY", code=2).stderr
 
@@ -222,7 +222,7 @@ def test_purge_removes_what_has_ended(ask: Ask, run: Run, queue: TaskQueue, fail
     assert states(queue) == [("d", State.READY)]
     assert ask("purge", "work", "--all", "--dry-run")["matching"] == 1
     assert ask("purge", "work", "--all", "--yes")["removed"] == 1
-    assert "one of the three" in run("purge", "work", "--all", "--state", "READY", code=2).stderr
+    assert "only one of the three" in run("purge", "work", "--all", "--state", "READY", code=2).stderr
     assert "not known" in run("purge", "nowhere", "--yes", code=1).stderr
     assert trail(queue) == [("purge", "work", count) for count in (1, 2, 1)]
 
@@ -256,7 +256,7 @@ def test_topics_are_created_altered_and_dropped(ask: Ask, run: Run, queue: TaskQ
     changed = queue.policy("orders")
     assert (changed.on_expiry, changed.retry.horizon, changed.retry.base) == ("expire", None, policy.retry.base)
     assert "base               1m30s\n" in run("topics", "show", "orders").stdout
-    assert "say what to change" in run("topics", "alter", "orders", code=2).stderr
+    assert "at least one option" in run("topics", "alter", "orders", code=2).stderr
     queue.push("orders", ["a"])
     assert run("topics", "drop", "orders", "--dry-run").stdout == "Would remove topic orders with 1 task.\n"
     assert "for good" in run("topics", "drop", "orders", code=2).stderr
@@ -412,7 +412,7 @@ def test_offer_tells_what_became_of_each_identifier_and_drop_removes_what_waits(
 
 
 def test_offers_that_cannot_be_made_store_nothing(run: Run, queue: TaskQueue) -> None:
-    assert "name an identifier" in run("offer", "work", code=2).stderr
+    assert "give an IDENTIFIER" in run("offer", "work", code=2).stderr
     line = '{"identifier": "b", "suspended": true}\n'
     assert "neither suspended nor depends" in run("offer", "work", "-f", "-", code=1, stdin=f'"a"\n{line}').stderr
     assert "Would offer 1 task" in run("offer", "work", "a", "--dry-run").stdout

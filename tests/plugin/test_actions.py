@@ -344,6 +344,7 @@ def test_an_unreadable_payload_is_listed_and_revealed_as_its_text(client: Client
             assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.usefixtures("routes")
 def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_taskq.plugins.actions import ACTIONS
     from airflow_provider_taskq.plugins.schemas import ActionRequest, Filter

@@ -54,7 +54,7 @@ def test_a_task_is_found_from_any_view(tab: OpenTab) -> None:
     field = main.get_by_role("searchbox", name="Find a task in all topics")
     field.fill("no such task")
     field.press("Enter")
-    expect(main.get_by_test_id("empty")).to_contain_text("No task has this")
+    expect(main.get_by_test_id("empty")).to_contain_text("No task matches")
 
 
 def test_the_title_of_the_tab_names_the_view(tab: OpenTab) -> None:

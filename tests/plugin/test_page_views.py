@@ -34,7 +34,7 @@ VIEWS = {
     "Topics": ("topics", "orders"),
     "Owners": ("owners", HOLDER),
     "Locks": ("locks", "nightly-maintenance"),
-    "Readers": ("readers", "warehouse"),
+    "Consumer groups": ("readers", "warehouse"),
     "Ticks": ("ticks", "reports/daily"),
     "Health": ("health", "waiting tasks"),
 }

@@ -1,4 +1,4 @@
-/** What a topic did lately, as bars: drawn as SVG, told in words to those who don't see it. */
+/** A chart of ended tasks as SVG, with a text for screen readers. */
 import { h, UI } from "./host.js";
 import { duration, number } from "./words.js";
 

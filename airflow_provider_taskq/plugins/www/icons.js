@@ -20,7 +20,7 @@ const SHAPES = {
   cross: "M6 6l12 12 M18 6L6 18",
 };
 
-/** A picture beside words, which says nothing of its own. */
+/** A decorative icon next to a text. */
 export function Icon({ name, ...props }) {
   const drawing = { viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", strokeWidth: 2 };
   const ends = { strokeLinecap: "round", strokeLinejoin: "round", "aria-hidden": true, focusable: false };

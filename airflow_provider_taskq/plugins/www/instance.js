@@ -51,7 +51,7 @@ export async function askInstance({ dagId, runId, taskId, mapIndex }, signal) {
     since: claimed === null ? null : text(known.value?.start_date),
     ours: known.status === "rejected" ? null : known.value !== null && isOurs(known.value, result),
     wait: WAITING.includes(known.value?.state) && claimed === null ? waitOf(fields) : null,
-    refused: refused ? "Airflow did not tell what this instance pushed or waits for; what it holds is shown all the same." : null,
+    refused: refused ? "Airflow did not return what this instance pushed or waits for. The list of held tasks is complete." : null,
   };
 }
 

@@ -1,4 +1,4 @@
-/** Data that is looked at again every few seconds while somebody looks at it. */
+/** Data that is loaded again every few seconds while the tab is visible. */
 import { createContext, useCallback, useContext, useEffect, useRef, useState } from "./host.js";
 import { get } from "./server.js";
 

@@ -22,7 +22,7 @@ const TABS = [
   ["tasks", "Tasks"],
   ["owners", "Owners"],
   ["locks", "Locks"],
-  ["readers", "Readers"],
+  ["readers", "Consumer groups"],
   ["ticks", "Ticks"],
   ["health", "Health"],
   ["audit", "Audit"],
@@ -132,9 +132,9 @@ function Body({ place, connections, asOf, live, setLive }) {
   if (came.current !== here) came.current = null;
   if (!conn) {
     const none = connections.length
-      ? `This deployment does not show the connection ${place.conn_id}: choose another one.`
-      : "The deployment lists the connections to show in the setting conn_ids of the section [taskq]; it lists none that you may see.";
-    return h(Empty, { title: "No connection to look at" }, none);
+      ? `[taskq] conn_ids does not list the connection ${place.conn_id}: choose another one.`
+      : "The setting conn_ids of the section [taskq] lists no connection that you may view.";
+    return h(Empty, { title: "No connection to show" }, none);
   }
   const View = Object.hasOwn(VIEWS, place.view) ? VIEWS[place.view] : Topics;
   const bar = { align: "center", justify: "space-between", gap: 3, wrap: "wrap" };
@@ -149,7 +149,7 @@ function Body({ place, connections, asOf, live, setLive }) {
         UI.HStack,
         { gap: 3, minW: 0 },
         h(Connections, { connections, conn, place }),
-        conn.may_act ? null : h(UI.Badge, { variant: "surface", title: "Acting takes the right to edit this connection" }, "view only"),
+        conn.may_act ? null : h(UI.Badge, { variant: "surface", title: "To act, you need the right to edit this connection" }, "view only"),
       ),
       h(Find, { key: here, value: place.view === "search" ? place.text : "", onFind: (text) => place.go({ ...NOTHING, view: "search", text }) }),
       h(Stamp, { asOf, live, onLive: setLive }),

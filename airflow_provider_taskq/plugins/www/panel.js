@@ -61,7 +61,7 @@ function Claim({ claim, asOf, place }) {
     UI.Stack,
     { gap: 2, minW: 0 },
     h(Told, { status: bad ? "warning" : "success", testid: "claim" }, claim.sentence, " ", owner),
-    h(Tasks, { title: "Claimed", owners: false, tasks: claim.tasks, asOf, place, none: "This claim holds none of them any more, and has ended none." }),
+    h(Tasks, { title: "Claimed", owners: false, tasks: claim.tasks, asOf, place, none: "The claim holds no task any more, and none has ended." }),
   );
 }
 
@@ -69,7 +69,7 @@ function Found({ data, asked, place }) {
   const { owner, holds, pushed, waits_for: waits, topic, as_of: asOf } = data;
   const nothing = !owner && !holds.length && !pushed.length && !waits.length && !data.drain;
   if (nothing && !topic) {
-    return h(Empty, { title: "No task of the queue" }, "This task instance has pushed none, waits for none and holds none.");
+    return h(Empty, { title: "No tasks of the queue" }, "This task instance has pushed no task, waits for none and holds none.");
   }
   return h(
     UI.Stack,
@@ -78,8 +78,8 @@ function Found({ data, asked, place }) {
     data.waits ? h(Told, { status: "info", testid: "waits" }, data.waits) : null,
     h(Claim, { claim: data.claim, asOf, place }),
     data.drain ? h(Told, { status: "info", testid: "drain" }, data.drain) : null,
-    h(Tasks, { title: "Holds", owners: false, tasks: holds, asOf, place, none: "It holds no task." }),
-    asked.first ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "What it pushed was purged." }) : null,
+    h(Tasks, { title: "Holds", owners: false, tasks: holds, asOf, place, none: "The owner holds no task." }),
+    asked.first ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "The pushed tasks were purged." }) : null,
     h(WaitsFor, { waits, topic: topic?.topic, place }),
   );
 }
@@ -104,8 +104,8 @@ export function Panel({ dagId, runId, taskId, mapIndex }) {
   const told = () => {
     if (connections.error) return h(Failure, { error: connections.error, again: connections.reload });
     if (!connections.data || !asked) return h(Loading, { rows: 4 });
-    if (asked.ours === false) return h(Empty, { title: "Not a task of TaskQ" }, "Airflow shows this tab on every task instance. This one is of another operator.");
-    return conn ? h(Known, { conn, instance, asked }) : h(Empty, { title: "No connection to look at" });
+    if (asked.ours === false) return h(Empty, { title: "Not a task of TaskQ" }, "Airflow shows this tab on every task instance. This one runs another operator.");
+    return conn ? h(Known, { conn, instance, asked }) : h(Empty, { title: "No connection to show" });
   };
   return h(
     Liveness.Provider,

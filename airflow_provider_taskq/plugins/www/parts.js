@@ -91,7 +91,7 @@ export function Empty({ title, children }) {
   );
 }
 
-/** One of: loading, failed, or the data, with a failed look at newer data told above it. */
+/** One of: loading, an error, or the data, with the error of a failed refresh above it. */
 export function Shown({ of, rows, children }) {
   if (of.loading) return h(Loading, { rows });
   const failure = of.error ? h(Failure, { error: of.error, again: of.reload }) : null;

@@ -1,4 +1,4 @@
-/** Where the user is: the URL says all of it, so that a link shows somebody else the same. */
+/** The current view. The URL holds all of it, so that a link shows the same view to another user. */
 import { useCallback, useLocation, useMemo, useSearchParams } from "./host.js";
 
 export const FILTERS = ["state", "status", "identifier", "reference", "since", "until", "error", "error_group", "order"];

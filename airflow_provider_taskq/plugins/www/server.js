@@ -1,6 +1,6 @@
-/** The JSON API beside these files, asked with the browser's own Airflow session. */
+/** The JSON API next to these files, called with the browser's Airflow session. */
 
-// Beside the folder of this file, whatever prefix Airflow is served under.
+// Relative to the folder of this file, for any URL prefix of Airflow.
 const API = new URL("../api/", import.meta.url);
 
 /** An answer that is no success, with the sentence that the server gave. */
@@ -12,9 +12,9 @@ class Refused extends Error {
 }
 
 const UNTOLD = {
-  401: "You are signed out. Sign in to Airflow again, and come back.",
-  403: "You may not see this.",
-  404: "There is no such thing.",
+  401: "You are signed out. Sign in to Airflow again.",
+  403: "You may not view this.",
+  404: "Not found.",
 };
 
 async function answer(response) {
@@ -30,7 +30,7 @@ async function send(url, options) {
     response = await fetch(url, { credentials: "same-origin", headers: { Accept: "application/json" }, ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, "Airflow's server can't be reached.");
+    throw new Refused(0, "The browser cannot reach Airflow's server.");
   }
   return answer(response);
 }

@@ -2,7 +2,7 @@
 import { h, UI } from "./host.js";
 import { Icon } from "./icons.js";
 
-// By the room that the table has, not the window: beside Airflow's grid a wide window has little.
+// By the width of the table, not of the window: next to Airflow's grid a wide window leaves little room.
 const NARROW = "@container taskq (max-width: 46rem)";
 
 const CARDS = {
@@ -23,7 +23,7 @@ const CARDS = {
   },
 };
 
-/** A box to tick, with a name for those who don't see where it stands. */
+/** A checkbox with a label for screen readers. */
 export function Tick({ checked, onChange, label }) {
   return h(
     UI.Checkbox.Root,

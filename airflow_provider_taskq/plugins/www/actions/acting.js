@@ -1,4 +1,4 @@
-/** Who may act, and the one dialog in which everything that acts is looked at before it is done. */
+/** The right to act, and the dialog that previews and confirms every action. */
 import { createContext, Fragment, h, UI, useCallback, useContext, useMemo, useState } from "../host.js";
 import { ActionDialog } from "./dialog.js";
 import { PushDialog } from "./push.js";
@@ -9,7 +9,7 @@ const Context = createContext({ mayAct: false, act: () => {} });
 export const useActing = () => useContext(Context);
 
 /**
- * Everything below it may open the dialog; what was done last is told to screen readers.
+ * Its children may open the dialog. A live region announces the last result to screen readers.
  *
  * The dialog is of what is looked at `here`: it goes with it, unless it is doing something.
  */

@@ -1,4 +1,4 @@
-/** The buttons for tasks: for those that are ticked, else for all that match. */
+/** The buttons for tasks: for the selected ones, else for all that match. */
 import { h, UI } from "../host.js";
 import { Do } from "../parts.js";
 import { plural } from "../words.js";
@@ -42,7 +42,7 @@ export function Actions({ topic, filter, filtered, chosen, onDone, tasks }) {
   const words = ticked.length ? `${plural(ticked.length, "task")} selected` : "All that match";
   // Without a filter nothing is done to all: that would be a slip of the hand on a whole topic.
   if (!ticked.length && !filtered) {
-    return h(UI.Text, { fontSize: "sm", color: "fg.muted", lineHeight: "2.25rem" }, "Tick tasks, or filter them, to act on several.");
+    return h(UI.Text, { fontSize: "sm", color: "fg.muted", lineHeight: "2.25rem" }, "Select tasks, or filter them, to act on several.");
   }
   return h(
     UI.Flex,

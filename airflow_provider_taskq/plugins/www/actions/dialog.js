@@ -1,4 +1,4 @@
-/** The dialog of an action: what it would do, told by the server -> a word of confirmation -> what it did. */
+/** The dialog of an action: the server's preview, the confirmation, the result. */
 import { h, UI, useCallback, useEffect, useRef, useState } from "../host.js";
 import { Icon } from "../icons.js";
 import { post } from "../server.js";
@@ -13,7 +13,7 @@ function send(conn, request, options, confirm, expected, token) {
   return post(`${encodeURIComponent(conn.conn_id)}/actions`, body);
 }
 
-/** {preview, error}: what the action would do with these options; looked at anew when they change. */
+/** {preview, error}: the preview for these options, loaded again when they change. */
 function usePreview(conn, request, options, turn) {
   const [told, setTold] = useState({ preview: null, error: null });
   useEffect(() => {
@@ -30,7 +30,7 @@ function usePreview(conn, request, options, turn) {
   return told;
 }
 
-/** The name of the button that does it: with the number, so that nobody confirms another one. */
+/** The label of the confirm button, with the number of tasks that it changes. */
 function label(kind, preview) {
   return preview && preview.count !== null && preview.count !== undefined ? `${kind.verb} ${count(preview)}` : kind.verb;
 }
@@ -99,8 +99,8 @@ export function ActionDialog({ conn, request, close, done, busy, setBusy }) {
 
 function Preview({ preview, error, danger }) {
   if (error) return h(Said, { status: "error" }, error.message);
-  if (!preview) return h(UI.Skeleton, { height: 10, role: "status", "aria-label": "Looking at what it would do" });
-  const warned = danger && preview.count > 0 ? " This can't be taken back." : "";
+  if (!preview) return h(UI.Skeleton, { height: 10, role: "status", "aria-label": "Loading the preview" });
+  const warned = danger && preview.count > 0 ? " This cannot be undone." : "";
   return h(Said, { status: danger ? "warning" : "info" }, preview.sentence + warned);
 }
 

@@ -1,7 +1,7 @@
 /** The frame of every dialog: a title, a body, and its buttons. */
 import { h, UI } from "../host.js";
 
-/** The first field or button has the focus. Escape closes it, unless it is busy; a click beside it does not. */
+/** The first field or button has the focus. Escape closes it, unless it is busy; a click outside does not. */
 export function Frame({ title, close, busy, footer, children, size = "md" }) {
   const root = { open: true, size, scrollBehavior: "inside", role: "dialog" };
   const shut = { onOpenChange: ({ open }) => !open && !busy && close(), closeOnInteractOutside: false };
@@ -19,7 +19,7 @@ export function Frame({ title, close, busy, footer, children, size = "md" }) {
   return h(UI.Dialog.Root, { ...root, ...shut }, h(UI.Portal, null, h(UI.Dialog.Backdrop), dialog));
 }
 
-/** What the server said of it: refused, to be confirmed, or done. */
+/** A message of the server: an error, a preview or a result. */
 export function Said({ status, children }) {
   return h(
     UI.Alert.Root,

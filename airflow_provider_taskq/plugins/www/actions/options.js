@@ -1,4 +1,4 @@
-/** What there is to choose about an action, and the words for it. */
+/** The options of actions, and their labels. */
 import { h, UI } from "../host.js";
 import { Choice, Labelled } from "../views/filter.js";
 
@@ -6,9 +6,9 @@ const option = ([value, text]) => h("option", { key: value, value }, text);
 
 const REVIVALS = [
   ["RESET", "Reset: the task itself, in its old place"],
-  ["APPEND", "Recreate: a copy, whatever else there is"],
-  ["SUPERSEDE", "Recreate: a copy instead of those that wait"],
-  ["REPLACE", "Recreate: a copy instead of those that wait or have ended"],
+  ["APPEND", "Recreate: a copy; older tasks stay as they are"],
+  ["SUPERSEDE", "Recreate: a copy instead of waiting tasks"],
+  ["REPLACE", "Recreate: a copy instead of waiting and ended tasks"],
 ];
 const RESULTS = [
   ["SUCCESS", "SUCCEEDED"],
@@ -20,7 +20,7 @@ const RESULTS = [
 function Grace({ value, onChange }) {
   const field = (id) =>
     h(UI.Input, { id, size: "sm", type: "number", min: 0, value, onChange: ({ target }) => onChange(Math.max(0, Number(target.value))) });
-  return h(Labelled, { label: "Spare leases that lapsed less than so many seconds ago" }, field);
+  return h(Labelled, { label: "Spare leases that lapsed less than this many seconds ago" }, field);
 }
 
 function Priority({ value, onChange }) {

@@ -9,10 +9,10 @@ import { fromWall } from "../zone.js";
 import { Frame, Said } from "./frame.js";
 
 const INSERTIONS = [
-  ["APPEND", "Append: whatever else there is"],
-  ["SUPERSEDE", "Supersede: those that wait become REDUNDANT"],
-  ["REPLACE", "Replace: those that wait or have ended become REDUNDANT"],
-  ["DELETE", "Delete: those that wait or have ended are deleted"],
+  ["APPEND", "Append: older tasks stay as they are"],
+  ["SUPERSEDE", "Supersede: waiting tasks become REDUNDANT"],
+  ["REPLACE", "Replace: waiting and ended tasks become REDUNDANT"],
+  ["DELETE", "Delete: waiting and ended tasks are deleted"],
 ];
 const BLANK = {
   identifier: "",
@@ -89,7 +89,7 @@ function Fields({ form, set }) {
       { size: "sm", checked: form.suspended, onCheckedChange: ({ checked }) => set("suspended")(checked === true) },
       h(UI.Checkbox.HiddenInput),
       h(UI.Checkbox.Control),
-      h(UI.Checkbox.Label, null, "Suspended: waits until it is released or retried"),
+      h(UI.Checkbox.Label, null, "Suspended: wait until the task is released or retried"),
     ),
   );
 }

@@ -1,4 +1,4 @@
-/** What people did here: who, what, to how many, when. */
+/** The audit log. */
 import { h, To, UI } from "../host.js";
 import { useLive } from "../live.js";
 import { Empty, Shown, Title, When } from "../parts.js";
@@ -7,11 +7,11 @@ import { number, person } from "../words.js";
 
 const columns = (place, asOf) => [
   { title: "When", show: (row) => h(When, { at: row.happened, from: asOf }) },
-  { title: "Who", show: (row) => person(row.actor, row.role) },
+  { title: "Person", show: (row) => person(row.actor, row.role) },
   { title: "Action", look: { fontWeight: "semibold" }, show: (row) => row.action },
   { title: "Topic", show: (row) => (row.topic ? h(To, { to: place.at({ topic: row.topic }) }, row.topic) : "–") },
   { title: "Which", show: (row) => row.what || "–" },
-  { title: "How many", number: true, show: (row) => (row.count === null ? "–" : number(row.count)) },
+  { title: "Tasks", number: true, show: (row) => (row.count === null ? "–" : number(row.count)) },
 ];
 
 export function Audit({ conn, place, focus }) {
@@ -23,7 +23,7 @@ export function Audit({ conn, place, focus }) {
     h(Shown, { of: audit }, ({ audit: rows, next, as_of: asOf }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Audit", testid: "audit", rows, keyOf: (row) => row.id, columns: columns(place, asOf) })
-        : h(Empty, { key: "none", title: "Nobody has acted yet" }, "Every action on this page, and every payload revealed, is written down here."),
+        : h(Empty, { key: "none", title: "No action yet" }, "Every action of the page and of the command line, and every revealed payload, is listed here."),
       h(Pages, { key: "pages", first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null }),
     ]),
   );

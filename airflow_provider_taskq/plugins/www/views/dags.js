@@ -4,8 +4,8 @@ import { useLive } from "../live.js";
 
 const ROLES = [
   ["pushes", "Push to it"],
-  ["starts", "Are started by it"],
-  ["waits", "Wait on it"],
+  ["starts", "Started by it"],
+  ["waits", "Wait for it"],
   ["drains", "Drain it"],
   ["maintains", "Maintain it"],
 ];
@@ -22,7 +22,7 @@ function Role({ title, uses }) {
   return h(UI.Box, { minW: 0 }, h(UI.Text, { as: "dt", fontSize: "xs", fontWeight: "semibold", color: "fg.muted" }, title), h(UI.Box, { as: "dd", fontSize: "sm" }, list));
 }
 
-const NONE = "No DAG that you may see names this topic. Code that calls the hook or the queue by itself is not listed.";
+const NONE = "No DAG that you may read names this topic. Code that calls the hook or the queue directly is not listed.";
 
 export function Dags({ conn, topic }) {
   const { data, error } = useLive(`${encodeURIComponent(conn.conn_id)}/dags`, { topic });
@@ -36,6 +36,6 @@ export function Dags({ conn, topic }) {
     Fragment,
     null,
     uses.length ? h(UI.Grid, { as: "dl", "data-testid": "dags", ...columns }, roles) : note("none", partial ? "Airflow's DAGs are being read." : NONE),
-    templated.length ? h("details", null, h(UI.Box, { as: "summary", cursor: "pointer", fontSize: "sm", color: "fg.muted" }, "Tasks whose topic a template gives, perhaps this one"), h(UI.Stack, { as: "ul", gap: 0.5, fontSize: "sm", listStyleType: "none", mt: 1 }, templated.map((use) => h(One, { key: `${use.dag_id}/${use.task_id}`, use })))) : null,
+    templated.length ? h("details", null, h(UI.Box, { as: "summary", cursor: "pointer", fontSize: "sm", color: "fg.muted" }, "Tasks whose topic comes from a template, possibly this one"), h(UI.Stack, { as: "ul", gap: 0.5, fontSize: "sm", listStyleType: "none", mt: 1 }, templated.map((use) => h(One, { key: `${use.dag_id}/${use.task_id}`, use })))) : null,
   );
 }

@@ -47,6 +47,6 @@ export function Errors({ conn, place, topic }) {
     { gap: 2, minW: 0 },
     h(Part, null, "Failures by error"),
     h(Rows, { label: "Failures by error", testid: "errors", rows: groups, keyOf: (group) => group.error, columns: columns(topic, place, found.data.as_of, found.reload) }),
-    all >= LOOKED_AT ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, `Of the newest ${number(LOOKED_AT)} tasks that failed.`) : null,
+    all >= LOOKED_AT ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, `Only the newest ${number(LOOKED_AT)} failed tasks were read.`) : null,
   );
 }

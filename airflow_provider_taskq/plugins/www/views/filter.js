@@ -10,7 +10,7 @@ const MORE = ["reference", "since", "until", "error", "error_group"];
 const STATES = [
   ["Waiting", ["ready", "scheduled", "retrying", "blocked", "paused"]],
   ["Running", ["running"]],
-  ["In trouble", ["failed", "expired", "suspended"]],
+  ["Trouble", ["failed", "expired", "suspended"]],
   ["Done", ["succeeded", "filtered", "recreated", "redundant"]],
 ];
 

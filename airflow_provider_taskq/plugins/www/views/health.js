@@ -31,7 +31,7 @@ function Found({ findings, place }) {
 const columns = (place) => [
   { title: "Subject", look: { fontWeight: "semibold" }, show: (row) => row.subject },
   { title: "Severity", show: (row) => h(State, { name: row.severity }) },
-  { title: "What was found", show: (row) => h(Found, { findings: row.findings, place }) },
+  { title: "Findings", show: (row) => h(Found, { findings: row.findings, place }) },
 ];
 
 /** Findings by subject, in the order of the worst of each; what is fine is left out where the same subject has worse. */
@@ -50,7 +50,7 @@ function bySubject(findings) {
 function verdict(subjects) {
   const bad = subjects.filter(({ severity }) => severity === "critical" || severity === "warning").length;
   if (bad) return `${plural(bad, "subject")} of ${subjects.length} ${bad === 1 ? "needs" : "need"} attention.`;
-  return subjects.some(({ severity }) => severity === "notice") ? "Nothing is wrong; some things are worth knowing." : "All is well.";
+  return subjects.some(({ severity }) => severity === "notice") ? "No problems; see the notices." : "All subjects are fine.";
 }
 
 export function Health({ conn, place, focus }) {
@@ -66,7 +66,7 @@ export function Health({ conn, place, focus }) {
             h(UI.Text, { key: "verdict", fontSize: "sm" }, verdict(subjects)),
             h(Rows, { key: "rows", label: "Findings", testid: "health", rows: subjects, keyOf: (row) => row.subject, columns: columns(place) }),
           ]
-        : h(Empty, { title: "Nothing was looked at" });
+        : h(Empty, { title: "No subject was checked" });
     }),
   );
 }

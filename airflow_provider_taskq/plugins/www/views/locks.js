@@ -1,4 +1,4 @@
-/** Leases by name: who has which lock, and for how long. */
+/** Locks: name, holder and end. */
 import { h, UI } from "../host.js";
 import { useLive } from "../live.js";
 import { Empty, Shown, Title, When } from "../parts.js";
@@ -7,7 +7,7 @@ import { duration } from "../words.js";
 
 const columns = (asOf) => [
   { title: "Name", look: { fontWeight: "semibold" }, show: (row) => row.name },
-  { title: "Held by", show: (row) => row.held_by || h(UI.Text, { as: "span", color: "fg.muted" }, "nobody: given back, kept shut until then") },
+  { title: "Held by", show: (row) => row.held_by || h(UI.Text, { as: "span", color: "fg.muted" }, "no owner: released, but locked until then") },
   { title: "Since", show: (row) => h(When, { at: row.locked, from: asOf }) },
   { title: "Until", show: (row) => h(When, { at: row.until }) },
   { title: "Left", number: true, show: (row) => duration(row.seconds_left) },
@@ -22,7 +22,7 @@ export function Locks({ conn, place, focus }) {
     h(Shown, { of: locks }, ({ locks: rows, next, as_of: asOf }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Locks", testid: "locks", rows, keyOf: (row) => row.name, columns: columns(asOf) })
-        : h(Empty, { key: "none", title: "No lock is held" }, "A lock is taken by name for a time; who can't get it goes on without it."),
+        : h(Empty, { key: "none", title: "No lock is held" }, "A lock is held by name for a limited time. A process that cannot get it continues without it."),
       h(Pages, { key: "pages", first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null }),
     ]),
   );

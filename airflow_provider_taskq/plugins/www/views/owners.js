@@ -1,4 +1,4 @@
-/** Whoever holds tasks, and what they hold. */
+/** Owners, and the tasks that they hold. */
 import { useActing } from "../actions/acting.js";
 import { h, To, UI } from "../host.js";
 import { useLive } from "../live.js";
@@ -21,7 +21,7 @@ function columns(place, asOf) {
     { title: "Owner", look: { fontWeight: "semibold" }, show: (row) => h(To, { to: place.at({ view: "owner", owner: row.owner }) }, row.owner) },
     { title: "Holds", number: true, show: (row) => count(row.held) },
     { title: "Lease", show: (row) => h(Lease, { owner: row, asOf }) },
-    { title: "Last sign of life", show: (row) => h(When, { at: row.seen, from: asOf, only: "distance" }) },
+    { title: "Last heartbeat", show: (row) => h(When, { at: row.seen, from: asOf, only: "distance" }) },
     { title: "Topics", show: (row) => (row.topics ?? []).join(", ") || "–" },
     { title: "In Airflow", empty: (row) => !row.links, show: (row) => h(InAirflow, { links: row.links }) },
   ];
@@ -43,7 +43,7 @@ export function Owners({ conn, place, focus }) {
     h(Shown, { of: owners }, ({ owners: rows, next, as_of: asOf }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Owners", testid: "owners", rows, keyOf: (row) => row.owner, columns: columns(place, asOf) })
-        : h(Empty, { key: "none", title: place.search ? "No owner has this in its name" : "No owner" }, place.search ? null : "Nobody has registered to take tasks."),
+        : h(Empty, { key: "none", title: place.search ? "No owner contains this text" : "No owner" }, place.search ? null : "No worker has registered."),
       h(Pages, { key: "pages", first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null }),
     ]),
   );
@@ -51,17 +51,17 @@ export function Owners({ conn, place, focus }) {
 
 function Held({ data, place }) {
   const { owner, tasks, next, as_of: asOf } = data;
-  if (!owner) return h(Empty, { title: "Nobody of this name" }, "It gave its lease back, or was never here.");
+  if (!owner) return h(Empty, { title: "No owner of this name" }, "Its lease has ended, or it never registered.");
   const facts = [
     ["Lease", h(Lease, { owner, asOf })],
     ["Length of the lease", duration(owner.lease_seconds)],
-    ["Last sign of life", h(When, { at: owner.seen, from: asOf })],
+    ["Last heartbeat", h(When, { at: owner.seen, from: asOf })],
     ["Holds", count(owner.held)],
     ["In Airflow", owner.links ? h(InAirflow, { links: owner.links }) : null],
   ];
   const rows = tasks.length
     ? h(TaskRows, { label: "Held tasks", tasks, asOf, place, topics: true, owners: false })
-    : h(Empty, { title: "It holds no task" });
+    : h(Empty, { title: "The owner holds no task" });
   const pages = { first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null };
   return h(UI.Stack, { gap: 3, minW: 0 }, h(Facts, { facts }), h(Part, null, "Held tasks"), rows, h(Pages, pages));
 }

@@ -1,4 +1,4 @@
-/** A task's payload and output: their size, and their text once somebody who may asks for it. */
+/** A task's payload and output: their size, and their text after a click on Reveal. */
 import { useActing } from "../actions/acting.js";
 import { h, UI, useEffect, useState } from "../host.js";
 import { readable } from "../json.js";
@@ -26,7 +26,7 @@ export function Payload({ conn, task }) {
   }
 
   if (!state.told) {
-    const note = mayAct ? "Who reveals it is written to the audit." : "Seeing it takes the right to edit this connection.";
+    const note = mayAct ? "Revealing it writes an audit line with your name." : "To see it, you need the right to edit this connection.";
     return h(
       UI.Stack,
       { gap: 3, "data-testid": "masked" },
@@ -44,7 +44,7 @@ export function Payload({ conn, task }) {
     { gap: 3, minW: 0, "aria-live": "polite" },
     shown("Payload", payload),
     shown("Output", output),
-    cut ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, "Cut after 64 KiB.") : null,
+    cut ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, "Only the first 64 KiB are shown.") : null,
     h(Do, { onClick: () => setState({}), alignSelf: "start" }, "Hide"),
   );
 }

@@ -1,4 +1,4 @@
-/** How far groups of readers got in the logs of topics, and who holds those logs back. */
+/** The progress of consumer groups, and the transactions that hold back the logs. */
 import { h, To, UI } from "../host.js";
 import { useLive } from "../live.js";
 import { Empty, Part, Shown, Title, When } from "../parts.js";
@@ -9,7 +9,7 @@ const progress = (place, asOf) => [
   { title: "Group", look: { fontWeight: "semibold" }, show: (row) => row.group },
   { title: "Topic", show: (row) => h(To, { to: place.at({ topic: row.topic }) }, row.topic) },
   { title: "Partition", number: true, show: (row) => row.partition },
-  { title: "Read up to", number: true, show: (row) => `#${row.cursor}` },
+  { title: "Cursor", number: true, show: (row) => `#${row.cursor}` },
   { title: "Behind", number: true, show: (row) => count(row.behind) },
   { title: "Advanced", show: (row) => h(When, { at: row.advanced, from: asOf }) },
 ];
@@ -19,7 +19,7 @@ const holding = (place, asOf) => [
   { title: "Process", number: true, show: (row) => row.pid ?? "–" },
   { title: "Application", show: (row) => row.application || "–" },
   { title: "Open since", show: (row) => h(When, { at: row.since, from: asOf }) },
-  { title: "Readers stop before", number: true, show: (row) => `#${number(row.floor)}` },
+  { title: "Groups stop before", number: true, show: (row) => `#${number(row.floor)}` },
 ];
 
 function Holders({ holders, asOf, place }) {
@@ -35,12 +35,12 @@ export function Readers({ conn, place, focus }) {
   return h(
     UI.Stack,
     { gap: 3 },
-    h(Title, { focus }, "Readers"),
+    h(Title, { focus }, "Consumer groups"),
     h(Shown, { of: readers }, ({ readers: rows, holders, capped, as_of: asOf }) => [
       rows.length
-        ? h(Rows, { key: "rows", label: "Readers", testid: "readers", rows, keyOf: (row) => `${row.group}/${row.topic}/${row.partition}`, columns: progress(place, asOf) })
-        : h(Empty, { key: "none", title: "No reader yet" }, "A group of readers appears once it has stored how far it got."),
-      capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "There are more than are shown.") : null,
+        ? h(Rows, { key: "rows", label: "Consumer groups", testid: "readers", rows, keyOf: (row) => `${row.group}/${row.topic}/${row.partition}`, columns: progress(place, asOf) })
+        : h(Empty, { key: "none", title: "No consumer group yet" }, "A consumer group appears once it has stored a cursor."),
+      capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only the first are shown; more exist.") : null,
       h(Holders, { key: "holders", holders, asOf, place }),
     ]),
   );

@@ -20,7 +20,7 @@ export function Find({ value = "", onFind }) {
 export function SearchResults({ conn, place, focus }) {
   const text = place.text ?? "";
   const found = useLive(text ? `${encodeURIComponent(conn.conn_id)}/search` : null, { text });
-  const none = h(Empty, { title: "No task has this" }, "Sequence, identifier and reference are matched whole. In a topic, More filters finds tasks by their error.");
+  const none = h(Empty, { title: "No task matches" }, "The search compares whole sequences, identifiers and references. In a topic, More filters finds tasks by their error.");
   return h(
     UI.Stack,
     { gap: 3, minW: 0 },
@@ -28,8 +28,8 @@ export function SearchResults({ conn, place, focus }) {
     text
       ? h(Shown, { of: found }, ({ tasks, more, as_of: asOf }) => [
           tasks.length ? h(TaskRows, { key: "rows", label: "Found tasks", tasks, asOf, place, topics: true, testid: "found" }) : h(Fragment, { key: "none" }, none),
-          more ? h(UI.Text, { key: "more", fontSize: "sm", color: "fg.muted" }, "Only the newest are shown: there are more.") : null,
+          more ? h(UI.Text, { key: "more", fontSize: "sm", color: "fg.muted" }, "Only the newest tasks are shown; more exist.") : null,
         ])
-      : h(Empty, { title: "Type what to look for" }, "A sequence such as 4711, an identifier or a reference, in the field above."),
+      : h(Empty, { title: "Enter a search text" }, "A sequence such as 4711, an identifier or a reference, in the field above."),
   );
 }

@@ -20,7 +20,7 @@ function Why({ why, task }) {
     UI.Alert.Root,
     { status, size: "lg", role: "note", "aria-label": "Why", "data-testid": "why", py: 3 },
     h(UI.Alert.Indicator),
-    h(UI.Alert.Title, { overflowWrap: "anywhere", fontWeight: "medium", fontSize: "md" }, why ? sentence(why) : "Nothing is known of it."),
+    h(UI.Alert.Title, { overflowWrap: "anywhere", fontWeight: "medium", fontSize: "md" }, why ? sentence(why) : "No reason is known."),
   );
 }
 
@@ -41,7 +41,7 @@ function facts(task, asOf, place) {
     ["Attempt", String(task.attempt)],
     ["Last attempt", attemptTimes(task, task.state === "ACTIVE" ? "running for" : "ran")],
     ["Crashes", task.crashes ? String(task.crashes) : null],
-    ["Redelivered", task.redelivered ? "yes: an owner before lost its lease" : null],
+    ["Redelivered", task.redelivered ? "yes: a previous owner lost its lease" : null],
     ["Priority", String(task.priority)],
     ["Payload", task.payload_bytes === null ? "none" : bytes(task.payload_bytes)],
     ["Output", task.output_bytes === null ? null : bytes(task.output_bytes)],

@@ -19,7 +19,7 @@ function Moment({ task, asOf }) {
   return times ? h(Fragment, null, shown, h(UI.Box, { fontSize: "xs", color: "fg.muted" }, times)) : shown;
 }
 
-/** Who holds a task, with the way to its task instance where it is one. */
+/** The owner of a task, with a link to its task instance. */
 export function Holder({ name, place }) {
   return name ? h(To, { to: place.at({ view: "owner", owner: name }) }, name) : "–";
 }

@@ -35,13 +35,13 @@ function useSelection(key) {
 const toldOf = (data) =>
   data.looked_to === null || data.looked_to === undefined
     ? null
-    : `No more found among the tasks up to #${number(data.looked_to)}: the next page looks on from there.`;
+    : `The search stopped at #${number(data.looked_to)}: the next page continues from there.`;
 
 function Found({ data, place, filter, selection, reload, topic }) {
   const filtered = Object.keys(filter).length > 0;
   const none = filtered
-    ? h(Empty, { title: "No task matches" }, "Loosen the filter: identifier and reference are matched whole, the error by a part of it.")
-    : h(Empty, { title: "No task yet" }, "Nothing has been pushed to this topic, or all of it was purged.");
+    ? h(Empty, { title: "No task matches" }, "Loosen the filter: it compares whole identifiers and references, and a part of the error.")
+    : h(Empty, { title: "No task yet" }, "No task has been pushed to this topic, or all were purged.");
   const turn = (name, value) => (value ? () => place.go({ after: null, before: null, [name]: value }) : null);
   const rows = { label: "Tasks", tasks: data.tasks, asOf: data.as_of, place, selection };
   return h(

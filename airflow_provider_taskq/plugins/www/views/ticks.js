@@ -9,7 +9,7 @@ const columns = (place, asOf) => [
   { title: "Prefix", look: { fontWeight: "semibold" }, show: (row) => row.prefix },
   { title: "Topic", show: (row) => h(To, { to: place.at({ topic: row.topic }) }, row.topic) },
   { title: "Schedule, UTC", show: (row) => row.schedule },
-  { title: "Made ahead", number: true, show: (row) => number(row.waiting) },
+  { title: "Waiting", number: true, show: (row) => number(row.waiting) },
   { title: "Next", show: (row) => h(When, { at: row.next, from: asOf }) },
   { title: "Last", show: (row) => h(When, { at: row.last, from: asOf }) },
 ];
@@ -23,8 +23,8 @@ export function Ticks({ conn, place, focus }) {
     h(Shown, { of: ticks }, ({ ticks: rows, capped, as_of: asOf }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Ticks", testid: "ticks", rows, keyOf: (row) => `${row.topic}/${row.prefix}/${row.config_hash}`, columns: columns(place, asOf) })
-        : h(Empty, { key: "none", title: "No tick waits" }, "Ticks are made ahead by install_ticks, one task for each moment."),
-      capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only those of the next tasks are shown: there are more.") : null,
+        : h(Empty, { key: "none", title: "No tick waits" }, "`taskq ticks install` or TaskQTicksOperator installs ticks ahead, one task for each moment."),
+      capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only the next ticks are shown; more exist.") : null,
     ]),
   );
 }

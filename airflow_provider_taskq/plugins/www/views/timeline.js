@@ -29,7 +29,7 @@ function told(event) {
   const words = {
     failed: `Attempt ${event.attempt} failed`,
     lapsed: "The lease of its owner lapsed",
-    "started anew": `Started anew, was ${event.state}`,
+    "started anew": `Retried, was ${event.state}`,
     recreated: `Recreated as a copy, was ${event.state}`,
     reassigned: `Reassigned, was ${event.state}`,
     "due set": "Due time changed",
@@ -38,7 +38,7 @@ function told(event) {
     paused: "Paused",
     resumed: "Resumed",
     canceled: "Canceled before it ran",
-    held: `Held, attempt ${event.attempt}`,
+    held: `Running, attempt ${event.attempt}`,
     ended: `Ended as ${event.state}${event.attempt > 1 ? ` at attempt ${event.attempt}` : ""}`,
     pushed: "Pushed",
   };

@@ -1,4 +1,4 @@
-/** One topic: how much there is, what it did lately, who works on it, its policy and its tasks. */
+/** One topic: counts, charts, consumers, policy and tasks. */
 import { useActing } from "../actions/acting.js";
 import { Chart } from "../chart.js";
 import { Fragment, h, Link, To, UI } from "../host.js";
@@ -56,7 +56,7 @@ function Depths({ topic, place }) {
 }
 
 function Consumers({ owners, asOf, place }) {
-  if (!owners.length) return h(UI.Text, { fontSize: "sm", color: "fg.muted" }, "Nobody holds a task of this topic.");
+  if (!owners.length) return h(UI.Text, { fontSize: "sm", color: "fg.muted" }, "No owner holds a task of this topic.");
   const columns = [
     { title: "Owner", show: (row) => h(To, { to: place.at({ view: "owner", owner: row.owner }) }, row.owner) },
     { title: "Holds", number: true, show: (row) => count(row.held) },
@@ -117,14 +117,14 @@ function More({ topic, place }) {
 
 function Buttons({ topic, paused, onDone }) {
   const { mayAct, act } = useActing();
-  if (!mayAct) return null;
+  if (!mayAct || paused === undefined) return null; // the topic does not exist, or is not loaded yet
   const turn = paused ? "resume" : "pause";
   const asked = { topic, onDone, subject: topic };
   return h(
     Fragment,
     null,
     h(Do, { icon: "plus", onClick: () => act({ action: "push", ...asked }) }, "Push a task"),
-    paused === undefined ? null : h(Do, { icon: paused ? "play" : "pause", onClick: () => act({ action: turn, ...asked }) }, paused ? "Resume" : "Pause"),
+    h(Do, { icon: paused ? "play" : "pause", onClick: () => act({ action: turn, ...asked }) }, paused ? "Resume" : "Pause"),
   );
 }
 

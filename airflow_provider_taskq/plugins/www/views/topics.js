@@ -58,7 +58,7 @@ function sortingOf(place) {
   return { key, order, by };
 }
 
-/** The order for those who see cards instead of columns, and the switch to what needs attention. */
+/** The sort field of narrow tables, and the switch to topics in trouble. */
 function Choices({ place, sorting, sorts }) {
   const option = ([value, text]) => h("option", { key: value, value }, text);
   const field = { "aria-label": "Sort by", value: sorting.key, onChange: ({ target }) => place.go({ sort: target.value, order: null, after: null }) };
@@ -98,7 +98,7 @@ export function Topics({ conn, place, focus }) {
         : h(None, { key: "none", search, trouble }),
       h(Pages, {
         key: "pages",
-        note: capped ? "Only the first 1,000 topics by name are sorted and added up: search for a part of the name." : null,
+        note: capped ? "Only the first 1,000 topics by name are sorted and totaled: search for a part of the name." : null,
         first: after ? () => place.go({ after: null }) : null,
         next: next ? () => place.go({ after: next }) : null,
       }),
@@ -108,7 +108,7 @@ export function Topics({ conn, place, focus }) {
 
 const None = ({ search, trouble }) =>
   trouble
-    ? h(Empty, { title: "No topic is in trouble" }, "None is paused, has failed or expired tasks, or a task that has been due for more than 5 minutes.")
+    ? h(Empty, { title: "No topic is in trouble" }, "No topic is paused, has failed or expired tasks, or has a task that has been due for more than 5 minutes.")
     : search
-    ? h(Empty, { title: "No topic has this in its name" }, "Search for a shorter part of it.")
-    : h(Empty, { title: "No topic yet" }, "A topic is made by create_topic, by `taskq topics create`, or by the first push of an operator.");
+    ? h(Empty, { title: "No topic contains this text" }, "Search for a shorter text.")
+    : h(Empty, { title: "No topic yet" }, "Create one with `taskq topics create`, with create_topic, or with create_topic=True of TaskQPushOperator.");
