@@ -12,9 +12,9 @@ import { Timeline } from "./timeline.js";
 
 const TONES = { ACTIVE: "info", SUCCEEDED: "success", FAILED: "error", EXPIRED: "error", SUSPENDED: "warning", READY: "warning" };
 
-/** THE sentence. A task that is ready and next in line is in no trouble. */
+/** The reason why a task is not running, as an alert. A ready or scheduled task is no problem. */
 function Why({ why, task }) {
-  const calm = task.state === "READY" && /^it is ready|^it is due in/.test(why ?? "") && !why.includes("nobody");
+  const calm = task.state === "READY" && /^it is (ready|due in)/.test(why ?? "");
   const status = calm ? "info" : (TONES[task.state] ?? "neutral");
   return h(
     UI.Alert.Root,
