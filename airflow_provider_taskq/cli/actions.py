@@ -52,12 +52,11 @@ _waiting_tasks = combine_options(
     _sequences, click.option("--status", type=Choice(WAITING_STATUSES), help="Tasks of this status."), *_filter_options
 )
 _confirmation = combine_options(dry_run_option, yes_option)
-_ENDED_ONES = "by SEQUENCE, all or none, or by filter options."
-_WAITING_ONES = "by SEQUENCE, all or none, or by filter options."
+_BY_SELECTION = "by SEQUENCE, all or none, or by filter options."
 
 
 @click.command(
-    help=f"Retry ended tasks of TOPIC, {_ENDED_ONES} RESET makes them ready again, in their old place. The other "
+    help=f"Retry ended tasks of TOPIC, {_BY_SELECTION} RESET makes them ready again, in their old place. The other "
     "insertions push copies."
 )
 @topic_argument
@@ -79,7 +78,7 @@ def retry(session: Session, /, topic: str, by: str, dry_run: bool, yes: bool, **
     _answer(session, tasks, {**document, "dry_run": dry_run}, f"{verb} {plural(result.count, 'task')} of {topic}.")
 
 
-@click.command(help=f"Give ended tasks of TOPIC another result, {_ENDED_ONES} Their output stays.")
+@click.command(help=f"Give ended tasks of TOPIC another result, {_BY_SELECTION} Their output stays.")
 @topic_argument
 @_ended_tasks
 @click.option("--result", type=Choice(RESULTS), required=True, help="The new result.")
@@ -96,7 +95,7 @@ def reassign(session: Session, /, topic: str, result: str, dry_run: bool, yes: b
 
 @click.command(
     "run-now",
-    help=f"Make waiting tasks of TOPIC due now, {_WAITING_ONES} Blocked and paused tasks stay so for other reasons.",
+    help=f"Make waiting tasks of TOPIC due now, {_BY_SELECTION} Blocked and paused tasks stay so for other reasons.",
 )
 @topic_argument
 @_waiting_tasks
@@ -106,7 +105,7 @@ def run_now(session: Session, /, topic: str, dry_run: bool, yes: bool, **chosen:
     _change_waiting(session, topic, selection.run_now(), "due now", dry_run, yes, chosen)
 
 
-@click.command(help=f"Set the PRIORITY, -100 to 100, of waiting tasks of TOPIC, {_WAITING_ONES} Higher runs first.")
+@click.command(help=f"Set the PRIORITY, -100 to 100, of waiting tasks of TOPIC, {_BY_SELECTION} Higher runs first.")
 @topic_argument
 @click.argument("priority", type=click.IntRange(-100, 100))
 @_waiting_tasks
@@ -118,7 +117,7 @@ def priority(session: Session, /, topic: str, priority: int, dry_run: bool, yes:
 
 
 @click.command(
-    help=f"Cancel waiting tasks of TOPIC, {_WAITING_ONES} They end as FILTERED without a run; `retry` takes it back."
+    help=f"Cancel waiting tasks of TOPIC, {_BY_SELECTION} They end as FILTERED without a run; `retry` takes it back."
 )
 @topic_argument
 @_waiting_tasks

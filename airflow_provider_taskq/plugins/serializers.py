@@ -39,18 +39,18 @@ def count(number: int, cap: int) -> Document:
     return {"count": number, "capped": number >= cap}
 
 
-def topic(glance: TopicSummary, cap: int) -> Document:
+def topic(summary: TopicSummary, cap: int) -> Document:
     """A topic with its counts."""
     names = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "failed", "suspended", "expired")
-    counts = {name: count(getattr(glance, name), cap) for name in names}
+    counts = {name: count(getattr(summary, name), cap) for name in names}
     return {
-        "topic": glance.topic,
-        "paused": glance.paused,
+        "topic": summary.topic,
+        "paused": summary.paused,
         **counts,
-        "running": {"count": glance.running, "capped": glance.running_capped},
-        "consumers": glance.consumers,
-        "oldest_seconds": glance.oldest_seconds,
-        "last_end_seconds": glance.last_end_seconds,
+        "running": {"count": summary.running, "capped": summary.running_capped},
+        "consumers": summary.consumers,
+        "oldest_seconds": summary.oldest_seconds,
+        "last_end_seconds": summary.last_end_seconds,
     }
 
 
@@ -113,7 +113,7 @@ def task(line: TaskSummary) -> Document:
     }
 
 
-def happening(each: HistoryEvent) -> Document:
+def history_event(each: HistoryEvent) -> Document:
     """An event of a task's history. Of a reassigned task, `other` names the state."""
     other = State(each.other).name if each.what == "reassigned" and each.other is not None else each.other
     return {
@@ -189,17 +189,17 @@ _Status = Literal[
 SortKey = _Status | Literal["topic", "oldest", "consumers"]
 
 _KEYS: dict[str, Callable[[TopicSummary], Any]] = {
-    "topic": lambda glance: glance.topic,
-    "oldest": lambda glance: -1 if glance.oldest_seconds is None else glance.oldest_seconds,
-    "consumers": lambda glance: glance.consumers,
-    **{name: lambda glance, name=name: getattr(glance, name) for name in COUNTS},  # type: ignore[misc]  # mypy reads no default
+    "topic": lambda summary: summary.topic,
+    "oldest": lambda summary: -1 if summary.oldest_seconds is None else summary.oldest_seconds,
+    "consumers": lambda summary: summary.consumers,
+    **{name: lambda summary, name=name: getattr(summary, name) for name in COUNTS},  # type: ignore[misc]  # mypy reads no default
 }
 
 
-def in_trouble(glance: TopicSummary) -> bool:
+def in_trouble(summary: TopicSummary) -> bool:
     """Whether a topic is paused, has FAILED or EXPIRED tasks, or a task that has been due for more than 5 minutes."""
-    late = glance.oldest_seconds is not None and glance.oldest_seconds >= OVERDUE_SECONDS
-    return glance.paused or glance.failed > 0 or glance.expired > 0 or late
+    late = summary.oldest_seconds is not None and summary.oldest_seconds >= OVERDUE_SECONDS
+    return summary.paused or summary.failed > 0 or summary.expired > 0 or late
 
 
 def topic_list(

@@ -65,12 +65,12 @@ def throughput(conn_id: ConnId, topic: Annotated[list[str], Query(max_length=200
 def one_topic(conn_id: ConnId, topic: Name) -> Document:
     """A topic with its policy, its charts and its owners."""
     with looking(conn_id) as queue:
-        glance = queue.browse_topic(topic, TOPIC_CAP)
-        if glance is None:
+        summary = queue.browse_topic(topic, TOPIC_CAP)
+        if summary is None:
             raise HTTPException(404, f"Topic {topic} does not exist.")
         charts = _charts(topic, queue.throughput(*MINUTES, topic), queue.throughput(*HOURS, topic))
         owners = [serializers.holder(each) for each in queue.browse_holders(topic)]
-        shown = {**serializers.topic(glance, TOPIC_CAP), "policy": serializers.policy(queue.policy(topic)), **charts}
+        shown = {**serializers.topic(summary, TOPIC_CAP), "policy": serializers.policy(queue.policy(topic)), **charts}
         return {"topic": {**shown, "owners": owners}, **serializers.stamp(queue)}
 
 
@@ -163,7 +163,7 @@ def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, 
         return {
             "task": serializers.task(lines[0]),
             "why": queue.explain(topic, sequence),
-            "timeline": [serializers.happening(each) for each in queue.timeline(topic, sequence)],
+            "timeline": [serializers.history_event(each) for each in queue.timeline(topic, sequence)],
             "depends_on": [_plain(each) for each in queue.dependencies(topic, sequence)],
             **serializers.stamp(queue),
         }

@@ -14,7 +14,7 @@ from tests.plugin.page_site import PageSite
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 QUIET = ("gpu", "background-networking", "component-update", "sync")
-PATIENCE = 90_000  # milliseconds: a bound for a loaded machine, and more than the AT_MOST of live.js
+PATIENCE = 90_000  # milliseconds: a bound for a loaded machine, and more than the AT_MOST of polling.js
 # Tells of everything that a page tried to do and may not, and of what hostile text would have done.
 WATCH = """
 window.refused = [];

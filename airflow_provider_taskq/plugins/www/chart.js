@@ -1,6 +1,6 @@
 /** A chart of ended tasks as SVG, with a text for screen readers. */
-import { h, UI } from "./host.js";
-import { duration, number } from "./words.js";
+import { h, UI } from "./airflow_globals.js";
+import { duration, number } from "./format.js";
 
 const WIDTH = 600;
 const HEIGHT = 72;

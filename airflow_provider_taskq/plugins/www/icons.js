@@ -1,5 +1,5 @@
 /** The few pictures of the page, drawn by hand on a grid of 24. */
-import { h, UI } from "./host.js";
+import { h, UI } from "./airflow_globals.js";
 
 const SHAPES = {
   again: "M20 5v5h-5 M19.5 10A8 8 0 1 0 20 14",

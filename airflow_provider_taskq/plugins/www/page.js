@@ -1,10 +1,10 @@
 /** The page: connection, tabs, freshness, and the view that the URL names. */
-import { Acting } from "./actions/acting.js";
-import { Fragment, h, Link, UI, useCallback, useEffect, useLocation, useMemo, useNavigate, useRef, useState } from "./host.js";
-import { Liveness, useLive } from "./live.js";
+import { Acting } from "./actions/context.js";
+import { Fragment, h, Link, UI, useCallback, useEffect, useLocation, useMemo, useNavigate, useRef, useState } from "./airflow_globals.js";
+import { Liveness, useLive } from "./polling.js";
 import { Icon } from "./icons.js";
-import { Empty, Failure, Loading, Stamp } from "./parts.js";
-import { FILTERS, titleOf, usePlace, whereabouts } from "./place.js";
+import { Empty, Failure, Loading, Stamp } from "./components.js";
+import { FILTERS, titleOf, usePlace, whereabouts } from "./location.js";
 import { Audit } from "./views/audit.js";
 import { Health } from "./views/health.js";
 import { Locks } from "./views/locks.js";

@@ -1,9 +1,9 @@
 /** The panel of a task instance: the tasks that it pushed, waits for or holds. */
-import { h, To, UI, useEffect, useMemo, useState } from "./host.js";
-import { askInstance, named } from "./instance.js";
-import { Liveness, useLive } from "./live.js";
-import { Empty, Failure, Loading, Part, Shown, Stamp, State } from "./parts.js";
-import { search } from "./place.js";
+import { h, To, UI, useEffect, useMemo, useState } from "./airflow_globals.js";
+import { askInstance, named } from "./task_instance.js";
+import { Liveness, useLive } from "./polling.js";
+import { Empty, Failure, Loading, Part, Shown, Stamp, State } from "./components.js";
+import { search } from "./location.js";
 import { Rows } from "./table.js";
 import { TaskRows } from "./views/task_rows.js";
 

@@ -1,6 +1,6 @@
 /** A field to search by, which looks when the user stops typing or presses Enter. */
-import { h, UI } from "./host.js";
-import { useTyped } from "./typed.js";
+import { h, UI } from "./airflow_globals.js";
+import { useTyped } from "./text_input.js";
 
 export function Search({ label, value = "", onSearch }) {
   const { text, type, settle } = useTyped(value, onSearch);

@@ -1,5 +1,5 @@
 /** A table in Airflow's style, whose rows become cards where there is no room for its columns. */
-import { h, UI } from "./host.js";
+import { h, UI } from "./airflow_globals.js";
 import { Icon } from "./icons.js";
 
 // By the width of the table, not of the window: next to Airflow's grid a wide window leaves little room.

@@ -1,9 +1,9 @@
 /** The dialog of an action: the server's preview, the confirmation, the result. */
-import { h, UI, useCallback, useEffect, useRef, useState } from "../host.js";
+import { h, UI, useCallback, useEffect, useRef, useState } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
-import { post } from "../server.js";
-import { count } from "../words.js";
-import { Frame, Said } from "./frame.js";
+import { post } from "../api.js";
+import { count } from "../format.js";
+import { Frame, Said } from "./dialog_frame.js";
 import { KINDS, Options } from "./options.js";
 
 /** Sends the action: looked at only, or done. */

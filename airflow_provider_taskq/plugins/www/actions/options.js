@@ -1,5 +1,5 @@
 /** The options of actions, and their labels. */
-import { h, UI } from "../host.js";
+import { h, UI } from "../airflow_globals.js";
 import { Choice, Labelled } from "../views/filter.js";
 
 const option = ([value, text]) => h("option", { key: value, value }, text);

@@ -1,12 +1,12 @@
 /** The form by which a person pushes one task; its payload is checked while it is typed. */
-import { h, UI, useEffect, useRef, useState } from "../host.js";
+import { h, UI, useEffect, useRef, useState } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
 import { fault as jsonFault } from "../json.js";
-import { post } from "../server.js";
+import { post } from "../api.js";
 import { Choice, Labelled } from "../views/filter.js";
-import { bytes } from "../words.js";
-import { fromWall } from "../zone.js";
-import { Frame, Said } from "./frame.js";
+import { bytes } from "../format.js";
+import { fromWall } from "../time_zone.js";
+import { Frame, Said } from "./dialog_frame.js";
 
 const INSERTIONS = [
   ["APPEND", "Append: older tasks stay as they are"],

@@ -1,9 +1,9 @@
 /** The audit log. */
-import { h, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Empty, Shown, Title, When } from "../parts.js";
+import { h, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Empty, Shown, Title, When } from "../components.js";
 import { Pages, Rows } from "../table.js";
-import { number, person } from "../words.js";
+import { number, person } from "../format.js";
 
 const columns = (place, asOf) => [
   { title: "When", show: (row) => h(When, { at: row.happened, from: asOf }) },

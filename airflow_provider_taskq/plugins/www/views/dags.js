@@ -1,6 +1,6 @@
 /** The DAGs that work on a topic, by what their tasks do to it. */
-import { Fragment, h, To, UI } from "../host.js";
-import { useLive } from "../live.js";
+import { Fragment, h, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
 
 const ROLES = [
   ["pushes", "Push to it"],

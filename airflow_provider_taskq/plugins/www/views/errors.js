@@ -1,10 +1,10 @@
 /** The failures of a topic, grouped by error: how many, a link to them, and a retry for the whole group. */
-import { useActing } from "../actions/acting.js";
-import { h, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Do, Part } from "../parts.js";
+import { useActing } from "../actions/context.js";
+import { h, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Do, Part } from "../components.js";
 import { Rows } from "../table.js";
-import { distance, moment, number, plural } from "../words.js";
+import { distance, moment, number, plural } from "../format.js";
 
 const LOOKED_AT = 10000; // FAILED tasks that the server looks at
 

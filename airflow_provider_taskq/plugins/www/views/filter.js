@@ -1,9 +1,9 @@
 /** What tasks to show: a form whose fields are the URL's. */
-import { h, UI, useId, useState } from "../host.js";
+import { h, UI, useId, useState } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
-import { FILTERS } from "../place.js";
-import { useTyped } from "../typed.js";
-import { fromWall, toWall } from "../zone.js";
+import { FILTERS } from "../location.js";
+import { useTyped } from "../text_input.js";
+import { fromWall, toWall } from "../time_zone.js";
 
 const MORE = ["reference", "since", "until", "error", "error_group"];
 

@@ -1,9 +1,9 @@
 /** What slows or threatens the queue, the worst first: a subject once, with all that was found of it. */
-import { h, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Empty, Shown, State, Title } from "../parts.js";
+import { h, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Empty, Shown, State, Title } from "../components.js";
 import { Rows } from "../table.js";
-import { plural, sentence } from "../words.js";
+import { plural, sentence } from "../format.js";
 
 /** The ways to what a finding is about. */
 function About({ finding, place }) {

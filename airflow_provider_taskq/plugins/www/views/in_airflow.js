@@ -1,5 +1,5 @@
 /** The ways from an owner that is a task instance to its DAG run and itself. */
-import { h, To, UI } from "../host.js";
+import { h, To, UI } from "../airflow_globals.js";
 
 /** Relative to Airflow's interface; the server made them of a name, escaped. */
 const inside = (path) => `/${path}`;

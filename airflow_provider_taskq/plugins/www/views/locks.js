@@ -1,9 +1,9 @@
 /** Locks: name, holder and end. */
-import { h, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Empty, Shown, Title, When } from "../parts.js";
+import { h, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Empty, Shown, Title, When } from "../components.js";
 import { Pages, Rows } from "../table.js";
-import { duration } from "../words.js";
+import { duration } from "../format.js";
 
 const columns = (asOf) => [
   { title: "Name", look: { fontWeight: "semibold" }, show: (row) => row.name },

@@ -1,11 +1,11 @@
 /** Owners, and the tasks that they hold. */
-import { useActing } from "../actions/acting.js";
-import { h, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Do, Empty, Facts, Part, Shown, State, Title, When } from "../parts.js";
+import { useActing } from "../actions/context.js";
+import { h, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Do, Empty, Facts, Part, Shown, State, Title, When } from "../components.js";
 import { Search } from "../search.js";
 import { Pages, Rows } from "../table.js";
-import { count, distance, duration, moment } from "../words.js";
+import { count, distance, duration, moment } from "../format.js";
 import { InAirflow } from "./in_airflow.js";
 import { TaskRows } from "./task_rows.js";
 

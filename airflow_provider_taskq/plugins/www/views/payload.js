@@ -1,10 +1,10 @@
 /** A task's payload and output: their size, and their text after a click on Reveal. */
-import { useActing } from "../actions/acting.js";
-import { h, UI, useEffect, useState } from "../host.js";
+import { useActing } from "../actions/context.js";
+import { h, UI, useEffect, useState } from "../airflow_globals.js";
 import { readable } from "../json.js";
-import { Do, Failure, Part, Verbatim } from "../parts.js";
-import { post } from "../server.js";
-import { bytes } from "../words.js";
+import { Do, Failure, Part, Verbatim } from "../components.js";
+import { post } from "../api.js";
+import { bytes } from "../format.js";
 
 const masked = (size, name) => (size === null ? null : `${name}, ${bytes(size)}`);
 

@@ -1,9 +1,9 @@
 /** The progress of consumer groups, and the transactions that hold back the logs. */
-import { h, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Empty, Part, Shown, Title, When } from "../parts.js";
+import { h, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Empty, Part, Shown, Title, When } from "../components.js";
 import { Rows } from "../table.js";
-import { count, number } from "../words.js";
+import { count, number } from "../format.js";
 
 const progress = (place, asOf) => [
   { title: "Group", look: { fontWeight: "semibold" }, show: (row) => row.group },

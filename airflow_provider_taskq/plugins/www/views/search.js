@@ -1,7 +1,7 @@
 /** Tasks of all topics by sequence, identifier or reference. */
-import { Fragment, h, UI, useEffect, useState } from "../host.js";
-import { useLive } from "../live.js";
-import { Empty, Shown, Title } from "../parts.js";
+import { Fragment, h, UI, useEffect, useState } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Empty, Shown, Title } from "../components.js";
 import { TaskRows } from "./task_rows.js";
 
 /** The field in the bar of every view: Enter leads to what it finds. */

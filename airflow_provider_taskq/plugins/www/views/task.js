@@ -1,10 +1,10 @@
 /** One task: why it is not running, everything about it, its history, and its payload once it is asked for. */
-import { OF_WAITING, TaskButtons } from "../actions/bar.js";
-import { useActing } from "../actions/acting.js";
-import { h, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Facts, Part, Shown, State, Title, Verbatim, When } from "../parts.js";
-import { attemptTimes, bytes, sentence } from "../words.js";
+import { OF_WAITING, TaskButtons } from "../actions/toolbar.js";
+import { useActing } from "../actions/context.js";
+import { h, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Facts, Part, Shown, State, Title, Verbatim, When } from "../components.js";
+import { attemptTimes, bytes, sentence } from "../format.js";
 import { InAirflow } from "./in_airflow.js";
 import { Payload } from "./payload.js";
 import { Holder } from "./task_rows.js";

@@ -1,8 +1,8 @@
 /** Tasks as rows, the same in every view that lists them. */
-import { Fragment, h, To, UI } from "../host.js";
-import { State } from "../parts.js";
+import { Fragment, h, To, UI } from "../airflow_globals.js";
+import { State } from "../components.js";
 import { Rows } from "../table.js";
-import { attemptTimes, distance, moment } from "../words.js";
+import { attemptTimes, distance, moment } from "../format.js";
 
 /** When something happens to a task next, or happened last. */
 function Moment({ task, asOf }) {

@@ -1,11 +1,11 @@
 /** Tasks of a topic: the filter, the page of them, and what can be done to some or all. */
-import { Actions } from "../actions/bar.js";
-import { Fragment, h, UI, useMemo, useState } from "../host.js";
-import { useLive } from "../live.js";
-import { Empty, Shown, Title } from "../parts.js";
-import { filterOf } from "../place.js";
+import { Actions } from "../actions/toolbar.js";
+import { Fragment, h, UI, useMemo, useState } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Empty, Shown, Title } from "../components.js";
+import { filterOf } from "../location.js";
 import { Pages } from "../table.js";
-import { number, plural } from "../words.js";
+import { number, plural } from "../format.js";
 import { Filter } from "./filter.js";
 import { TaskRows } from "./task_rows.js";
 import { TopicField } from "./topic_field.js";

@@ -1,9 +1,9 @@
 /** Recurring tasks that are made ahead. */
-import { h, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Empty, Shown, Title, When } from "../parts.js";
+import { h, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Empty, Shown, Title, When } from "../components.js";
 import { Rows } from "../table.js";
-import { number } from "../words.js";
+import { number } from "../format.js";
 
 const columns = (place, asOf) => [
   { title: "Prefix", look: { fontWeight: "semibold" }, show: (row) => row.prefix },

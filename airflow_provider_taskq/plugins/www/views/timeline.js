@@ -1,8 +1,8 @@
 /** What happened to a task, the newest first. */
-import { h, To, UI } from "../host.js";
+import { h, To, UI } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
-import { When } from "../parts.js";
-import { attemptTimes, person } from "../words.js";
+import { When } from "../components.js";
+import { attemptTimes, person } from "../format.js";
 import { InAirflow } from "./in_airflow.js";
 import { Holder } from "./task_rows.js";
 

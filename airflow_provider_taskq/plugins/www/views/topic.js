@@ -1,11 +1,11 @@
 /** One topic: counts, charts, consumers, policy and tasks. */
-import { useActing } from "../actions/acting.js";
+import { useActing } from "../actions/context.js";
 import { Chart } from "../chart.js";
-import { Fragment, h, Link, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Do, Facts, Part, Shown, State, Title } from "../parts.js";
+import { Fragment, h, Link, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Do, Facts, Part, Shown, State, Title } from "../components.js";
 import { Rows } from "../table.js";
-import { atLeast, count, distance, duration, moment } from "../words.js";
+import { atLeast, count, distance, duration, moment } from "../format.js";
 import { Dags } from "./dags.js";
 import { Errors } from "./errors.js";
 import { InAirflow } from "./in_airflow.js";

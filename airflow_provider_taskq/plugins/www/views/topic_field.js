@@ -1,6 +1,6 @@
 /** A field for a topic's name, which knows the names that begin so or have it in them. */
-import { h, UI, useEffect, useId, useRef, useState } from "../host.js";
-import { useLive } from "../live.js";
+import { h, UI, useEffect, useId, useRef, useState } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
 import { Labelled } from "./filter.js";
 
 export function TopicField({ conn, value = "", onChoose }) {

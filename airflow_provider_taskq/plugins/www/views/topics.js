@@ -1,11 +1,11 @@
 /** All topics at a glance. */
 import { Spark } from "../chart.js";
-import { h, Link, To, UI } from "../host.js";
-import { useLive } from "../live.js";
-import { Empty, Shown, State, Title } from "../parts.js";
+import { h, Link, To, UI } from "../airflow_globals.js";
+import { useLive } from "../polling.js";
+import { Empty, Shown, State, Title } from "../components.js";
 import { Search } from "../search.js";
 import { Pages, Rows } from "../table.js";
-import { atLeast, count, duration, plural } from "../words.js";
+import { atLeast, count, duration, plural } from "../format.js";
 
 /** A count that leads to the tasks that it counts. */
 function Counted({ of, to, palette }) {

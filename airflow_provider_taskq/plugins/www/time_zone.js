@@ -1,5 +1,5 @@
 /** Between moments and what a clock on the wall shows in the time zone that Airflow shows. */
-import { timeZone } from "./host.js";
+import { timeZone } from "./airflow_globals.js";
 
 const FIELDS = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" };
 

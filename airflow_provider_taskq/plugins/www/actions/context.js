@@ -1,5 +1,5 @@
 /** The right to act, and the dialog that previews and confirms every action. */
-import { createContext, Fragment, h, UI, useCallback, useContext, useMemo, useState } from "../host.js";
+import { createContext, Fragment, h, UI, useCallback, useContext, useMemo, useState } from "../airflow_globals.js";
 import { ActionDialog } from "./dialog.js";
 import { PushDialog } from "./push.js";
 

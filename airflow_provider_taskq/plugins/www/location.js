@@ -1,5 +1,5 @@
 /** The current view. The URL holds all of it, so that a link shows the same view to another user. */
-import { useCallback, useLocation, useMemo, useSearchParams } from "./host.js";
+import { useCallback, useLocation, useMemo, useSearchParams } from "./airflow_globals.js";
 
 export const FILTERS = ["state", "status", "identifier", "reference", "since", "until", "error", "error_group", "order"];
 const KEPT = ["conn_id"];

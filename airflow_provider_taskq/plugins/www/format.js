@@ -1,5 +1,5 @@
 /** Numbers, durations and moments as people read them. */
-import { timeZone } from "./host.js";
+import { timeZone } from "./airflow_globals.js";
 
 const DIGITS = new Intl.NumberFormat("en");
 

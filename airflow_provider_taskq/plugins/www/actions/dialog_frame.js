@@ -1,5 +1,5 @@
 /** The frame of every dialog: a title, a body, and its buttons. */
-import { h, UI } from "../host.js";
+import { h, UI } from "../airflow_globals.js";
 
 /** The first field or button has the focus. Escape closes it, unless it is busy; a click outside does not. */
 export function Frame({ title, close, busy, footer, children, size = "md" }) {

@@ -1,7 +1,7 @@
 /** Pieces that every view is made of: headings, badges, notices, empty and loading states, times. */
-import { h, UI, useEffect, useRef } from "./host.js";
+import { h, UI, useEffect, useRef } from "./airflow_globals.js";
 import { Icon } from "./icons.js";
-import { clock, distance, moment } from "./words.js";
+import { clock, distance, moment } from "./format.js";
 
 // Airflow's own colours of task states, given to the states that mean the same here.
 const PALETTES = {

@@ -1,8 +1,8 @@
 /** The buttons for tasks: for the selected ones, else for all that match. */
-import { h, UI } from "../host.js";
-import { Do } from "../parts.js";
-import { plural } from "../words.js";
-import { useActing } from "./acting.js";
+import { h, UI } from "../airflow_globals.js";
+import { Do } from "../components.js";
+import { plural } from "../format.js";
+import { useActing } from "./context.js";
 import { KINDS } from "./options.js";
 
 const OF_TASKS = ["retry", "reassign", "purge"];

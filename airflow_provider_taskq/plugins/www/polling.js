@@ -1,6 +1,6 @@
 /** Data that is loaded again every few seconds while the tab is visible. */
-import { createContext, useCallback, useContext, useEffect, useRef, useState } from "./host.js";
-import { get } from "./server.js";
+import { createContext, useCallback, useContext, useEffect, useRef, useState } from "./airflow_globals.js";
+import { get } from "./api.js";
 
 const EVERY = 5000;
 const AT_MOST = 60000;

@@ -1,5 +1,5 @@
 /** Text that counts once the user stops typing, or presses Enter. */
-import { useEffect, useRef, useState } from "./host.js";
+import { useEffect, useRef, useState } from "./airflow_globals.js";
 
 const PATIENCE = 400;
 
