@@ -198,7 +198,7 @@ def test_release_gives_back_what_an_owner_holds(ask: Ask, run: Run, queue: TaskQ
     assert ask("release", "owner", "--yes")["released"] == 2
     assert [state for _, state in states(queue)] == [State.READY, State.READY]
     assert "ended already" in run("release", "owner", "--yes", code=1).stderr
-    assert "no owner is known" in run("release", "nobody", "--yes", code=1).stderr
+    assert "does not exist" in run("release", "nobody", "--yes", code=1).stderr
 
 
 def test_expire_takes_lapsed_leases(ask: Ask, run: Run, queue: TaskQueue, owner: Owner) -> None:
@@ -244,7 +244,7 @@ def test_purge_goes_in_bites(ask: Ask, queue: TaskQueue, monkeypatch: pytest.Mon
 
 def test_topics_are_created_altered_and_dropped(ask: Ask, run: Run, queue: TaskQueue) -> None:
     assert ask("topics", "create", "orders", "--max-attempts", "5", "--base", "90s", "--horizon", "1d")["created"]
-    assert run("topics", "create", "orders").stdout == "Topic orders exists, and was left as it is.\n"
+    assert run("topics", "create", "orders").stdout == "Topic orders exists; its policy is unchanged.\n"
     policy = queue.policy("orders")
     assert (policy.retry.max_attempts, policy.retry.base, policy.retry.horizon) == (
         *(5, timedelta(seconds=90)),
@@ -256,6 +256,10 @@ def test_topics_are_created_altered_and_dropped(ask: Ask, run: Run, queue: TaskQ
     changed = queue.policy("orders")
     assert (changed.on_expiry, changed.retry.horizon, changed.retry.base) == ("expire", None, policy.retry.base)
     assert "base               1m30s\n" in run("topics", "show", "orders").stdout
+    summary = ask("topics", "show", "orders")["summary"]
+    assert (summary["ready"], summary["paused"]) == (0, False)
+    run("pause", "orders")
+    assert "paused" in run("topics", "show", "orders").stdout
     assert "at least one option" in run("topics", "alter", "orders", code=2).stderr
     queue.push("orders", ["a"])
     assert run("topics", "drop", "orders", "--dry-run").stdout == "Would remove topic orders with 1 task.\n"

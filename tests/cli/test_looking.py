@@ -167,7 +167,7 @@ def test_a_task_that_is_not_there_is_exit_code_1(run: Run, verb: str) -> None:
         "Error: topic 'work' has no task of sequence 17, and none of identifier '17'\n"
     )
     assert "of identifier 'x'" in run(verb, "work", "-i", "x", code=1).stderr
-    assert "either by its SEQUENCE" in run(verb, "work", code=2).stderr
+    assert "either by SEQUENCE" in run(verb, "work", code=2).stderr
 
 
 def test_owners_are_shown_with_what_they_hold(run: Run, ask: Ask, busy: TaskQueue) -> None:
@@ -184,7 +184,7 @@ def test_owners_are_shown_with_what_they_hold(run: Run, ask: Ask, busy: TaskQueu
     assert [one["owner"] for one in ask("owners", "--after", page["next"])["owners"]] == ["idle", "dag/run/task/-1"]
     shown = ask("owners", "show", "dag/run/task/-1")
     assert [task["identifier"] for task in shown["tasks"]] == ["b"]
-    assert "holds              1\n" in run("owners", "show", "dag/run/task/-1").stdout
+    assert "holds           1\n" in run("owners", "show", "dag/run/task/-1").stdout
     run("owners", "show", "nobody", code=1)
     assert run("owners", "--search", "none").stdout == "No owner contains 'none'.\n"
 

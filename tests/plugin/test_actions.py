@@ -351,14 +351,15 @@ def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pyte
 
     monkeypatch.setattr(selection, "MAX_TASKS", 4)
     monkeypatch.setattr(selection, "ROWS_PER_QUERY", 3)
-    acts.set_actor("op")
     ended(acts, Result.FAILURE, 10)
     rounds = []
     for _ in range(3):
         request = ActionRequest(
             action="retry", topic="work", filter=Filter.model_validate({"state": "FAILED"}), confirm=True, expected=4
         )
-        result = ACTIONS["retry"](acts, request)
+        with acts.conn.transaction():
+            acts.set_actor("op")
+            result = ACTIONS["retry"](acts, request)
         rounds.append((result.count, result.more))
     assert rounds == [(4, True), (4, True), (2, False)]
     assert states(acts) == {State.READY: 10}

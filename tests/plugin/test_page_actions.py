@@ -88,11 +88,11 @@ def test_what_is_purged_is_confirmed_with_a_warning(tab: OpenTab, acts: TaskQueu
     tick(main, failed[0])
     main.get_by_test_id("bulk").get_by_role("button", name="Purge").click()
     dialog = visit.page.get_by_test_id("dialog")
-    expect(dialog.get_by_test_id("said-warning")).to_contain_text("can't be taken back")
+    expect(dialog.get_by_test_id("said-warning")).to_contain_text("cannot be undone")
     dialog.get_by_role("button", name="Cancel").click()
     assert len(states(acts, failed)) == 5
     main.get_by_test_id("bulk").get_by_role("button", name="Purge").click()
-    confirm(visit.page, "can't be taken back")
+    confirm(visit.page, "cannot be undone")
     assert acts.task("work", failed[0]) is None
     expect(main.get_by_test_id("tasks").get_by_role("row")).to_have_count(5)
 
