@@ -120,7 +120,7 @@ def test_a_watch_outlives_its_connection(queue: TaskQueue, on_terminal: OnTermin
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE application_name = 'taskq' AND datname = current_database()"
     )
-    terminal.read_until("No answer, looking again: terminating connection")
+    terminal.read_until("No answer, trying again: terminating connection")
     queue.create_topic("seen afterwards")
     terminal.read_until("seen afterwards")
     assert terminal.end(signal.SIGINT) == 0

@@ -135,7 +135,7 @@ def test_install_says_what_it_made_and_does_nothing_twice(
     assert made == {**planned, "dry_run": False}
     assert made["steps"] == [step.name for step in migrations()]
     assert ask("verify") == {"matches": True, "installed": NEWEST, "release": NEWEST, "reason": None}
-    assert "nothing to do" in run("install").stdout
+    assert "up to date" in run("install").stdout
     assert ask("upgrade")["steps"] == []
 
 
@@ -147,11 +147,11 @@ def test_install_leaves_the_views_out_and_an_upgrade_keeps_them_out(
     with connect(empty_dsn) as conn:
         conn.execute("UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 0")
     assert run("upgrade").stdout == "Upgraded the schema taskq: functions, no views.\n"
-    assert "nothing to do" in run("install").stdout
+    assert "up to date" in run("install").stdout
     assert ask("verify")["matches"] is True
     assert run("install", "--views", "--dry-run").stdout == "Would upgrade the schema taskq: functions and views.\n"
     assert ask("install", "--views")["views"] is True
-    assert "nothing to do" in run("install", "--views").stdout
+    assert "up to date" in run("install", "--views").stdout
 
 
 def test_a_dba_makes_a_schema_without_views(
