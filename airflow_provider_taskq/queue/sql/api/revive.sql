@@ -4,7 +4,7 @@ CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS TABLE (old bigint, new bigint) LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id;
     v_old      bigint[];
     v_new      bigint[];
 BEGIN
@@ -58,6 +58,13 @@ COMMENT ON FUNCTION taskq.reassign IS
 'Gives ended tasks another result, 0 FAILURE to 3 SUCCESS, and keeps their output. The tasks are chosen as in
 taskq.revive. Returns how many. Errors: those of taskq.revive.';
 
+CREATE FUNCTION taskq.state_name(p_state int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce((ARRAY['ACTIVE', 'READY', 'EXPIRED', 'FAILED', 'SUSPENDED', 'FILTERED', 'SUCCEEDED', 'RECREATED',
+                           'REDUNDANT'])[p_state + 1], p_state::text)
+$$;
+COMMENT ON FUNCTION taskq.state_name IS
+'The name of a state from its number.';
+
 -- The state in which a result ends a task.
 CREATE FUNCTION taskq_internal.state_of_result(p_result int) RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
     SELECT (CASE p_result WHEN :SUCCESS THEN :SUCCEEDED WHEN :FAILURE THEN :FAILED WHEN :FILTER THEN :FILTERED
@@ -69,13 +76,6 @@ CREATE FUNCTION taskq_internal.result_of_state(p_state int) RETURNS int LANGUAGE
     SELECT CASE p_state WHEN :SUCCEEDED THEN :SUCCESS WHEN :FAILED THEN :FAILURE WHEN :FILTERED THEN :FILTER
                         WHEN :SUSPENDED THEN :SUSPENSION END
 $$;
-
-CREATE FUNCTION taskq.state_name(p_state int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce((ARRAY['ACTIVE', 'READY', 'EXPIRED', 'FAILED', 'SUSPENDED', 'FILTERED', 'SUCCEEDED', 'RECREATED',
-                           'REDUNDANT'])[p_state + 1], p_state::text)
-$$;
-COMMENT ON FUNCTION taskq.state_name IS
-'The name of a state from its number.';
 
 -- Locks ended tasks, and returns their sequences in order: those in p_sequences, or the p_size lowest of p_state
 -- from p_from to p_to, both included; NULL leaves a bound open. Of a state, tasks that another transaction holds are

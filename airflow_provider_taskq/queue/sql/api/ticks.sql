@@ -12,7 +12,7 @@ CREATE FUNCTION taskq.install_ticks(
     p_depend_places int[] DEFAULT NULL, p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
 ) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic       taskq_internal.topic := taskq_internal.lock_topic_open(p_topic, 'INSERT');
+    v_topic       taskq_internal.topic := taskq_internal.lock_topic_for_use(p_topic, 'INSERT');
     v_identifiers text[];
     v_due         timestamptz[];
     v_added       bigint[];

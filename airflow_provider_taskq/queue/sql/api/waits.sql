@@ -65,7 +65,7 @@ CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
-    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id, p_identifiers,
+    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id, p_identifiers,
             p_groups, p_junction)).identifiers;
 END $$;
 COMMENT ON FUNCTION taskq.junction IS
@@ -78,7 +78,7 @@ CREATE FUNCTION taskq.release_groups_once(p_name text, p_topic text, p_identifie
         p_junction text) RETURNS int[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.lock_topic_open(p_topic, 'UPDATE')).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id;
     v_open     int[];
     v_released int[];
 BEGIN
@@ -229,15 +229,15 @@ BEGIN
         RETURN;
     END IF;
     v_present := CASE p_junction WHEN 'SINGULAR' THEN v_of
-        ELSE taskq_internal.has_task_states(p_topic_id, p_identifiers) END;
-    v_whole := taskq_internal.only_complete_groups(p_identifiers, p_groups, v_present);
+        ELSE taskq_internal.identifiers_with_tasks(p_topic_id, p_identifiers) END;
+    v_whole := taskq_internal.identifiers_of_complete_groups(p_identifiers, p_groups, v_present);
     v_held := taskq_internal.lock_suspended(p_topic_id, ARRAY(
         SELECT s.sequence FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
         JOIN unnest(v_whole) AS w (identifier) USING (identifier)));
     v_present := ARRAY(SELECT unnest(v_present) EXCEPT
                        SELECT s.identifier FROM unnest(v_suspended, v_of) AS s (sequence, identifier)
                        LEFT JOIN unnest(v_held) AS h (held) ON h.held = s.sequence WHERE h.held IS NULL);
-    v_whole := taskq_internal.only_complete_groups(p_identifiers, p_groups, v_present);
+    v_whole := taskq_internal.identifiers_of_complete_groups(p_identifiers, p_groups, v_present);
     SELECT coalesce(array_agg(s.sequence), '{}'), coalesce(array_agg(DISTINCT s.identifier), '{}') INTO v_held,
         identifiers
     FROM unnest(v_suspended, v_of) AS s (sequence, identifier) JOIN unnest(v_whole) AS w (identifier)
@@ -251,7 +251,7 @@ BEGIN
 END $$;
 
 -- The identifiers of the groups whose every identifier is in p_present.
-CREATE FUNCTION taskq_internal.only_complete_groups(p_identifiers text[], p_groups int[], p_present text[])
+CREATE FUNCTION taskq_internal.identifiers_of_complete_groups(p_identifiers text[], p_groups int[], p_present text[])
     RETURNS text[] LANGUAGE plpgsql
 SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -264,7 +264,7 @@ END $$;
 
 -- Those of the identifiers that have a task in any state but REDUNDANT. Looks at each identifier's newest tasks
 -- first, of which mostly the very first is one.
-CREATE FUNCTION taskq_internal.has_task_states(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
+CREATE FUNCTION taskq_internal.identifiers_with_tasks(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(

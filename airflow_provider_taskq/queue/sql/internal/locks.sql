@@ -54,7 +54,7 @@ BEGIN
 END $$;
 
 -- The same for a transaction that relies on a topic and may draw no sequences.
-CREATE FUNCTION taskq_internal.lock_topic_open(p_topic text, p_rights text) RETURNS taskq_internal.topic
+CREATE FUNCTION taskq_internal.lock_topic_for_use(p_topic text, p_rights text) RETURNS taskq_internal.topic
     LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
