@@ -54,7 +54,7 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
     but by arguments, it has to. What executors need of it the driver hands them.
 
     Returns what the drain reports to the queue at its end, in every deploy mode: `{"topic", "owner", "claimed",
-    "resumed", "decided", "completed", "failed", "pushed", "undecided", "rounds", "ended", "seconds"}`: numbers of
+    "resumed", "decided", "completed", "failed", "pushed", "undecided", "rounds", "stop_reason", "seconds"}`: numbers of
     tasks, `completed` by result, `failed` those that are FAILED for good, `ended` why no further round began.
 
     With `max_failed` the Airflow task fails if more tasks fail for good, after the commit of all results. It fails
@@ -112,7 +112,7 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
         condition: Condition | str = Condition.NONE,
         partitions: "int | str | XComArg | None" = None,
         ship_package: bool = False,
-        application: str = str(PACKAGE / "spark" / "drain_app.py"),
+        application: str = str(PACKAGE / "spark" / "application.py"),
         env_vars: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:

@@ -1,6 +1,6 @@
-"""TaskQ on Apache Spark: the data source `taskq`, and `drain`, which works a topic off on a cluster.
+"""TaskQ on Apache Spark: the data source `taskq`, and `drain`, which processes a topic on a cluster.
 
-Importing this package needs no PySpark; using a name of it does.
+Importing this package imports no PySpark; the first use of one of its names does.
 """
 
 import sys
@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_provider_taskq.spark.composite import by_composite
     from airflow_provider_taskq.spark.data_source import TaskQDataSource
-    from airflow_provider_taskq.spark.drain import DrainResult, drain
-    from airflow_provider_taskq.spark.limits import Ended
-    from airflow_provider_taskq.spark.progress import Progress
-    from airflow_provider_taskq.spark.transforms import Decided, Groups, by_task, in_arrow, in_pandas
+    from airflow_provider_taskq.spark.drain import DrainResult, StopReason, drain
+    from airflow_provider_taskq.spark.progress import DrainProgress
+    from airflow_provider_taskq.spark.transforms import JunctionGroups, TaskOutcome, by_task, in_arrow, in_pandas
 
 __all__ = [
-    "Decided",
+    "DrainProgress",
     "DrainResult",
-    "Ended",
-    "Groups",
-    "Progress",
+    "JunctionGroups",
+    "StopReason",
+    "TaskOutcome",
     "TaskQDataSource",
     "application_path",
     "by_composite",
@@ -31,12 +30,12 @@ __all__ = [
     "in_pandas",
 ]
 
-_HOMES = {
-    "Decided": "transforms",
+_MODULES = {
+    "DrainProgress": "progress",
     "DrainResult": "drain",
-    "Ended": "limits",
-    "Groups": "transforms",
-    "Progress": "progress",
+    "JunctionGroups": "transforms",
+    "StopReason": "drain",
+    "TaskOutcome": "transforms",
     "TaskQDataSource": "data_source",
     "by_composite": "composite",
     "by_task": "transforms",
@@ -47,30 +46,28 @@ _HOMES = {
 
 
 def application_path() -> str:
-    """The file to give to spark-submit, or to SparkSubmitOperator as its `application`: the drain as a program."""
-    return str(Path(__file__).with_name("drain_app.py"))
-
-
-def __getattr__(name: str) -> Any:
-    """Finds a public name in the module that defines it, which is where PySpark is needed."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Stored, as the import of the module `drain` has just put the module where the function belongs.
-    globals()[name] = value = _found(_HOMES[name], name)
-    return value
+    """The path of the drain's program, to pass to spark-submit, or to SparkSubmitOperator as its `application`."""
+    return str(Path(__file__).with_name("application.py"))
 
 
 def run() -> int:
-    """Runs the drain as a program, and returns its exit code."""
+    """Runs the drain as a program; returns its exit code."""
     try:
-        return int(_found("application", "main")())
+        return int(_import("application", "main")())
     except ImportError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1
 
 
-def _found(module: str, name: str) -> Any:
-    """A name of a module that needs PySpark."""
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Stored, because importing the module `drain` has just bound the name to the module instead of the function.
+    globals()[name] = value = _import(_MODULES[name], name)
+    return value
+
+
+def _import(module: str, name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""Claims of millions: chunk by chunk, each its own transaction, on several connections at once.
+"""Claims of millions of tasks: chunk by chunk, in separate transactions, on several connections at once.
 
-The server works on each claim in one process. Claims skip what others have locked, so that several share a large
-one without waiting for each other.
+The server executes each claim in one process. Claims skip the rows that others have locked, so several connections
+share a large claim without waiting for each other.
 """
 
 import math
@@ -13,83 +13,81 @@ from typing import Any
 import psycopg
 
 from airflow_provider_taskq.queue import Order, Owner, TaskQueue, TaskQueueError
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 
-CHUNK = 50_000  # tasks a transaction, so that none is long
-CONNECTIONS = 4  # at most: what else needs the server has its turn, too
+CHUNK = 50_000  # tasks in a transaction, so that no transaction is long
+MAX_CONNECTIONS = 4  # leaves the server's other processes their share
 CANCEL_SECONDS = 5.0
 
 
-class Claiming:
-    """One claim of up to `size` tasks, whose chunks are shared out among connections."""
+class ParallelClaimer:
+    """Claims up to `size` tasks in chunks, which several connections share."""
 
-    def __init__(self, route: Route, topic: str, lease: Owner, order: Order, size: int) -> None:
-        self._route = route
+    def __init__(self, connection_info: ConnectionInfo, topic: str, lease: Owner, order: Order, size: int) -> None:
+        self._connection_info = connection_info
         self._topic = topic
         self._lease = lease
         self._order = order
         self._left = size
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._helping: list[psycopg.Connection[Any]] = []
+        self._other_connections: list[psycopg.Connection[Any]] = []
 
     def claim(self, connections: int) -> int:
-        """Claims on so many connections at once, and returns how many; what was claimed is held if a chunk fails.
+        """Claims on up to `connections` connections, and returns the number of tasks.
 
-        The first chunk goes alone: mostly it is all that there is.
+        If a chunk fails, the tasks that were claimed before stay held.
         """
-        with self._route.connect(autocommit=True) as conn:
-            claimed, more = self._chunk(TaskQueue(conn))
+        with self._connection_info.connect(autocommit=True) as conn:
+            # The first chunk runs alone: usually it holds all tasks that are ready.
+            claimed, more = self._claim_chunk(TaskQueue(conn))
             if not more:
                 return claimed
-            helpers = min(connections, CONNECTIONS, math.ceil(self._left / CHUNK)) - 1
-            with ThreadPoolExecutor(max(1, helpers), thread_name_prefix="taskq claim") as pool:
+            threads = min(connections, MAX_CONNECTIONS, math.ceil(self._left / CHUNK)) - 1
+            with ThreadPoolExecutor(max(1, threads), thread_name_prefix="taskq claim") as pool:
                 try:
-                    others = [pool.submit(self._help) for _ in range(helpers)]
-                    claimed += self._rest(conn)
+                    others = [pool.submit(self._claim_on_new_connection) for _ in range(threads)]
+                    claimed += self._claim_rest(conn)
                     return claimed + sum(other.result() for other in as_completed(others))
                 except BaseException:
-                    self._stop()
+                    self._cancel_others()
                     raise
 
-    def _help(self) -> int:
-        """Claims on a connection more, if there is one to be had."""
+    def _claim_on_new_connection(self) -> int:
         try:
-            conn = self._route.connect(autocommit=True)
+            conn = self._connection_info.connect(autocommit=True)
         except TaskQueueError:
-            return 0
+            return 0  # the other connections claim its share
         with conn:
-            self._helping.append(conn)
+            self._other_connections.append(conn)
             try:
-                return self._rest(conn)
+                return self._claim_rest(conn)
             except BaseException:
-                self._stopped.set()  # the others end after the chunk that they are at
+                self._stopped.set()  # the other connections stop after their current chunk
                 raise
 
-    def _rest(self, conn: psycopg.Connection[Any]) -> int:
-        """Claims chunk by chunk until nothing is left."""
-        claimed, more = 0, True
+    def _claim_rest(self, conn: psycopg.Connection[Any]) -> int:
+        total, more = 0, True
         while more:
-            got, more = self._chunk(TaskQueue(conn))
-            claimed += got
-        return claimed
+            claimed, more = self._claim_chunk(TaskQueue(conn))
+            total += claimed
+        return total
 
-    def _stop(self) -> None:
-        """Lets the others end, in the midst of a chunk, too."""
+    def _cancel_others(self) -> None:
         self._stopped.set()
-        for conn in self._helping:
+        for conn in self._other_connections:
             with suppress(psycopg.Error):
                 conn.cancel_safe(timeout=CANCEL_SECONDS)
 
-    def _chunk(self, queue: TaskQueue) -> tuple[int, bool]:
-        """Claims a chunk; how many tasks that was, and whether there may be more.
+    def _claim_chunk(self, queue: TaskQueue) -> tuple[int, bool]:
+        """Claims one chunk; returns the number of tasks, and whether there may be more.
 
-        What could not be had is left to the other lanes, whose locks may have been in the way.
+        A chunk that is not full leaves its rest to the other connections, whose locks may have hidden tasks from it.
         """
         with self._lock:
             size = 0 if self._stopped.is_set() else min(CHUNK, self._left)
             self._left -= size
-        got = queue.claim(self._topic, self._lease, size, self._order) if size else 0
+        claimed = queue.claim(self._topic, self._lease, size, self._order) if size else 0
         with self._lock:
-            self._left += size - got
-        return got, 0 < got == size
+            self._left += size - claimed
+        return claimed, 0 < claimed == size

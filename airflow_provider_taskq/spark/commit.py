@@ -1,148 +1,236 @@
-"""Who takes part in the commit of a drain: functions that steps on executors gave, carried out by the driver.
+"""The driver's part of a composite's commit: functions and pushes that steps on executors leave to the driver.
 
-What a batch has beside its decisions goes to the driver with them, pickled: functions of `work.in_commit` and
-`work.after_commit`, and pushes with another insertion than APPEND, which a stage does not have. The driver calls the
-first in the transaction that lands all decisions, before these, and the pushes after these. The bytes travel inside
-Spark's own commit messages only: see composite_writer.py.
+A batch may have more than decisions: functions of `batch.in_commit` and `batch.after_commit`, and pushes with another
+insertion than APPEND, which cannot be staged. They go to the driver with the decisions, pickled. In one transaction the
+driver calls the first, carries out all decisions, and pushes; then it calls the functions of `after_commit`. The
+pickles travel inside Spark's own commit messages only: see `CompositeWriter`.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 import psycopg
+import pyarrow as pa
 from pyspark import cloudpickle
 
-from airflow_provider_taskq.queue import Condition, Decision, Insertion, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    Insertion,
+    LeaseLost,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+)
+from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import picklable_error, translate_errors
+from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
+from airflow_provider_taskq.spark.encoding import COPY_DECISIONS, encode_decisions
+from airflow_provider_taskq.spark.follow_ups import FollowUpStager
+from airflow_provider_taskq.spark.staging import StagedAttempt, commit_with_retry
+from airflow_provider_taskq.spark.transforms import DECISION_ARROW_SCHEMA, decision_values
+from airflow_provider_taskq.spark.writers import CompleteWriter, complete_stage, stage_check
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, Release
-from airflow_provider_taskq.worker.commit import NO_ABANDONED_HOOKS, AbandonedHooks, push_follow_ups, run_commit_hook
+from airflow_provider_taskq.worker.commit import (
+    MAX_HOOK_SECONDS,
+    NO_ABANDONED_HOOKS,
+    AbandonedHooks,
+    CommitHookInterrupted,
+    HookInterruptions,
+    push_follow_ups,
+    run_commit_hook,
+)
 
 logger = logging.getLogger(__name__)
 
+DRIVER_PART = -1  # the driver's own part of a stage, beside the partitions of the job
+
 
 @dataclass(frozen=True, slots=True)
-class Company:
-    """What a batch has beside its decisions; `pushes` tells that its follow-ups are among it."""
+class DriverActions:
+    """What a batch leaves to the driver. It has follow-ups only if the driver has to push all of the batch."""
 
     composite: str
     decisions: Mapping[Task, Decision]
-    participants: tuple[CommitHook, ...] = ()
+    commit_hooks: tuple[CommitHook, ...] = ()
     follow_ups: tuple[FollowUp, ...] = ()
     releases: tuple[Release, ...] = ()
-    afterwards: tuple[Callable[[], None], ...] = ()
+    after_commit_calls: tuple[Callable[[], None], ...] = ()
+
+    @classmethod
+    def of(
+        cls, composite: str, batch: Batch, decisions: Mapping[Task, Decision], condition: Condition
+    ) -> "DriverActions":
+        """Collects what only the driver can do for this batch.
+
+        Raises TaskQueueError under a condition: a stage may then drop decisions, which is known only afterwards.
+        """
+        displacing = any(each.insertion is not Insertion.APPEND for each in batch.follow_ups)
+        if condition is not Condition.NONE and (batch.commit_hooks or batch.after_commit_calls or displacing):
+            raise TaskQueueError(
+                f"composite {composite!r}: a drain under {condition} supports no in_commit, no after_commit, and no"
+                " push but APPEND: run the composite in a worker"
+            )
+        follow_ups, releases = (batch.follow_ups, batch.releases) if displacing else ([], [])
+        return cls(
+            composite,
+            {task: _picklable(decision) for task, decision in decisions.items()},
+            tuple(batch.commit_hooks),
+            tuple(follow_ups),
+            tuple(releases),
+            tuple(batch.after_commit_calls),
+        )
 
     @property
     def pushes(self) -> bool:
-        """Whether the driver pushes."""
+        """Whether the driver pushes the follow-ups."""
         return bool(self.follow_ups)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the driver has nothing to do beside the decisions."""
-        return not (self.participants or self.follow_ups or self.afterwards)
+        """Whether the driver has nothing to do but to commit the decisions."""
+        return not (self.commit_hooks or self.follow_ups or self.after_commit_calls)
 
     def pickled(self) -> bytes:
-        """All of it as bytes; TaskQueueError where it does not pickle."""
+        """Pickles the actions; raises TaskQueueError if a function cannot be pickled."""
         try:
             return bytes(cloudpickle.dumps(self))  # type: ignore[no-untyped-call]
         except Exception as error:
             raise TaskQueueError(
-                f"composite {self.composite!r}: a function of in_commit or after_commit cannot be sent to the driver,"
-                f" as what it refers to does not pickle: {error}"
+                f"composite {self.composite!r}: cannot send a function of in_commit or after_commit to the driver,"
+                f" as it refers to an object that cannot be pickled: {error}"
             ) from error
 
-    def work(self) -> Batch:
-        """The batch again, on the driver."""
-        work = Batch(self.decisions)
-        work.commit_hooks.extend(self.participants)
-        work.follow_ups.extend(self.follow_ups)
-        work.releases.extend(self.releases)
-        work.after_commit_calls.extend(self.afterwards)
-        return work
+    def batch(self) -> Batch:
+        """Restores the batch on the driver."""
+        batch = Batch(self.decisions)
+        batch.commit_hooks.extend(self.commit_hooks)
+        batch.follow_ups.extend(self.follow_ups)
+        batch.releases.extend(self.releases)
+        batch.after_commit_calls.extend(self.after_commit_calls)
+        return batch
 
 
-def company_of(composite: str, work: Batch, decisions: Mapping[Task, Decision], condition: Condition) -> Company:
-    """What a batch has beside its decisions that only the driver can do.
-
-    TaskQueueError under a condition: which decisions land is known there only when they have.
-    """
-    displacing = any(each.insertion is not Insertion.APPEND for each in work.follow_ups)
-    if condition is not Condition.NONE and (work.commit_hooks or work.after_commit_calls or displacing):
-        raise TaskQueueError(
-            f"composite {composite!r}: in a drain under {condition} there is no in_commit, no after_commit, and no push"
-            " but APPEND; a worker has these"
-        )
-    follow_ups, releases = (work.follow_ups, work.releases) if displacing else ([], [])
-    as_text = {task: _with_trace(made) for task, made in decisions.items()}
-    return Company(
-        composite, as_text, tuple(work.commit_hooks), tuple(follow_ups), tuple(releases), tuple(work.after_commit_calls)
-    )
-
-
-def _with_trace(decision: Decision) -> Decision:
-    """A decision that pickles, whatever its exception is."""
+def _picklable(decision: Decision) -> Decision:
     return decision if decision.error is None else replace(decision, error=picklable_error(decision.error))
 
 
-@dataclass(slots=True)
-class Commit:
-    """The company of all batches of a drain's round, in one transaction on the driver."""
+def commit_on_driver(writer: CompleteWriter, attempts: Sequence[StagedAttempt], pickled: Iterable[bytes]) -> None:
+    """Commits the decisions of these attempts together with the pickled `DriverActions` of their batches.
 
-    companies: list[Company]
-    stands: list[Mapping[Task, Decision]]
-    topics: dict[str, None]
+    Retries for up to a minute if the server goes away or interrupts a commit hook; after that, the tasks of the hook
+    fail. The stage tells whether an attempt whose answer was lost has committed.
+    """
+    commit = DriverCommit([cloudpickle.loads(each) for each in pickled])
+    interruptions, backoff = HookInterruptions(MAX_HOOK_SECONDS), Backoff()
+    while True:
+        try:
+            commit_with_retry(lambda: _commit_once(writer, attempts, commit, interruptions))
+            break
+        except CommitHookInterrupted as interrupted:
+            interruptions.note(interrupted)
+            time.sleep(backoff.next())  # no event reports that the reason has passed
+    commit.after_commit(writer)
 
-    @classmethod
-    def of(cls, pickled: Iterable[bytes]) -> "Commit":
-        """The batches of all partitions, in their order. Loads pickles: only ever those of a CompositeWriter."""
-        return cls([cloudpickle.loads(each) for each in pickled], [], {})
 
-    def run_commit_hook(
-        self, conn: psycopg.Connection[Any], given_up: AbandonedHooks = NO_ABANDONED_HOOKS
+class DriverCommit:
+    """The actions of all batches of a drain's round, in the order of partitions."""
+
+    def __init__(self, actions: Sequence[DriverActions]) -> None:
+        self._actions = actions
+        self._decisions: list[Mapping[Task, Decision]] = []  # as the hooks left them
+        self._topics: dict[str, None] = {}
+
+    def run_hooks(
+        self, conn: psycopg.Connection[Any], abandoned: AbandonedHooks = NO_ABANDONED_HOOKS
     ) -> list[tuple[Task, Decision]]:
-        """Calls who takes part, before the decisions land; returns the decisions that are others now.
+        """Calls the commit hooks, before the decisions are carried out; returns the decisions that they changed.
 
-        Hooks in `given_up` are not called: their tasks fail. Raises CommitHookInterrupted as `run_commit_hook` does.
+        Abandoned hooks are not called: their tasks fail. Raises CommitHookInterrupted as `run_commit_hook` does.
         """
         queue = TaskQueue(conn)
         changed: list[tuple[Task, Decision]] = []
-        self.stands = []
-        for company in self.companies:
-            stands = dict(company.decisions)
-            for participation in company.participants:
-                run_commit_hook(queue, participation, stands, given_up)
-            changed += [(task, made) for task, made in stands.items() if made is not company.decisions[task]]
-            self.stands.append(stands)
+        self._decisions = []
+        for actions in self._actions:
+            decisions = dict(actions.decisions)
+            for hook in actions.commit_hooks:
+                run_commit_hook(queue, hook, decisions, abandoned)
+            changed += [(task, made) for task, made in decisions.items() if made is not actions.decisions[task]]
+            self._decisions.append(decisions)
         return changed
 
     def push_follow_ups(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Pushes and releases what the stage could not, after it was carried out; nothing for decisions it dropped."""
-        for company, stands in zip(self.companies, self.stands, strict=True):
-            if company.pushes:
-                landed = _landed(conn, stage, stands)
-                self.topics.update(dict.fromkeys(push_follow_ups(TaskQueue(conn), company.work(), landed)))
+        """Pushes and releases what could not be staged, for the decisions that the stage has carried out."""
+        for actions, decisions in zip(self._actions, self._decisions, strict=True):
+            if actions.pushes:
+                carried_out = _carried_out(conn, stage, decisions)
+                self._topics.update(dict.fromkeys(push_follow_ups(TaskQueue(conn), actions.batch(), carried_out)))
 
-    def after_commit(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
-        """Calls what waits for the commit; what goes wrong here changes nothing, and is told to the log."""
-        for call in [call for company in self.companies for call in company.afterwards]:
+    def after_commit(self, writer: CompleteWriter) -> None:
+        """Calls the functions of `after_commit`, and wakes the consumers of topics; errors are logged only."""
+        for call in [call for actions in self._actions for call in actions.after_commit_calls]:
             try:
                 call()
             except Exception:
-                logger.exception("after a commit, %s failed; what was committed stands", call)
-        with suppress(psycopg.Error, TaskQueueError):  # nothing depends on it
-            if self.topics:
-                with connect() as conn:
-                    for topic in self.topics:
+                logger.exception("after_commit failed: function=%s; the decisions are committed", call)
+        with suppress(psycopg.Error, TaskQueueError):  # consumers poll anyway
+            if self._topics:
+                with writer.connection_info.connect(autocommit=True) as conn:
+                    for topic in self._topics:
                         TaskQueue(conn).notify(topic)
 
 
-def _landed(conn: psycopg.Connection[Any], stage: str, stands: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
-    """The decisions that the stage carried out."""
-    asked = [task.sequence for task in stands]
+def _commit_once(
+    writer: CompleteWriter, attempts: Sequence[StagedAttempt], commit: DriverCommit, interruptions: HookInterruptions
+) -> None:
+    with writer.connection_info.connect() as conn:
+        if not _is_committed(conn, writer):
+            changed = _stage_changes(conn, writer, commit.run_hooks(conn, interruptions.abandoned))
+            complete_stage(conn, writer.options, writer.stage, [*attempts, changed])
+            commit.push_follow_ups(conn, writer.stage)
+
+
+def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool:
+    """Whether an earlier attempt, whose answer was lost, has carried out the stage."""
+    statement, arguments = stage_check(writer.options, writer.stage)
+    try:
+        with conn.transaction(), translate_errors():
+            conn.execute(statement.encode(), arguments)
+    except LeaseLost:
+        raise
+    except TaskQueueError:
+        return True
+    return False
+
+
+def _stage_changes(
+    conn: psycopg.Connection[Any], writer: CompleteWriter, changed: Sequence[tuple[Task, Decision]]
+) -> StagedAttempt:
+    """Stages the changed decisions; the queue merges them with those of the executors."""
+    if not changed:
+        return StagedAttempt(DRIVER_PART, 0, 0)
+    rows = [decision_values(task.sequence, decision, (), ()) for task, decision in changed]
+    stager = FollowUpStager((writer.stage, DRIVER_PART, 0), lambda: conn)
+    decisions = pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
+    (batch,) = stager.stage_and_remove(iter([decisions]))
+    with translate_errors(), conn.cursor().copy(COPY_DECISIONS.encode()) as copy:
+        copy.write(SIGNATURE)
+        copy.write(memoryview(encode_decisions(batch, UUID(writer.stage).bytes, DRIVER_PART, 0)))
+        copy.write(TRAILER)
+    return StagedAttempt(DRIVER_PART, 0, len(rows))
+
+
+def _carried_out(
+    conn: psycopg.Connection[Any], stage: str, decisions: Mapping[Task, Decision]
+) -> Mapping[Task, Decision]:
+    """The decisions that the stage has carried out, and not dropped."""
+    sequences = [task.sequence for task in decisions]
     with translate_errors():
-        row = conn.execute("SELECT taskq.completed_in_stage(%s::uuid, %s::bigint[])", (stage, asked)).fetchone()
-    landed = set(row[0]) if row else set()
-    return {task: made for task, made in stands.items() if task.sequence in landed}
+        row = conn.execute("SELECT taskq.completed_in_stage(%s::uuid, %s::bigint[])", (stage, sequences)).fetchone()
+    carried_out = set(row[0]) if row else set()
+    return {task: decision for task, decision in decisions.items() if task.sequence in carried_out}

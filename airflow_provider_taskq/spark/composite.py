@@ -1,34 +1,44 @@
-"""A composite as a transform: its steps run on executors, on batches of the tasks of a partition."""
+"""Composites on Spark: their steps run on executors, on batches of the tasks of a partition."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
+from pyspark.sql.datasource import WriterCommitMessage
 
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
-from airflow_provider_taskq.spark.batches import ARROW, DECISIONS
-from airflow_provider_taskq.spark.commit import Company, company_of
-from airflow_provider_taskq.spark.follow_ups import follow_up
-from airflow_provider_taskq.spark.transforms import OF_A_TASK, stops, task_of, values_of
+from airflow_provider_taskq.spark.commit import DriverActions, commit_on_driver
+from airflow_provider_taskq.spark.follow_ups import FollowUpWriter, follow_up
+from airflow_provider_taskq.spark.staging import StagedAttempt, successful_attempts
+from airflow_provider_taskq.spark.transforms import (
+    DECISION_ARROW_SCHEMA,
+    DECISION_SCHEMA,
+    TASK_COLUMNS,
+    blocks_identifier,
+    decision_values,
+    task_from_row,
+)
+from airflow_provider_taskq.spark.writers import CompleteWriter
 from airflow_provider_taskq.worker.batches import Batch, FollowUp, Release
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.filters import readable
 from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
 
-BATCH = 1_000  # tasks that go through the steps together, unless said otherwise
+BATCH_SIZE = 1_000
 
-Carry = Callable[[Company], object]  # takes what a batch leaves to the driver
+SendToDriver = Callable[[DriverActions], object]
 
 
-def by_composite(composite: Composite, size: int = BATCH) -> "ByComposite":
-    """A transform from a composite, in batches of up to `size` tasks; TaskQueueError where it cannot get to executors.
+def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTransform":
+    """Makes a transform of a composite, which gets batches of up to `size` tasks.
 
-    The tasks of one identifier are in one partition. Under a condition a batch has one task of an identifier at most,
-    as a worker's batch has, and the next is in a later batch, if the one before it ended well.
+    Raises TaskQueueError if the composite cannot be sent to executors. The tasks of one identifier are in one
+    partition. Under a condition, a batch has at most one task of an identifier, like a worker's batch. The next task of
+    the identifier is in a later batch, if the one before it ended well.
     """
     if not composite.steps:
         raise TaskQueueError(f"composite {composite.name!r} has no steps")
@@ -38,110 +48,153 @@ def by_composite(composite: Composite, size: int = BATCH) -> "ByComposite":
         cloudpickle.dumps(composite)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise TaskQueueError(
-            f"composite {composite.name!r} cannot be sent to Spark's executors, as a step, or what it refers to, does"
-            f" not pickle: {error}"
+            f"composite {composite.name!r}: cannot send it to Spark's executors, as a step refers to an object that"
+            f" cannot be pickled: {error}"
         ) from error
-    return ByComposite(composite, size)
+    return CompositeTransform(composite, size)
 
 
 @dataclass(frozen=True, slots=True)
-class ByComposite:
-    """A transform that works batches through the steps of a composite.
+class CompositeTransform:
+    """A transform that processes batches by the steps of a composite.
 
-    A drain whose transform this is runs the steps in its writer (`CompositeWriter`), and calls `decided`. As a part of
-    another transform it is a function of DataFrames. A DataFrame carries decisions, pushes with APPEND and junctions,
-    and no functions: `in_commit`, `after_commit` and other pushes are then refused.
+    A drain with this transform runs the steps in its writer (`CompositeWriter`), by `decide`. Inside another transform
+    it is a function of DataFrames. A DataFrame carries decisions, pushes with APPEND and junctions, but no functions:
+    it then refuses `in_commit`, `after_commit` and other pushes.
     """
 
     composite: Composite
-    size: int = BATCH
+    size: int = BATCH_SIZE
     condition: Condition = Condition.NONE
 
-    def under(self, condition: Condition) -> "ByComposite":
-        """The same, for tasks that come in turn under a condition."""
+    def with_condition(self, condition: Condition) -> "CompositeTransform":
+        """Returns this transform for tasks that were claimed under a condition."""
         return replace(self, condition=condition)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
-        """The decisions on these tasks."""
+        """Returns the decisions on these tasks."""
 
-        def decided(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from self.decided(batches, _refuse)
+        def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from self.decide(batches, _refuse)
 
-        return tasks.select(*OF_A_TASK).mapInArrow(decided, DECISIONS)
+        return tasks.select(*TASK_COLUMNS).mapInArrow(decide, DECISION_SCHEMA)
 
-    def decided(self, batches: Iterator[pa.RecordBatch], carry: Carry) -> Iterator[pa.RecordBatch]:
-        """The decisions on a partition, on an executor; the composite's threads end with it.
+    def decide(self, batches: Iterator[pa.RecordBatch], send: SendToDriver) -> Iterator[pa.RecordBatch]:
+        """Yields the decisions on a partition, on an executor, and then ends the composite's threads.
 
-        `carry` is called with what a batch leaves to the driver, before its decisions are yielded.
+        Calls `send` with the driver's actions of a batch before it yields the batch's decisions.
         """
-        stopped: set[str] = set()
+        blocked: set[str] = set()
         try:
             for tasks in _chunks(batches, self.size):
-                for wave in self._waves(tasks, stopped):
-                    rows = self._rows(wave, carry)
-                    yield pa.RecordBatch.from_pylist(rows, schema=ARROW)
+                for batch in self._batches(tasks, blocked):
+                    rows = self._decide_batch(batch, send)
+                    yield pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
                     if self.condition is not Condition.NONE:
-                        ended = zip(wave, rows, strict=True)
-                        stopped.update(task.identifier for task, row in ended if stops(row, self.condition))
-                stopped.intersection_update({tasks[-1].identifier})  # the one that may go on in the next chunk
+                        for task, row in zip(batch, rows, strict=True):
+                            if blocks_identifier(row, self.condition):
+                                blocked.add(task.identifier)
+                # Only the last identifier of a chunk may have more tasks in the next one.
+                blocked.intersection_update({tasks[-1].identifier})
         finally:
             self.composite.close()
 
-    def _waves(self, tasks: Sequence[Task], stopped: set[str]) -> Iterator[list[Task]]:
-        """The batches of a chunk: all at once, or under a condition the first of each identifier, then the second."""
+    def _batches(self, tasks: Sequence[Task], blocked: set[str]) -> Iterator[list[Task]]:
+        """One batch of all tasks; under a condition, the first task of each identifier, then the second, and so on."""
         if self.condition is Condition.NONE:
             yield list(tasks)
             return
-        lanes: dict[str, deque[Task]] = {}
+        waiting: dict[str, deque[Task]] = {}
         for task in tasks:
-            lanes.setdefault(task.identifier, deque()).append(task)
-        while lanes := {name: lane for name, lane in lanes.items() if lane and name not in stopped}:
-            yield [lane.popleft() for lane in lanes.values()]
+            waiting.setdefault(task.identifier, deque()).append(task)
+        while waiting := {name: rest for name, rest in waiting.items() if rest and name not in blocked}:
+            yield [rest.popleft() for rest in waiting.values()]
 
-    def _rows(self, tasks: Sequence[Task], carry: Carry) -> list[dict[str, Any]]:
-        """What is decided on one batch; what only the driver can do is given to `carry`."""
-        work = Batch(tasks)
-        handler = readable(self.composite, work)
+    def _decide_batch(self, tasks: Sequence[Task], send: SendToDriver) -> list[dict[str, Any]]:
+        batch = Batch(tasks)
+        handler = readable(self.composite, batch)
         try:
-            decisions = handle_batch(handler, work)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, it is the failure of this batch and of no other
-            work, decisions = Batch(tasks), dict.fromkeys(tasks, decision_on(error))
-        company = company_of(self.composite.name, work, decisions, self.condition)
-        follow_ups, releases = ([], []) if company.pushes else (work.follow_ups, work.releases)
-        if not company.is_empty:
-            carry(company)
-        return _with_follow_ups(decisions, follow_ups, releases)
+            decisions = handle_batch(handler, batch)
+        except Exception as error:  # noqa: BLE001 -- any error is the failure of this batch only
+            batch, decisions = Batch(tasks), dict.fromkeys(tasks, decision_on(error))
+        actions = DriverActions.of(self.composite.name, batch, decisions, self.condition)
+        if not actions.is_empty:
+            send(actions)
+        if actions.pushes:
+            return _decision_rows(decisions, (), ())
+        return _decision_rows(decisions, batch.follow_ups, batch.releases)
 
 
-def _refuse(company: Company) -> None:
-    """Refuses what a DataFrame of decisions cannot carry."""
+def _refuse(actions: DriverActions) -> None:
     raise TaskQueueError(
-        f"composite {company.composite!r} is only a part of the drain's transform, so it has no in_commit, no"
-        " after_commit, and no push but APPEND: pass the composite itself to drain()"
+        f"composite {actions.composite!r}: as a part of another transform it supports no in_commit, no after_commit,"
+        " and no push but APPEND: pass the composite itself to drain()"
     )
 
 
-def _with_follow_ups(
+def _decision_rows(
     decisions: Mapping[Task, Decision], follow_ups: Iterable[FollowUp], releases: Iterable[Release]
 ) -> list[dict[str, Any]]:
-    """Decisions as rows, each with what follows it."""
     tasks: dict[Task, list[dict[str, Any]]] = {}
     groups: dict[Task, list[dict[str, Any]]] = {}
     for each in follow_ups:
         tasks.setdefault(each.task, []).extend(follow_up(each.topic, new) for new in each.tasks)
     for release in releases:
-        listed = [list(group) for group in release.groups]
+        lists = [list(group) for group in release.groups]
         groups.setdefault(release.task, []).append(
-            {"topic": release.topic, "groups": listed, "junction": release.junction}
+            {"topic": release.topic, "groups": lists, "junction": release.junction}
         )
     return [
-        values_of(task.sequence, decision, tasks.get(task, ()), groups.get(task, ()))
+        decision_values(task.sequence, decision, tasks.get(task, ()), groups.get(task, ()))
         for task, decision in decisions.items()
     ]
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[list[Task]]:
-    """The tasks of a partition, so many at a time."""
     for batch in batches:
         for place in range(0, batch.num_rows, size):
-            yield [task_of(values) for values in batch.slice(place, size).to_pylist()]
+            yield [task_from_row(values) for values in batch.slice(place, size).to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedAttemptWithActions(StagedAttempt):
+    """The commit message of an attempt, with the pickled `DriverActions` of its batches."""
+
+    actions: tuple[bytes, ...] = ()
+
+
+class CompositeWriter(FollowUpWriter):
+    """The writer of a drain through a composite: it gets tasks, runs the steps, and stages what they decide.
+
+    Steps may leave functions to the driver, by `batch.in_commit` and `batch.after_commit`. They are pickled on the
+    executor and unpickled on the driver. No DataFrame ever holds these bytes: this writer puts them into its own commit
+    message, which Spark passes to `commit` of the same writer. A task is data for the steps, and the columns of a
+    transform's DataFrame go to another writer, which unpickles nothing: neither can choose what the driver unpickles.
+
+    `pickled` is the `CompositeTransform` as the driver's program pickled it. It stays pickled until an executor runs
+    it, as only executors need the modules of the steps.
+    """
+
+    def __init__(self, decisions: CompleteWriter, pickled: bytes) -> None:
+        super().__init__(decisions)
+        self.pickled = pickled
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
+        """Runs the steps on one partition and stages their decisions, on an executor."""
+        transform: CompositeTransform = cloudpickle.loads(self.pickled)
+        actions: list[bytes] = []
+        staged = super().write(transform.decide(iterator, lambda each: actions.append(each.pickled())))
+        if not actions:
+            return staged
+        values = {each.name: getattr(staged, each.name) for each in fields(staged)}
+        return StagedAttemptWithActions(**values, actions=tuple(actions))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commits the decisions together with the actions of their batches, on the driver."""
+        actions = [
+            each for message in messages if isinstance(message, StagedAttemptWithActions) for each in message.actions
+        ]
+        if actions:
+            commit_on_driver(self.decisions, successful_attempts(messages), actions)
+        else:
+            super().commit(messages)

@@ -12,39 +12,42 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.options import SourceOptions, mode_of
-from airflow_provider_taskq.spark.push_writer import PushOptions, PushStreamWriter, PushWriter
-from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader
-from airflow_provider_taskq.spark.stream_complete import CompleteStreamWriter
-from airflow_provider_taskq.spark.streams import LOG_SCHEMA, LogOptions, LogReader
-from airflow_provider_taskq.spark.tasks_reader import TasksOptions, TasksReader
-from airflow_provider_taskq.spark.writers import CompleteWriter
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.options import HeldOptions, PushOptions, parse_mode
+from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, TasksOptions, TasksReader
+from airflow_provider_taskq.spark.streams import (
+    LOG_SCHEMA,
+    CompleteStreamWriter,
+    LogOptions,
+    LogReader,
+    PushStreamWriter,
+)
+from airflow_provider_taskq.spark.writers import CompleteWriter, PushWriter
 
 
 class TaskQDataSource(DataSource):
-    """Tasks as DataFrames and streams, by `mode`.
+    """Reads and writes tasks as DataFrames and streams. The option `mode` selects what.
 
-    * `spark.read`: `held`, what an owner holds; `tasks`, every task of a topic with its state.
-    * `df.write`: `push`, rows become tasks; `complete`, decisions end the tasks that an owner holds.
-    * `spark.readStream`: `log`, the tasks of a topic in the order in which they came in, taking none.
-    * `df.writeStream`: `push` and `complete`, each micro-batch once.
+    * `spark.read`: `held`, the tasks that an owner holds; `tasks`, all tasks of a topic with their states.
+    * `df.write`: `push` turns rows into tasks; `complete` ends tasks that an owner holds by decisions.
+    * `spark.readStream`: `log`, the tasks of a topic in the order in which they were pushed, without claiming them.
+    * `df.writeStream`: `push` and `complete`, once for each micro-batch.
 
         spark.dataSource.register(TaskQDataSource)
         held = {"owner": owner.name, "fence": owner.fence}
         tasks = spark.read.format("taskq").options(mode="held", **held).load()
         decisions.write.format("taskq").mode("append").options(mode="complete", **held).save()
 
-    Of `held`: `topic` narrows what is read, `partitions` says in how many slices. A `fence` ties the DataFrame to one
-    registration of the owner, and so locks out a job whose successor has registered the name anew. Without it the
-    name is trusted: what is planned later than that, a write above all, goes under the successor's fence.
+    In mode `held`, `topic` restricts the tasks, and `partitions` sets the number of partitions. `fence` ties the
+    DataFrame to one registration of the owner: a job fails when a later registration has taken the name over. Without
+    it, each read or write uses the registration that is current when Spark plans it.
 
-    The database is the one that TASKQ_DSN, TASKQ_DSN_FILE or libpq's environment named on the driver when its JVM
-    started; `TaskQDataSource.bound(route)` makes a source for another. Executors are handed that route inside what
-    they run, and one with a TASKQ_DSN of its own uses its own.
+    The driver's environment (TASKQ_DSN, TASKQ_DSN_FILE or libpq's variables) names the database, as it was when the
+    driver's JVM started; `TaskQDataSource.with_connection(...)` makes a source for another database. Executors receive
+    the connection parameters with the code that they run. An executor with its own TASKQ_DSN uses that.
     """
 
-    route: ClassVar[Route | None] = None
+    connection_info: ClassVar[ConnectionInfo | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -52,78 +55,75 @@ class TaskQDataSource(DataSource):
         return "taskq"
 
     @classmethod
-    def bound(cls, route: Route, name: str = "taskq") -> type["TaskQDataSource"]:
-        """A source, under a name of its own, that takes this route whatever the environment says.
+    def with_connection(cls, info: ConnectionInfo, name: str = "taskq") -> type["TaskQDataSource"]:
+        """Returns a data source with another format name, which always uses this connection.
 
-        A class made inside a function is pickled by value, so the route goes where the class goes: through the JVM's
-        memory to the processes that plan, read and write, and past everything that is displayed or written down.
+        Python pickles a class that is defined in a function by value. So the connection parameters travel with the
+        class to the processes that plan, read and write, through no option, plan or log.
         """
 
-        class BoundDataSource(TaskQDataSource):
-            """The data source on one route."""
+        class ConnectedDataSource(TaskQDataSource):
+            """The data source with fixed connection parameters."""
 
             @classmethod
             def name(cls) -> str:
                 """The name of the format."""
                 return name
 
-        BoundDataSource.route = route
-        return BoundDataSource
+        ConnectedDataSource.connection_info = info
+        return ConnectedDataSource
 
     def schema(self) -> StructType:
-        """The columns of what is read."""
-        mode = mode_of(self.options, "read", ("held", "tasks", "log"))
+        """The columns to read."""
+        mode = parse_mode(self.options, "read", ("held", "tasks", "log"))
         if mode == "tasks":
-            return TasksOptions.parsed(self.options).schema()
+            return TasksOptions.parse(self.options).schema()
         if mode == "log":
-            LogOptions.parsed(self.options)
+            LogOptions.parse(self.options)
             return LOG_SCHEMA
-        SourceOptions.parsed(self.options, "held")
+        HeldOptions.parse(self.options, "held")
         return HELD_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of mode=held and mode=tasks."""
-        if mode_of(self.options, "read", ("held", "tasks")) == "tasks":
-            return TasksReader(TasksOptions.parsed(self.options), schema, self._found())
-        options = SourceOptions.parsed(self.options, "held")
-        _need_schema(schema, HELD_SCHEMA, "held")
-        route = self._found()
-        return HeldReader(options.fenced(route), route)
+        if parse_mode(self.options, "read", ("held", "tasks")) == "tasks":
+            return TasksReader(TasksOptions.parse(self.options), schema, self._connection())
+        options = HeldOptions.parse(self.options, "held")
+        _check_schema(schema, HELD_SCHEMA, "held")
+        connection = self._connection()
+        return HeldReader(options.with_fence(connection), connection)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of mode=push and mode=complete."""
-        mode = mode_of(self.options, "write", ("push", "complete"))
+        mode = parse_mode(self.options, "write", ("push", "complete"))
         if overwrite:
-            added = "decisions" if mode == "complete" else "tasks"
-            raise TaskQueueError(f'format taskq, mode {mode}: {added} are added: use .mode("append")')
+            raise TaskQueueError(f'format taskq, mode {mode}: cannot overwrite: use .mode("append")')
         if mode == "push":
-            return PushWriter.opened(PushOptions.parsed(self.options), schema, self._found())
-        options, route = SourceOptions.parsed(self.options, "complete"), self._found()
-        return CompleteWriter.opened(options.fenced(route), schema, route)
+            return PushWriter.open(PushOptions.parse(self.options), schema, self._connection())
+        options, connection = HeldOptions.parse(self.options, "complete"), self._connection()
+        return CompleteWriter.open(options.with_fence(connection), schema, connection)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """The reader of a topic's log."""
-        mode_of(self.options, "read a stream", ("log",))
-        options = LogOptions.parsed(self.options)
-        _need_schema(schema, LOG_SCHEMA, "log")
-        return LogReader(options, self._found())
+        """The reader of mode=log."""
+        parse_mode(self.options, "read a stream", ("log",))
+        options = LogOptions.parse(self.options)
+        _check_schema(schema, LOG_SCHEMA, "log")
+        return LogReader(options, self._connection())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """The writer of a stream of tasks or of decisions."""
-        mode = mode_of(self.options, "write a stream", ("push", "complete"))
+        """The stream writer of mode=push and mode=complete."""
+        mode = parse_mode(self.options, "write a stream", ("push", "complete"))
         if overwrite:
-            raise TaskQueueError(f'format taskq, mode {mode}: rows are added: use .outputMode("append")')
+            raise TaskQueueError(f'format taskq, mode {mode}: cannot overwrite: use .outputMode("append")')
         if mode == "push":
-            return PushStreamWriter.opened(PushOptions.parsed(self.options), schema, self._found())
-        options, route = SourceOptions.parsed(self.options, "complete"), self._found()
-        return CompleteStreamWriter.opened(options.fenced(route), schema, route)
+            return PushStreamWriter.open(PushOptions.parse(self.options), schema, self._connection())
+        options, connection = HeldOptions.parse(self.options, "complete"), self._connection()
+        return CompleteStreamWriter.open(options.with_fence(connection), schema, connection)
 
-    def _found(self) -> Route:
-        """The way to the database."""
-        return self.route or Route.found()
+    def _connection(self) -> ConnectionInfo:
+        return self.connection_info or ConnectionInfo.resolve()
 
 
-def _need_schema(schema: StructType, fixed: StructType, mode: str) -> None:
-    """Refuses another schema than the one that a mode has."""
+def _check_schema(schema: StructType, fixed: StructType, mode: str) -> None:
     if schema.simpleString() != fixed.simpleString():
-        raise TaskQueueError(f"format taskq, mode {mode}: its schema is fixed: {fixed.simpleString()}")
+        raise TaskQueueError(f"format taskq, mode {mode}: the schema cannot be changed: {fixed.simpleString()}")

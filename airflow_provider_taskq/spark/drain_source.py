@@ -1,4 +1,4 @@
-"""The data source as a drain uses it: on a route of its own, and with follow-ups."""
+"""The data source of a drain: with the drain's own connection, with follow-ups, and with the steps of a composite."""
 
 import threading
 from collections.abc import Iterator
@@ -11,40 +11,40 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.spark.batches import check_names
-from airflow_provider_taskq.spark.composite import ByComposite
-from airflow_provider_taskq.spark.composite_writer import CompositeWriter
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.composite import CompositeTransform, CompositeWriter
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
 from airflow_provider_taskq.spark.follow_ups import COLUMNS, FollowUpWriter
-from airflow_provider_taskq.spark.transforms import OF_A_TASK
+from airflow_provider_taskq.spark.transforms import TASK_COLUMNS, check_names
 from airflow_provider_taskq.spark.writers import CompleteWriter
 
 _DECISIONS = StructType([StructField("sequence", LongType()), StructField("result", StringType())])
 
-_routes: list[Route] = []
+_registered: list[ConnectionInfo] = []
 _busy: set[int] = set()
 _lock = threading.Lock()
 
 
-def registered_name(spark: SparkSession, route: Route) -> str:
-    """Registers the data source on this route under a name of its own, and returns the name.
+def register_source(spark: SparkSession, connection_info: ConnectionInfo) -> str:
+    """Registers the data source with this connection, and returns the name of its format.
 
-    So drains to different databases in one session don't take each other's, and the session's own `taskq` stays.
+    Each database has its own format name, so drains to several databases can share a session with its `taskq` format.
     """
-    if route not in _routes:
-        _routes.append(route)
-    name = f"taskq_drain_{_routes.index(route) + 1}"
-    spark.dataSource.register(_source(route, name))
+    if connection_info not in _registered:
+        _registered.append(connection_info)
+    name = f"taskq_drain_{_registered.index(connection_info) + 1}"
+    spark.dataSource.register(_drain_source(connection_info, name))
     return name
 
 
 @contextmanager
-def composite_format(spark: SparkSession, route: Route, transform: ByComposite) -> Iterator[str]:
+def composite_source(
+    spark: SparkSession, connection_info: ConnectionInfo, transform: CompositeTransform
+) -> Iterator[str]:
     """Registers a data source whose writer decides tasks by a composite; yields the name of its format.
 
-    No other drain uses the name until the block ends. Spark has no call to remove a data source, so names are used
-    again: a session has as many as drains ran in it at once.
+    No other drain uses the name until the block ends. Spark cannot remove a data source, so names are reused: a
+    session has as many of them as it had drains at the same time.
     """
     with _lock:
         number = next(each for each in count(1) if each not in _busy)
@@ -52,21 +52,22 @@ def composite_format(spark: SparkSession, route: Route, transform: ByComposite) 
     try:
         name = f"taskq_composite_{number}"
         pickled = cloudpickle.dumps(transform)  # type: ignore[no-untyped-call]
-        spark.dataSource.register(_composite_source(route, name, pickled))
+        spark.dataSource.register(_composite_source(connection_info, name, pickled))
         yield name
     finally:
         with _lock:
             _busy.discard(number)
 
 
-def _source(route: Route, name: str) -> type[TaskQDataSource]:
-    """A class made inside a function is pickled by value, and the route with it (see `TaskQDataSource.bound`)."""
+# Both functions define a class, as Python pickles such a class by value: see `TaskQDataSource.with_connection`.
 
-    class DrainSource(TaskQDataSource.bound(route, name)):  # type: ignore[misc]
+
+def _drain_source(connection_info: ConnectionInfo, name: str) -> type[TaskQDataSource]:
+    class DrainSource(TaskQDataSource.with_connection(connection_info, name)):  # type: ignore[misc]
         """The data source of drains."""
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            """The writer of decisions, with follow-ups where they have columns for these."""
+            """The writer of decisions, with follow-ups if the schema has columns for them."""
             if self.options.get("mode") != "complete":
                 return TaskQDataSource.writer(self, schema, overwrite)
             check_names(schema.names)
@@ -80,15 +81,13 @@ def _source(route: Route, name: str) -> type[TaskQDataSource]:
     return DrainSource
 
 
-def _composite_source(route: Route, name: str, pickled: bytes) -> type[TaskQDataSource]:
-    """A class made inside a function is pickled by value, and the composite with it."""
-
-    class CompositeSource(TaskQDataSource.bound(route, name)):  # type: ignore[misc]
+def _composite_source(connection_info: ConnectionInfo, name: str, pickled: bytes) -> type[TaskQDataSource]:
+    class CompositeSource(TaskQDataSource.with_connection(connection_info, name)):  # type: ignore[misc]
         """The data source of one drain through a composite."""
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            """The writer of tasks, which decides them."""
-            if self.options.get("mode") != "complete" or schema.names != list(OF_A_TASK):
+            """The writer that gets tasks, and decides them."""
+            if self.options.get("mode") != "complete" or schema.names != list(TASK_COLUMNS):
                 raise TaskQueueError(f"format {name} takes the tasks of one drain: call drain() with the composite")
             writer = TaskQDataSource.writer(self, _DECISIONS, overwrite)
             assert isinstance(writer, CompleteWriter)  # noqa: S101

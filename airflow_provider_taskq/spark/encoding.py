@@ -1,6 +1,8 @@
-"""Decisions in a DataFrame: checked by their columns, then by their values, and made ready for COPY."""
+"""Decisions and new tasks of a DataFrame: their columns are checked, and their rows encoded for a binary COPY."""
 
 import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -10,71 +12,100 @@ import pyarrow.types as kinds
 from airflow_provider_taskq.queue import InvalidTask, Result
 from airflow_provider_taskq.spark.binary_copy import binary_rows
 
-COPY = "COPY taskq.staged (stage, part, attempt, sequence, result, output, error, delay) FROM STDIN (FORMAT binary)"
+COPY_DECISIONS = (
+    "COPY taskq.staged (stage, part, attempt, sequence, result, output, error, delay) FROM STDIN (FORMAT binary)"
+)
+COPY_TASKS = (
+    "COPY taskq.staged_task (stage, part, attempt, place, topic, identifier, payload, reference, suspended,"
+    " available_at, delay, ttl, priority, depends_on) FROM STDIN (FORMAT binary)"
+)
 MAX_ERROR = 10_000
+MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
+
 _RESULTS = pa.array([result.name for result in sorted(Result)])
-_NAMES = ", ".join(result.name for result in sorted(Result))
-_WHOLE = {"tinyint", "smallint", "int", "bigint"}
-# Column -> the Spark types it may have; those with a default may be left out.
-_TYPES = {
-    "sequence": {"int", "bigint"},
-    "result": {"string", *_WHOLE},
-    "message": {"string", "void"},
-    "error": {"string", "void"},
-    "delay": {"interval day to second", "float", "double", "void", *_WHOLE},
+_RESULT_NAMES = ", ".join(result.name for result in sorted(Result))
+_WHOLE = ("bigint", "int", "smallint", "tinyint")
+_DURATION = (*_WHOLE, "double", "float", "interval day to second")
+# Column -> the Spark types it may have; any column but the required ones may be void.
+_DECISION_TYPES = {
+    "sequence": ("bigint", "int"),
+    "result": (*_WHOLE, "string"),
+    "message": ("string", "void"),
+    "error": ("string", "void"),
+    "delay": (*_DURATION, "void"),
 }
-_REQUIRED = ("sequence", "result")
+_TASK_TYPES = {
+    "identifier": ("string",),
+    "topic": ("string",),
+    "payload": ("string", "struct", "map", "array"),
+    "reference": ("string",),
+    "suspended": ("boolean",),
+    "available_at": ("timestamp",),
+    "delay": _DURATION,
+    "ttl": _DURATION,
+    "priority": _WHOLE,
+    "depends_on": ("string", "array"),
+}
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Refuses NaN and the infinities, which Python reads and JSON lacks."""
+    """Python's decoder accepts NaN and the infinities, which are not JSON."""
     raise ValueError(f"{name} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def check_columns(columns: dict[str, str]) -> None:
-    """Refuses a DataFrame that cannot be decisions, by its columns' names and Spark types."""
+def check_decision_columns(columns: Mapping[str, str]) -> None:
+    """Raises InvalidTask unless these columns (name to Spark type) can be decisions."""
     for name, kind in columns.items():
-        if name not in _TYPES:
-            raise InvalidTask(f"decisions have no column {name!r}; theirs are {', '.join(_TYPES)}")
-        if kind not in _TYPES[name]:
-            raise InvalidTask(f"the decisions' column {name} is {kind}, not {' or '.join(sorted(_TYPES[name]))}")
-    for name in _REQUIRED:
-        if name not in columns:
-            raise InvalidTask(f"decisions need a column {name}; these have {', '.join(columns) or 'none'}")
+        if name not in _DECISION_TYPES:
+            raise InvalidTask(f"unknown column {name!r} in the decisions: use {', '.join(_DECISION_TYPES)}")
+        if kind not in _DECISION_TYPES[name]:
+            raise InvalidTask(f"column {name} of the decisions is {kind}, not {' or '.join(_DECISION_TYPES[name])}")
+    require_columns(columns, "sequence", "result")
 
 
-def staged_rows(batch: pa.RecordBatch, stage: bytes, part: int, attempt: int) -> pa.Buffer:
-    """A batch of decisions as rows for COPY; InvalidTask, naming a task, where one is not valid."""
+def require_columns(columns: Iterable[str], *required: str) -> None:
+    """Raises InvalidTask if decisions lack a column."""
+    names = list(columns)
+    for name in required:
+        if name not in names:
+            raise InvalidTask(f"decisions need a column {name}: these have {', '.join(names) or 'none'}")
+
+
+def encode_decisions(batch: pa.RecordBatch, stage: bytes, part: int, attempt: int) -> pa.Buffer:
+    """Encodes decisions as rows for COPY_DECISIONS; raises InvalidTask, which names the task, for an invalid one."""
     sequences = batch.column("sequence")
     if sequences.null_count:
-        raise InvalidTask("a decision has no sequence: it is null, so no task can be told from it")
+        raise InvalidTask("a decision has no sequence: the column sequence is null")
     results = _result_numbers(batch.column("result"), sequences)
-    delays = _column(batch, "delay")
-    count = batch.num_rows
     return binary_rows(
         [
-            pa.repeat(pa.scalar(stage, pa.binary()), count),
-            pa.repeat(pa.scalar(part, pa.int32()), count),
-            pa.repeat(pa.scalar(attempt, pa.int64()), count),
+            *_stage_columns(batch.num_rows, stage, part, attempt),
             sequences.cast(pa.int64()),
             results.cast(pa.int16()),
-            _messages(_column(batch, "message"), sequences),
-            _errors(_column(batch, "error"), sequences),
-            _intervals(delays, results, sequences),
+            _messages(_optional(batch, "message"), sequences),
+            _errors(_optional(batch, "error"), sequences),
+            _delays(_optional(batch, "delay"), results, sequences),
         ]
     )
 
 
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column that may be left out."""
+def _stage_columns(count: int, stage: bytes, part: int, attempt: int) -> list[pa.Array]:
+    return [
+        pa.repeat(pa.scalar(stage, pa.binary()), count),
+        pa.repeat(pa.scalar(part, pa.int32()), count),
+        pa.repeat(pa.scalar(attempt, pa.int64()), count),
+    ]
+
+
+def _optional(batch: pa.RecordBatch, name: str) -> pa.Array:
     return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows)
 
 
 def _result_numbers(results: pa.Array, sequences: pa.Array) -> pa.Array:
-    """Results as their numbers, from names or numbers."""
     if kinds.is_integer(results.type):
         numbers = pc.if_else(pc.and_(pc.greater_equal(results, 0), pc.less(results, len(_RESULTS))), results, None)
     else:
@@ -83,20 +114,20 @@ def _result_numbers(results: pa.Array, sequences: pa.Array) -> pa.Array:
         place = pc.index(pc.is_null(numbers), True).as_py()
         value = results[place].as_py()
         shown = "null" if value is None else repr(value if len(str(value)) <= 30 else str(value)[:30] + "...")
-        raise InvalidTask(f"the decision on task {sequences[place]} has the result {shown}: there are {_NAMES}")
+        raise InvalidTask(f"unknown result {shown} of the decision on task {sequences[place]}: use {_RESULT_NAMES}")
     return numbers
 
 
 def _messages(messages: pa.Array, sequences: pa.Array) -> pa.Array:
-    """Messages as they are, each of them JSON that PostgreSQL can store and read back."""
+    """Returns the messages unchanged; each has to be JSON that PostgreSQL can store."""
     for place, text in enumerate(messages.to_pylist()):
-        if text is not None and not _is_plain(text) and (reason := _flaw(text)):
-            raise InvalidTask(f"the message of the decision on task {sequences[place]} {reason}")
+        if text is not None and not _is_plain_json(text) and (defect := _json_defect(text)):
+            raise InvalidTask(f"the message of the decision on task {sequences[place]} {defect}")
     return messages
 
 
-def _is_plain(text: str) -> bool:
-    """Whether this is surely JSON that can be stored: told in an eighth of the time that `_flaw` takes."""
+def _is_plain_json(text: str) -> bool:
+    """Whether a text is JSON without escapes; this takes an eighth of the time of `_json_defect`."""
     try:
         end = _DECODER.raw_decode(text)[1]
     except (ValueError, RecursionError):
@@ -104,19 +135,18 @@ def _is_plain(text: str) -> bool:
     return end == len(text) and "\\u" not in text
 
 
-def _flaw(text: str) -> str | None:
-    """What is wrong with a JSON text; never the text itself, which is nobody's to see in a log."""
+def _json_defect(text: str) -> str | None:
+    """Describes what is wrong with a JSON text, without quoting it: payloads and messages do not belong in a log."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         return f"is not JSON: {error.msg} at character {error.pos}"
     except (ValueError, RecursionError) as error:
         return f"is not JSON: {error}"
-    return "holds a NUL or a lone surrogate" if "\\u" in text and not _storable(value) else None
+    return "holds a NUL or a lone surrogate" if "\\u" in text and not _is_storable(value) else None
 
 
-def _storable(value: Any) -> bool:
-    """Whether every text in a JSON value can be a text in PostgreSQL."""
+def _is_storable(value: Any) -> bool:
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -126,34 +156,165 @@ def _storable(value: Any) -> bool:
 
 
 def _errors(errors: pa.Array, sequences: pa.Array) -> pa.Array:
-    """Errors, each cut to its end, where the cause of a trace stands."""
     if errors.null_count == len(errors):
         return errors
     if (found := pc.match_substring(errors, "\x00")) and pc.any(found).as_py():
         place = pc.index(found, True).as_py()
         raise InvalidTask(f"the error of the decision on task {sequences[place]} holds a NUL")
-    return pc.utf8_slice_codeunits(errors, -MAX_ERROR)
+    return pc.utf8_slice_codeunits(errors, -MAX_ERROR)  # a trace names its cause at the end
 
 
-def _intervals(delays: pa.Array, results: pa.Array, sequences: pa.Array) -> pa.Array:
-    """Delays in microseconds: a "day" in PostgreSQL would be 23 or 25 hours twice a year."""
+def _delays(delays: pa.Array, results: pa.Array, sequences: pa.Array) -> pa.Array:
     if delays.null_count == len(delays):
         return delays
     wrong = pc.and_(pc.is_valid(delays), pc.not_equal(results, int(Result.SUSPENSION)))
     if pc.any(wrong).as_py():
         place = pc.index(wrong, True).as_py()
-        raise InvalidTask(f"the decision on task {sequences[place]} has a delay, which only a SUSPENSION takes")
+        raise InvalidTask(f"the decision on task {sequences[place]} has a delay: only a SUSPENSION takes one")
     if kinds.is_duration(delays.type):
-        micros = delays.cast(pa.duration("us")).cast(pa.int64())
-    else:
-        micros = _microseconds(delays, sequences)
-    return micros.cast(pa.duration("us"))
-
-
-def _microseconds(seconds: pa.Array, sequences: pa.Array) -> pa.Array:
-    """Seconds as whole microseconds."""
-    scaled = pc.round(pc.multiply(seconds.cast(pa.float64()), 1e6))
-    far = pc.invert(pc.less(pc.abs(scaled), 9e18))  # not-a-number is not less than anything either
+        return delays.cast(pa.duration("us"))
+    microseconds = pc.round(pc.multiply(delays.cast(pa.float64()), 1e6))
+    far = pc.invert(pc.less(pc.abs(microseconds), 9e18))  # inverted, as NaN is not less than anything
     if pc.any(far).as_py():
-        raise InvalidTask(f"the decision on task {sequences[pc.index(far, True).as_py()]} has a delay of no length")
-    return scaled.cast(pa.int64())
+        raise InvalidTask(f"invalid delay of the decision on task {sequences[pc.index(far, True).as_py()]}")
+    return microseconds.cast(pa.int64()).cast(pa.duration("us"))
+
+
+def check_task_columns(columns: Mapping[str, str], topic: str | None) -> None:
+    """Raises InvalidTask unless these columns (name to Spark type) can be new tasks."""
+    for name, kind in columns.items():
+        if name not in _TASK_TYPES:
+            raise InvalidTask(f"unknown column {name!r} in the new tasks: use {', '.join(_TASK_TYPES)}")
+        if kind != "void" and kind.partition("<")[0] not in _TASK_TYPES[name]:
+            raise InvalidTask(f"column {name} of the new tasks is {kind}, not {' or '.join(_TASK_TYPES[name])}")
+    if "identifier" not in columns:
+        raise InvalidTask(f"new tasks need a column identifier: these have {', '.join(columns) or 'none'}")
+    if ("topic" in columns) == (topic is not None):
+        raise InvalidTask("name the topic of the new tasks either by the option topic or by a column topic")
+    for name in ("decimal", "binary", "interval", "variant"):
+        if name in columns.get("payload", ""):
+            raise InvalidTask(f"the payload holds a {name}, which is not JSON: convert the column with to_json")
+
+
+def encode_tasks(batch: pa.RecordBatch, stage: bytes, part: int, attempt: int, first: int) -> pa.Buffer:
+    """Encodes new tasks as rows for COPY_TASKS; raises InvalidTask for one that the database could not even store.
+
+    `first` is the place of the batch's first row in its partition.
+    """
+    tasks = _TaskEncoder(batch, part, first)
+    return binary_rows(
+        [
+            *_stage_columns(batch.num_rows, stage, part, attempt),
+            pa.array(range(first, first + batch.num_rows), pa.int64()),
+            tasks.texts("topic"),
+            tasks.texts("identifier"),
+            tasks.payloads(),
+            tasks.texts("reference"),
+            _optional(batch, "suspended"),
+            _optional(batch, "available_at"),
+            tasks.durations("delay"),
+            tasks.durations("ttl"),
+            tasks.priorities(),
+            tasks.dependencies(),
+        ]
+    )
+
+
+class _TaskEncoder:
+    """Converts the columns of one batch of new tasks."""
+
+    def __init__(self, batch: pa.RecordBatch, part: int, first: int) -> None:
+        self.batch = batch
+        self.part = part
+        self.first = first
+
+    def texts(self, name: str) -> pa.Array:
+        texts = _optional(self.batch, name)
+        if texts.null_count < len(texts):
+            self._refuse_any(pc.match_substring(texts, "\x00"), f"its {name} holds a NUL")
+        return texts
+
+    def payloads(self) -> pa.Array:
+        """JSON texts; the database parses those that the DataFrame has as strings."""
+        payloads = _optional(self.batch, "payload")
+        if kinds.is_string(payloads.type) or kinds.is_null(payloads.type):
+            return self.texts("payload")
+        return self._encoded(payloads, lambda value: _JSON.encode(_json_value(value, payloads.type)), "payload")
+
+    def durations(self, name: str) -> pa.Array:
+        """Durations from intervals or seconds, in microseconds: a "day" of PostgreSQL may have 23 or 25 hours."""
+        column = _optional(self.batch, name)
+        if kinds.is_null(column.type) or kinds.is_duration(column.type):
+            microseconds = column.cast(pa.duration("us")).cast(pa.int64())
+        else:
+            scaled = pc.round(pc.multiply(column.cast(pa.float64()), 1e6))
+            valid = pc.less_equal(pc.abs(scaled), float(MAX_DELAY))  # false for NaN, too
+            self._refuse_any(pc.invert(valid), f"its {name} is not a number, or longer than 3650 days")
+            microseconds = scaled.cast(pa.int64())
+        self._refuse_any(pc.greater(microseconds, MAX_DELAY), f"its {name} is longer than 3650 days")
+        return microseconds.cast(pa.duration("us"))
+
+    def priorities(self) -> pa.Array:
+        """Priorities as 32-bit integers; the database checks their range, but cannot store larger numbers."""
+        priorities = _optional(self.batch, "priority").cast(pa.int64())
+        far = pc.or_(pc.less(priorities, -(2**31)), pc.greater(priorities, 2**31 - 1))
+        self._refuse_any(far, "its priority is outside -100..100")
+        return priorities.cast(pa.int32())
+
+    def dependencies(self) -> pa.Array:
+        """Dependencies as JSON lists of pairs of topic and identifier."""
+        column = _optional(self.batch, "depends_on")
+        if column.null_count == len(column):
+            return pa.nulls(len(column))
+        return self._encoded(column, _pairs_text, "depends_on")
+
+    def _encoded(self, column: pa.Array, encode: Callable[[Any], str], name: str) -> pa.Array:
+        texts = []
+        for place, value in enumerate(column.to_pylist()):
+            try:
+                text = None if value is None else encode(value)
+            except (TypeError, ValueError) as error:
+                self._refuse(place, f"its {name} {error}")
+            texts.append(text)
+        return pa.array(texts, pa.string())
+
+    def _refuse_any(self, wrong: pa.Array, reason: str) -> None:
+        place = pc.index(wrong, True).as_py()
+        if place >= 0:
+            self._refuse(place, reason)
+
+    def _refuse(self, place: int, reason: str) -> NoReturn:
+        identifier = self.batch.column("identifier")[place].as_py()
+        shown = "null" if identifier is None else repr(identifier[:100])
+        raise InvalidTask(f"row {self.first + place} of partition {self.part} (identifier {shown}): {reason}")
+
+
+def _json_value(value: Any, kind: pa.DataType) -> Any:
+    """Converts structs and maps to objects, and dates and times to ISO 8601."""
+    if value is None:
+        return None
+    if kinds.is_struct(kind):
+        return {field.name: _json_value(value[field.name], field.type) for field in kind}
+    if kinds.is_map(kind):
+        return {_member_name(key): _json_value(item, kind.item_type) for key, item in value}
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        return [_json_value(item, kind.value_type) for item in value]
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _member_name(key: Any) -> str:
+    return key if isinstance(key, str) else json.dumps(_json_value(key, pa.null()))
+
+
+def _pairs_text(value: Any) -> str:
+    found = json.loads(value) if isinstance(value, str) else value
+    pairs = (
+        [list(pair.values()) if isinstance(pair, dict) else pair for pair in found] if isinstance(found, list) else None
+    )
+    if pairs is None or not all(_is_pair(pair) for pair in pairs):
+        raise ValueError("is not a list of pairs of a topic and an identifier")
+    return _JSON.encode(pairs)
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)

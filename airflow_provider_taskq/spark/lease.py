@@ -9,7 +9,7 @@ import psycopg
 
 from airflow_provider_taskq.queue import LeaseLost, Owner
 from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper
 
 _STOP_SECONDS = 5.0
@@ -25,11 +25,13 @@ class DrainLease:
     :param since: when the owner's registration began, by `time.monotonic()`; None for now.
     """
 
-    def __init__(self, owner: Owner, route: Route, on_loss: Callable[[], None], since: float | None = None) -> None:
+    def __init__(
+        self, owner: Owner, connection_info: ConnectionInfo, on_loss: Callable[[], None], since: float | None = None
+    ) -> None:
         length = owner.lease.total_seconds()
 
         def connect() -> psycopg.Connection[Any]:
-            return route.connect(autocommit=True, connect_timeout=max(2, int(length / 6)))
+            return connection_info.connect(autocommit=True, connect_timeout=max(2, int(length / 6)))
 
         # Half of the time between the first heartbeat and the loss, so that there is time for another connection.
         limit = CallLimit(max(0.5, length / 6), grows=False)

@@ -1,24 +1,24 @@
-"""The options of the data source: names of things, never a secret."""
+"""The options of the data source: names and numbers, never a secret."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from airflow_provider_taskq.queue import LeaseLost, TaskQueue, TaskQueueError
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.queue import Insertion, LeaseLost, TaskQueue, TaskQueueError
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 
-PARTITIONS = 8
-_KNOWN = {"held": {"topic", "owner", "fence", "partitions"}, "complete": {"topic", "owner", "fence", "stage", "stream"}}
-
-_SPARKS_OWN = {"checkpointlocation", "queryname"}  # which come along with those of a stream
+DEFAULT_PARTITIONS = 8
+_HELD_NAMES = {"topic", "owner", "fence", "partitions"}
+_COMPLETE_NAMES = {"topic", "owner", "fence", "stage", "stream"}
+_SPARK_NAMES = {"checkpointlocation", "queryname"}  # Spark passes its own options of a stream along
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """What a DataFrame of the format `taskq` reads or writes, and under whose lease.
+class HeldOptions:
+    """Options of mode=held and mode=complete: the owner of the tasks, and the fence of its lease.
 
-    Without a fence it is that of the lease which the owner's name has when the DataFrame is planned; without a topic
-    all that the owner holds is read.
+    Without a fence, the DataFrame uses the lease that the owner has when the DataFrame is planned. Without a topic, it
+    reads all topics.
     """
 
     mode: str
@@ -30,68 +30,97 @@ class SourceOptions:
     stream: str | None = None
 
     @classmethod
-    def parsed(cls, options: Mapping[str, str], mode: str) -> Self:
-        """The options of one use of the data source; a sentence for each that is missing, unknown or not a number."""
-        given = known(options, mode, "read" if mode == "held" else "write", _KNOWN[mode])
+    def parse(cls, options: Mapping[str, str], mode: str) -> Self:
+        """Parses the options; raises TaskQueueError for one that is missing, unknown or invalid."""
+        if mode == "held":
+            values = parse_options(options, mode, "read", _HELD_NAMES)
+        else:
+            values = parse_options(options, mode, "write", _COMPLETE_NAMES)
         return cls(
             mode=mode,
-            owner=_required(given, mode, "owner"),
-            fence=number(given["fence"], "fence") if "fence" in given else None,
-            topic=given.get("topic"),
-            partitions=number(given.get("partitions", str(PARTITIONS)), "partitions"),
-            stage=given.get("stage"),
-            stream=given.get("stream"),
+            owner=require(values, mode, "owner"),
+            fence=parse_number(values["fence"], "fence") if "fence" in values else None,
+            topic=values.get("topic"),
+            partitions=parse_partitions(values),
+            stage=values.get("stage"),
+            stream=values.get("stream"),
         )
 
-    def fenced(self, route: Route) -> Self:
-        """The same with a fence; LeaseLost where the owner has no lease."""
+    def with_fence(self, connection_info: ConnectionInfo) -> Self:
+        """Returns the options with the fence of the owner's lease; raises LeaseLost if the owner has none."""
         if self.fence is not None:
             return self
-        with route.connect() as conn:
+        with connection_info.connect() as conn:
             owner = TaskQueue(conn).owner(self.owner)
         if owner is None:
             raise LeaseLost(f"format taskq, mode {self.mode}: owner {self.owner!r} has no lease")
         return replace(self, fence=owner.fence)
 
 
-def _required(given: Mapping[str, str], mode: str, name: str) -> str:
-    """An option that must be there."""
-    if not given.get(name):
-        raise TaskQueueError(f"format taskq, mode {mode}: option {name!r} is missing")
-    return given[name]
+@dataclass(frozen=True, slots=True)
+class PushOptions:
+    """Options of mode=push. With `stream` and `batch`, the push is committed once under that name and number."""
+
+    topic: str | None
+    insertion: Insertion
+    stream: str | None
+    batch: int | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Parses the options; raises TaskQueueError for one that is unknown or invalid."""
+        values = parse_options(options, "push", "write", {"topic", "insertion", "stream", "batch"})
+        insertion = values.get("insertion", "APPEND").upper()
+        if insertion not in Insertion.__members__:
+            names = ", ".join(Insertion.__members__)
+            raise TaskQueueError(f"format taskq, mode push: unknown insertion {insertion!r}: use one of {names}")
+        if "batch" in values and "stream" not in values:
+            raise TaskQueueError("format taskq, mode push: option 'batch' needs option 'stream', the stream's name")
+        batch = parse_number(values["batch"], "batch", 0) if "batch" in values else None
+        return cls(values.get("topic"), Insertion[insertion], values.get("stream"), batch)
 
 
-def mode_of(options: Mapping[str, str], doing: str, modes: tuple[str, ...]) -> str:
-    """The mode that is asked for; a sentence where it is not one in which this can be done."""
+def parse_mode(options: Mapping[str, str], action: str, modes: tuple[str, ...]) -> str:
+    """Returns the option `mode`; raises TaskQueueError unless it is one of `modes`."""
     mode = {name.lower(): value for name, value in options.items()}.get("mode")
     if mode not in modes:
-        there = " or ".join(repr(each) for each in modes)
-        raise TaskQueueError(f"format taskq: to {doing}, set option mode to {there}, not {mode!r}")
+        allowed = " or ".join(repr(each) for each in modes)
+        raise TaskQueueError(f"format taskq: to {action}, set option mode to {allowed}, not {mode!r}")
     return mode
 
 
-def known(options: Mapping[str, str], mode: str, doing: str, names: set[str]) -> dict[str, str]:
-    """The options of a mode by their names in lower case; a sentence for another mode, or for one that is unknown."""
-    given = {name.lower(): value for name, value in options.items()}
-    asked = given.pop("mode", None)
-    if asked != mode:
-        raise TaskQueueError(f"format taskq: to {doing}, set option mode to {mode!r}, not {asked!r}")
-    if unknown := sorted(set(given) - names - _SPARKS_OWN):
+def parse_options(options: Mapping[str, str], mode: str, action: str, names: set[str]) -> dict[str, str]:
+    """Returns the options with names in lower case; raises TaskQueueError for another mode or an unknown option."""
+    parse_mode(options, action, (mode,))
+    values = {name.lower(): value for name, value in options.items() if name.lower() != "mode"}
+    if unknown := sorted(set(values) - names - _SPARK_NAMES):
         raise TaskQueueError(
-            f"format taskq, mode {mode}: unknown option {unknown[0]!r}; there are {', '.join(sorted(names))}"
+            f"format taskq, mode {mode}: unknown option {unknown[0]!r}: use {', '.join(sorted(names))}"
         )
-    return given
+    return values
 
 
-def number(text: str, name: str, least: int = 1) -> int:
-    """An option that is a whole number from 1, or from another least one."""
+def require(values: Mapping[str, str], mode: str, name: str) -> str:
+    """Returns an option; raises TaskQueueError if it is missing or empty."""
+    if not values.get(name):
+        raise TaskQueueError(f"format taskq, mode {mode}: option {name!r} is missing")
+    return values[name]
+
+
+def parse_partitions(values: Mapping[str, str]) -> int:
+    """Returns the option `partitions`, or its default."""
+    return parse_number(values.get("partitions", str(DEFAULT_PARTITIONS)), "partitions")
+
+
+def parse_number(text: str, name: str, least: int = 1) -> int:
+    """Parses a whole number of at least `least`."""
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise TaskQueueError(f"format taskq: option {name!r} must be a whole number from {least}, not {text!r}")
     return int(text)
 
 
-def flag(text: str, name: str) -> bool:
-    """An option that is true or false."""
+def parse_flag(text: str, name: str) -> bool:
+    """Parses `true` or `false`."""
     if text.lower() not in ("true", "false"):
         raise TaskQueueError(f"format taskq: option {name!r} must be true or false, not {text!r}")
     return text.lower() == "true"

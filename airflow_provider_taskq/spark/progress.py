@@ -1,4 +1,4 @@
-"""How far a drain is, told every few seconds to whoever watches its log."""
+"""The progress of a drain, reported every few seconds to its log and to `on_progress`."""
 
 import logging
 import threading
@@ -12,17 +12,17 @@ from typing import Any, Self
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 logger = logging.getLogger(__name__)
 
-PAUSE = 5.0  # seconds between two looks
-SHARE = 0.05  # of the time at most is spent on looking
+PAUSE = 5.0  # seconds between two reports
+MAX_SHARE = 0.05  # of the time may be spent on counting
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Tasks claimed and done in all rounds so far; `done` counts a Spark task's tasks once that has staged them."""
+class DrainProgress:
+    """The tasks claimed and done in all rounds so far. The tasks of a Spark task are done when it has staged them."""
 
     topic: str
     owner: str
@@ -32,92 +32,93 @@ class Progress:
     seconds: float
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[DrainProgress], None]
 
 
-class Watch:
-    """Looks at the stage that Spark works on, from a thread and through a connection of its own.
+class ProgressReporter:
+    """Reports the progress of one round, from a thread with its own connection.
 
-    The decisions that were staged are counted: exact to the Spark task, whatever jobs a transform runs. A look costs
-    the server 0.1 s for a million, and is taken less often the longer it took.
+    It counts the decisions in the round's stage, so the number is exact whatever jobs a transform runs. Counting a
+    million decisions takes the server 0.1 s; the longer it takes, the longer are the pauses.
+
+    `before`: the progress of the earlier rounds. `claimed`: the number of tasks in this round.
     """
 
     def __init__(
-        self, route: Route, before: Progress, claimed: int, stage: str, on_progress: OnProgress | None
+        self,
+        connection_info: ConnectionInfo,
+        before: DrainProgress,
+        claimed: int,
+        stage: str,
+        on_progress: OnProgress | None,
     ) -> None:
-        self._route = route
+        self._connection_info = connection_info
         self._before = before
         self._claimed = claimed
         self._stage = stage
         self._on_progress = on_progress
         self._began = time.monotonic()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="taskq progress", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="taskq progress", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Starts the thread."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop; a look that is stuck is left behind."""
+        """Stops the thread; does not wait long for a call that gets no answer."""
         self._stopped.set()
         self._thread.join(timeout=PAUSE)
 
-    def _look_on(self) -> None:
-        """Looks until stopped. A server that is away is no reason to stop: the lease's keeper tells of that."""
+    def _run(self) -> None:
         pause = PAUSE
         conn: psycopg.Connection[Any] | None = None
         while not self._stopped.wait(pause):
             began = time.monotonic()
             try:
-                conn = conn or self._route.connect(autocommit=True)
-                self._tell(self._staged(conn))
-            except (psycopg.Error, TaskQueueError):
+                conn = conn or self._connection_info.connect(autocommit=True)
+                self._report(self._count_staged(conn))
+            except (psycopg.Error, TaskQueueError):  # the lease keeper reports a server that is away
                 with suppress(psycopg.Error):
                     if conn is not None:
                         conn.close()
                 conn = None
-            pause = max(PAUSE, (time.monotonic() - began) / SHARE)
+            pause = max(PAUSE, (time.monotonic() - began) / MAX_SHARE)
         if conn is not None:
             conn.close()
 
-    def _staged(self, conn: psycopg.Connection[Any]) -> int:
-        """How many decisions of this round are staged; a task that ran twice is not counted beyond the claim."""
+    def _count_staged(self, conn: psycopg.Connection[Any]) -> int:
+        """The number of staged decisions, at most that of the claimed tasks: a Spark task may have run twice."""
         row = conn.execute("SELECT taskq.count_staged(%s::uuid)", (self._stage,)).fetchone()
         return min(row[0] if row else 0, self._claimed)
 
-    def _tell(self, staged: int) -> None:
-        """One line, and the hook."""
+    def _report(self, staged: int) -> None:
         before = self._before
-        if self._stopped.is_set():
-            return
-        seconds = before.seconds + time.monotonic() - self._began
-        told(
-            Progress(
+        if not self._stopped.is_set():
+            progress = DrainProgress(
                 before.topic,
                 before.owner,
                 before.round + 1,
                 before.claimed + self._claimed,
                 before.done + staged,
-                seconds,
-            ),
-            self._on_progress,
-        )
+                before.seconds + time.monotonic() - self._began,
+            )
+            report_progress(progress, self._on_progress)
 
 
-def told(progress: Progress, on_progress: OnProgress | None) -> None:
-    """Logs how far it is, and calls the hook; an error of the hook is logged, and ends nothing."""
+def report_progress(progress: DrainProgress, on_progress: OnProgress | None) -> None:
+    """Logs the progress and calls `on_progress`, whose errors are logged and end nothing."""
     logger.info(
-        "topic %s, round %s: %s of %s tasks done after %.0f s, %s a second",
+        "drain progress: topic=%s round=%s done=%s claimed=%s seconds=%.0f tasks_per_second=%.0f",
         progress.topic,
         progress.round,
-        f"{progress.done:,}",
-        f"{progress.claimed:,}",
+        progress.done,
+        progress.claimed,
         progress.seconds,
-        f"{progress.done / progress.seconds if progress.seconds else 0:,.0f}",
+        progress.done / progress.seconds if progress.seconds else 0,
     )
     if on_progress is not None:
         try:

@@ -1,15 +1,19 @@
-"""mode=held: what an owner holds, as Arrow batches, read by many executors at once."""
+"""Batch readers: mode=held reads the tasks that an owner holds, mode=tasks reads all tasks of a topic."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Self
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from airflow_provider_taskq.queue import State, TaskQueueError
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.binary_copy import record_batches
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.options import HeldOptions, parse_flag, parse_options, parse_partitions, require
 
 HELD_SCHEMA = (
     StructType()
@@ -24,24 +28,48 @@ HELD_SCHEMA = (
     .add("created", "timestamp")
     .add("available_at", "timestamp")
 )
-_ARROW = pa.schema(
-    [
-        ("sequence", pa.int64()),
-        ("topic", pa.string()),
-        ("identifier", pa.string()),
-        ("payload", pa.string()),
-        ("reference", pa.string()),
-        ("attempt", pa.int32()),
-        ("redelivered", pa.bool_()),
-        ("priority", pa.int32()),
-        ("created", pa.timestamp("us", tz="UTC")),
-        ("available_at", pa.timestamp("us", tz="UTC")),
-    ]
+TASKS_SCHEMA = (
+    StructType()
+    .add("sequence", "long")
+    .add("topic", "string")
+    .add("identifier", "string")
+    .add("payload", "string")
+    .add("reference", "string")
+    .add("attempt", "integer")
+    .add("redelivered", "boolean")
+    .add("state", "string")
+    .add("descent", "string")
+    .add("status", "string")
+    .add("owner", "string")
+    .add("crashes", "integer")
+    .add("priority", "integer")
+    .add("created", "timestamp")
+    .add("available_at", "timestamp")
+    .add("completed", "timestamp")
+    .add("output", "string")
+    .add("error", "string")
 )
-_TOPIC = _ARROW.get_field_index("topic")
+LARGE_COLUMNS = ("payload", "output")
+_ARROW_TYPES = {
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+_MICROSECOND = timedelta(microseconds=1)
 
 
-class HeldSlice(InputPartition):
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema of a Spark schema. Spark's own to_arrow_schema has other parameters in 4.2 than in 4.1."""
+    return pa.schema([(field.name, _ARROW_TYPES[field.dataType.simpleString()]) for field in schema.fields])
+
+
+_HELD_ARROW = arrow_schema(HELD_SCHEMA)
+_TOPIC = _HELD_ARROW.get_field_index("topic")
+
+
+class SequenceRange(InputPartition):
     """A range of sequences, both ends included."""
 
     def __init__(self, low: int, high: int) -> None:
@@ -50,50 +78,229 @@ class HeldSlice(InputPartition):
 
 
 class HeldReader(DataSourceReader):
-    """Reads the tasks that an owner holds of a topic.
+    """Reads the tasks that an owner holds.
 
-    Reading takes nothing and changes nothing, so a second action, a task's retry, speculation and `show()` all see the
-    same rows. They stay until the owner completes them; once its lease is gone every read fails with LeaseLost.
+    Reading changes nothing, so a second action, a retried or a speculative Spark task, and `show()` read the same rows,
+    until the owner completes the tasks. When its lease is gone, every read fails with LeaseLost.
     """
 
-    def __init__(self, options: SourceOptions, route: Route) -> None:
+    def __init__(self, options: HeldOptions, connection_info: ConnectionInfo) -> None:
         self.options = options
-        self.route = route
+        self.connection_info = connection_info
 
     def partitions(self) -> list[InputPartition]:
-        """Ranges with equally many held tasks. Asked once, when the DataFrame is first planned."""
-        asked = self.options
-        with self.route.connect() as conn, translate_errors():
-            bounds = conn.execute(
+        """Ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
+        options = self.options
+        with self.connection_info.connect() as conn, translate_errors():
+            ranges = conn.execute(
                 "SELECT low, high FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, %s::int)",
-                (asked.owner, asked.fence, asked.topic, asked.partitions),
+                (options.owner, options.fence, options.topic, options.partitions),
             )
-            return [HeldSlice(low, high) for low, high in bounds]
+            return [SequenceRange(low, high) for low, high in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The tasks of one range, streamed in bounded memory."""
-        if not isinstance(partition, HeldSlice):  # Spark's stand-in where there are no partitions
+        """Streams the tasks of one range in bounded memory."""
+        if not isinstance(partition, SequenceRange):  # Spark's placeholder if there are no partitions
             return
-        asked = self.options
-        schema = _ARROW if asked.topic is None else _ARROW.remove(_TOPIC)
-        wanted = (asked.owner, asked.fence, asked.topic, partition.low, partition.high)
-        with (
-            self.route.connect_executor() as conn,
-            translate_errors(),
-            conn.cursor().copy(_copy(schema), wanted) as copy,
-        ):
-            for batch in record_batches(copy, schema):
-                yield batch if asked.topic is None else _of_topic(batch, asked.topic)
+        options = self.options
+        # With the option `topic`, the column topic has one value: the database does not send it.
+        schema = _HELD_ARROW if options.topic is None else _HELD_ARROW.remove(_TOPIC)
+        statement = (
+            f"COPY (SELECT {', '.join(schema.names)}"  # noqa: S608
+            " FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint)) TO STDOUT (FORMAT binary)"
+        )
+        arguments = (options.owner, options.fence, options.topic, partition.low, partition.high)
+        for batch in copy_batches(self.connection_info, statement, arguments, schema):
+            if options.topic is None:
+                yield batch
+            else:
+                topics = pa.repeat(options.topic, batch.num_rows)
+                yield batch.add_column(_TOPIC, _HELD_ARROW.field(_TOPIC), topics)
 
 
-def _copy(schema: pa.Schema) -> bytes:
-    """The statement that sends these columns."""
-    return (
-        f"COPY (SELECT {', '.join(schema.names)}"  # noqa: S608
-        " FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint)) TO STDOUT (FORMAT binary)"
-    ).encode()
+def copy_batches(
+    connection_info: ConnectionInfo, statement: str, arguments: Sequence[object], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Runs a COPY TO STDOUT on an executor, and yields its rows as Arrow batches."""
+    with (
+        connection_info.connect_executor() as conn,
+        translate_errors(),
+        conn.cursor().copy(statement.encode(), arguments) as copy,
+    ):
+        yield from record_batches(copy, schema)
 
 
-def _of_topic(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
-    """The batch with the column that is the same in all rows, and so was not sent."""
-    return batch.add_column(_TOPIC, _ARROW.field(_TOPIC), pa.repeat(topic, batch.num_rows))
+@dataclass(frozen=True, slots=True)
+class TasksOptions:
+    """Options of mode=tasks: the topic, and whether to read the large columns `payload` and `output`, too."""
+
+    topic: str
+    payload: bool
+    partitions: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Parses the options; raises TaskQueueError for one that is missing, unknown or invalid."""
+        values = parse_options(options, "tasks", "read", {"topic", "payload", "partitions"})
+        return cls(
+            topic=require(values, "tasks", "topic"),
+            payload=parse_flag(values.get("payload", "false"), "payload"),
+            partitions=parse_partitions(values),
+        )
+
+    def schema(self) -> StructType:
+        """The columns if `.schema(...)` names none."""
+        if self.payload:
+            return TASKS_SCHEMA
+        return StructType([field for field in TASKS_SCHEMA.fields if field.name not in LARGE_COLUMNS])
+
+
+@dataclass(slots=True)
+class PushedFilters:
+    """The filters that the database applies instead of Spark: bounds (both ends included) and sets; None: no filter.
+
+    A filter is accepted only if the database applies it exactly, so that Spark need not apply it again.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    states: frozenset[int] | None = None
+    identifiers: frozenset[str] | None = None
+
+    @property
+    def match_nothing(self) -> bool:
+        """Whether no task can match."""
+        return self.states == frozenset() or self.identifiers == frozenset()
+
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of taskq.task_bounds from p_low to p_until."""
+        states = None if self.states is None else sorted(self.states)
+        identifiers = None if self.identifiers is None else sorted(self.identifiers)
+        return self.low, self.high, states, identifiers, self.since, self.until
+
+    def accept(self, pushed: Any) -> bool:
+        """Adds a filter of Spark's; False if Spark has to apply it."""
+        kind, column = type(pushed).__name__, ".".join(getattr(pushed, "attribute", ()))
+        if kind == "IsNotNull":
+            return column in ("state", "identifier", "sequence", "created")
+        if kind in ("EqualTo", "EqualNullSafe", "In") and column in ("state", "identifier"):
+            return self._accept_set(column, pushed.value if kind == "In" else (pushed.value,))
+        if kind in ("EqualTo", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"):
+            return self._accept_bound(column, kind, pushed.value)
+        return False
+
+    def _accept_set(self, column: str, values: Sequence[Any]) -> bool:
+        if not all(isinstance(value, str) and "\x00" not in value for value in values):
+            return False
+        if column == "state":
+            states = frozenset(int(State[name]) for name in values if name in State.__members__)
+            self.states = states if self.states is None else self.states & states
+        else:
+            names = frozenset(values)
+            self.identifiers = names if self.identifiers is None else self.identifiers & names
+        return True
+
+    def _accept_bound(self, column: str, kind: str, value: Any) -> bool:
+        if column == "sequence" and isinstance(value, int):
+            low, high = _bounds(kind, value, 1)
+            self.low, self.high = _greatest(self.low, low), _least(self.high, high)
+            return True
+        if column == "created" and isinstance(value, datetime) and value.tzinfo is not None:
+            since, until = _bounds(kind, value, _MICROSECOND)
+            self.since, self.until = _greatest(self.since, since), _least(self.until, until)
+            return True
+        return False
+
+
+def _bounds(kind: str, value: Any, step: Any) -> tuple[Any, Any]:
+    """The least and the greatest value that pass a comparison; None: no such bound."""
+    return {
+        "EqualTo": (value, value),
+        "GreaterThan": (value + step, None),
+        "GreaterThanOrEqual": (value, None),
+        "LessThan": (None, value - step),
+        "LessThanOrEqual": (None, value),
+    }[kind]
+
+
+def _greatest(*values: Any) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _least(*values: Any) -> Any:
+    return min((value for value in values if value is not None), default=None)
+
+
+class _PushFilters:
+    """The method `pushFilters` in a form that Spark accepts while filter pushdown is off, which is the default.
+
+    If spark.sql.python.filterPushdown.enabled is off, Spark fails a read whose reader overrides `pushFilters`. Spark
+    detects that by the function behind the method, so this callable names the base class's. If the setting is on,
+    Spark calls the attribute whatever it is.
+    """
+
+    def __init__(self, reader: "TasksReader") -> None:
+        self.reader = reader
+        self.__func__ = DataSourceReader.pushFilters
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        """Returns the filters that Spark has to apply."""
+        return [each for each in filters if not self.reader.filters.accept(each)]
+
+
+class TasksReader(DataSourceReader):
+    """Reads the tasks of a topic: the columns of the schema, and the rows that pass the pushed filters.
+
+    Filters on `state`, `identifier`, `sequence` and `created` are pushed down if
+    spark.sql.python.filterPushdown.enabled is on. This reader cannot warn if it is off: the process that plans a read
+    has neither a session nor a task's properties, and does not see whether the query has filters.
+
+    Ranges of sequences are planned once: tasks that are pushed later are not read. Each range is one statement, so
+    that a task is read at most once, in a state that it had during the job. The ranges do not share a snapshot, and
+    another action may read other states.
+    """
+
+    def __init__(self, options: TasksOptions, schema: StructType, connection_info: ConnectionInfo) -> None:
+        for field in schema.fields:
+            if field.name not in TASKS_SCHEMA.names or field.dataType != TASKS_SCHEMA[field.name].dataType:
+                raise TaskQueueError(
+                    f"format taskq, mode tasks: unknown column {field.name} {field.dataType.simpleString()}:"
+                    f" use columns of {TASKS_SCHEMA.simpleString()}"
+                )
+        self.options = options
+        self.arrow = arrow_schema(schema)
+        self.connection_info = connection_info
+        self.filters = PushedFilters()
+
+    @property
+    def pushFilters(self) -> Any:  # noqa: N802
+        """See `_PushFilters`."""
+        return _PushFilters(self)
+
+    def partitions(self) -> list[InputPartition]:
+        """Ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
+        if self.filters.match_nothing:
+            return []
+        with self.connection_info.connect() as conn, translate_errors():
+            ranges = conn.execute(
+                "SELECT low, high FROM taskq.task_bounds(%s::text, %s::bigint, %s::bigint, %s::int[], %s::text[],"
+                " %s::timestamptz, %s::timestamptz, %s::int)",
+                (self.options.topic, *self.filters.arguments(), self.options.partitions),
+            )
+            return [SequenceRange(low, high) for low, high in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Streams the tasks of one range in bounded memory."""
+        if not isinstance(partition, SequenceRange):  # Spark's placeholder if there are no partitions
+            return
+        names = self.arrow.names
+        statement = (
+            f"COPY (SELECT {', '.join(names or ['sequence'])}"  # noqa: S608
+            " FROM taskq.task_slice(%s::text, %s::bigint, %s::bigint, %s::int[], %s::text[],"
+            " %s::timestamptz, %s::timestamptz, %s::boolean)) TO STDOUT (FORMAT binary)"
+        )
+        large = any(name in LARGE_COLUMNS for name in names)
+        arguments = (self.options.topic, partition.low, partition.high, *self.filters.arguments()[2:], large)
+        yield from copy_batches(self.connection_info, statement, arguments, self.arrow)

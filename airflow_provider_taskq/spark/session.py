@@ -1,4 +1,4 @@
-"""What one drain holds, and what it does with it, step by step."""
+"""The session of one drain: its lease, the tasks that it holds, and its Spark jobs."""
 
 import logging
 import math
@@ -15,37 +15,37 @@ from pyspark.sql.readwriter import DataFrameReader
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translate_errors
-from airflow_provider_taskq.spark.claimer import Claiming
-from airflow_provider_taskq.spark.composite import ByComposite
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.drain_source import composite_format, registered_name
-from airflow_provider_taskq.spark.errors import own_error
+from airflow_provider_taskq.spark.claimer import ParallelClaimer
+from airflow_provider_taskq.spark.composite import CompositeTransform
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.drain_source import composite_source, register_source
+from airflow_provider_taskq.spark.errors import queue_error
 from airflow_provider_taskq.spark.lease import DrainLease
-from airflow_provider_taskq.spark.limits import Tally
-from airflow_provider_taskq.spark.transforms import OF_A_TASK, ByTask
+from airflow_provider_taskq.spark.transforms import TASK_COLUMNS, TaskTransform
 from airflow_provider_taskq.spark.writers import abandon_stage
 
 logger = logging.getLogger(__name__)
 
-SLICE = 50_000  # tasks a partition at most: what a failed Spark task has to do again
-FIVE_MINUTES = timedelta(minutes=5)
-FEW = 10_000  # the same where a function is called for each: it is called again as well
+# Tasks in a partition at most: a failed Spark task repeats its partition.
+PARTITION_TASKS = 50_000
+PARTITION_CALLS = 10_000  # if a function is called for each task
+DEFAULT_LEASE = timedelta(minutes=5)
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
-class Holding:
-    """The tasks that one drain holds under its lease.
+class DrainSession:
+    """The lease of one drain, and its steps.
 
-    `in_rounds`: there may be more rounds than one. `since`: when the registration began, by the monotonic clock.
-    `claim`: the fence of the claim that this drain continues. It neither gives the tasks of a claim back nor ends its
-    lease: they belong to the DAG, whose next task, or the retry of this one, takes them over by the same fence.
+    `in_rounds`: the drain may have more than one round. `since`: when the registration began, by the monotonic clock.
+    `claim`: the fence of the claim that this drain continues. The drain does not give back the tasks of a claim, and
+    does not end its lease: the retry of this Airflow task, or the next one, takes them over by the same fence.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        route: Route,
+        connection_info: ConnectionInfo,
         topic: str,
         lease: Owner,
         condition: Condition,
@@ -55,21 +55,21 @@ class Holding:
         claim: int | None = None,
     ) -> None:
         self.spark = spark
-        self.route = route
+        self.connection_info = connection_info
         self.topic = topic
         self.lease = lease
         self.condition = condition
         self.in_rounds = in_rounds
         self.since = since
         self.claim_fence = claim
-        self.tag = f"taskq-drain-{lease.fence}"
+        self.job_tag = f"taskq-drain-{lease.fence}"
         self.options = {"topic": topic, "owner": lease.name, "fence": str(lease.fence)}
 
     @classmethod
-    def registered(
+    def open(
         cls,
         spark: SparkSession,
-        route: Route,
+        connection_info: ConnectionInfo,
         topic: str,
         owner: str,
         lease: timedelta | None,
@@ -77,36 +77,36 @@ class Holding:
         *,
         in_rounds: bool,
         claim: int | None = None,
-    ) -> "Holding":
-        """Registers the owner under a new fence; with `claim` only if it holds that claim, whose lease it keeps."""
-        with route.connect() as conn:
+    ) -> "DrainSession":
+        """Registers the owner, or with `claim` takes over that claim, with the length of its lease unless given."""
+        with connection_info.connect() as conn:
             queue, since = TaskQueue(conn), time.monotonic()
             if claim is None:
-                registered = queue.register(owner, lease or FIVE_MINUTES)
+                registered = queue.register(owner, lease or DEFAULT_LEASE)
             else:
                 current = queue.owner(owner, claim)
-                registered = queue.take_over(owner, claim, lease or (current.lease if current else FIVE_MINUTES))
-        return cls(spark, route, topic, registered, condition, in_rounds=in_rounds, since=since, claim=claim)
+                registered = queue.take_over(owner, claim, lease or (current.lease if current else DEFAULT_LEASE))
+        return cls(spark, connection_info, topic, registered, condition, in_rounds=in_rounds, since=since, claim=claim)
 
-    def kept(self) -> DrainLease:
-        """What keeps the lease, and stops this drain's Spark jobs where it is lost."""
-        return DrainLease(self.lease, self.route, self.cancel, self.since)
+    def keep_lease(self) -> DrainLease:
+        """Keeps the lease, and cancels this drain's Spark jobs if the lease is lost."""
+        return DrainLease(self.lease, self.connection_info, self.cancel_jobs, self.since)
 
-    def begin(self) -> datetime:
+    def begin_drain(self) -> datetime:
         """Stores that the drain begins; returns the moment from which its failures count."""
-        with self.route.connect() as conn:
+        with self.connection_info.connect() as conn:
             return TaskQueue(conn).begin_drain(self.lease.name, self.topic, self.lease)
 
-    def free_lapsed(self) -> None:
-        """Frees what others let lapse: after the registration, which keeps the owner's own, and under a kept lease."""
-        with self.route.connect() as conn:
+    def expire_lapsed(self) -> None:
+        """Expires the lapsed leases of others. The registration has renewed the owner's own before."""
+        with self.connection_info.connect() as conn:
             TaskQueue(conn).expire()
 
-    def resumed(self) -> int:
-        """How many tasks of the topic the name held already."""
+    def count_resumed(self) -> int:
+        """The number of tasks of the topic that the owner held before this registration."""
         if not self.lease.resumed:
             return 0
-        with self.route.connect() as conn, translate_errors():
+        with self.connection_info.connect() as conn, translate_errors():
             row = conn.execute(
                 "SELECT coalesce(sum(size), 0)::bigint FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, 1)",
                 (self.lease.name, self.lease.fence, self.topic),
@@ -114,12 +114,12 @@ class Holding:
         return row[0] if row else 0
 
     def claim(self, size: int, order: Order) -> int:
-        """Claims up to so many tasks, and returns how many: under a condition whole identifiers, in their order."""
+        """Claims up to `size` tasks, under a condition whole identifiers in order; returns their number."""
         if self.condition is Condition.NONE:
-            claimer = Claiming(self.route, self.topic, self.lease, order, size)
+            claimer = ParallelClaimer(self.connection_info, self.topic, self.lease, order, size)
             return claimer.claim(self.spark.sparkContext.defaultParallelism)
-        with self.route.connect(autocommit=True) as conn:
-            if order is not Order.FIRST_IN_FIRST_OUT:  # the last of an identifier alone, as its others come before
+        with self.connection_info.connect(autocommit=True) as conn:
+            if order is not Order.FIRST_IN_FIRST_OUT:  # not whole identifiers: the last task follows all others
                 return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
             with translate_errors():
                 row = conn.execute(
@@ -128,23 +128,23 @@ class Holding:
                 ).fetchone()
             return row[0] if row else 0
 
-    def has_missed(self) -> bool:
-        """Whether a further round could claim something, though this one has just found nothing.
+    def has_unclaimed(self) -> bool:
+        """Whether there are tasks to claim, though a claim has just found none.
 
-        A claim under a condition leaves out what a poll looks at just then, which may take nothing of it: it began
-        before the last task of that identifier was completed.
+        A claim under a condition skips the identifiers that a concurrent poll examines. The poll may then leave them,
+        if it began before the previous task of the identifier was completed.
         """
         if not self.in_rounds or self.condition is Condition.NONE:
             return False
-        with self.route.connect() as conn:
+        with self.connection_info.connect() as conn:
             return TaskQueue(conn).has_unclaimed(self.topic, self.condition)
 
     def open_stage(self) -> str:
-        """The number of a new stage, which keeps the turns of identifiers under a condition.
+        """Opens a stage, which applies the condition to the decisions; returns its ID.
 
-        In rounds it leaves failures that are not noted, those within a time to live, for another drain.
+        In rounds, failures within a task's ttl, which are not noted, stay undecided in this drain.
         """
-        with self.route.connect() as conn, translate_errors():
+        with self.connection_info.connect() as conn, translate_errors():
             row = conn.execute(
                 "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text",
                 (self.lease.name, self.lease.fence, self.condition, self.in_rounds),
@@ -152,83 +152,88 @@ class Holding:
         assert row is not None  # noqa: S101
         return str(row[0])
 
-    def decide(
+    def run_transform(
         self, transform: Transform, stage: str, count: int, partitions: int | None, drain_lease: DrainLease
     ) -> None:
-        """Runs the transform on what is held, and lands its decisions through the stage."""
-        source = registered_name(self.spark, self.route)
-        wanted = partitions or self._partitions(transform, count)
-        reader = self.spark.read.format(source).options(mode="held", partitions=str(wanted), **self.options)
-        if isinstance(transform, ByComposite):
-            tasks = self._in_turn(reader, wanted, together=True).select(*OF_A_TASK)
-            with composite_format(self.spark, self.route, transform.under(self.condition)) as composite:
+        """Runs the transform on the held tasks, and commits its decisions through the stage."""
+        source = register_source(self.spark, self.connection_info)
+        number = partitions or self._partitions(transform, count)
+        reader = self.spark.read.format(source).options(mode="held", partitions=str(number), **self.options)
+        if isinstance(transform, CompositeTransform):
+            tasks = self._ordered_tasks(reader, number, by_identifier=True).select(*TASK_COLUMNS)
+            transform = transform.with_condition(self.condition)
+            with composite_source(self.spark, self.connection_info, transform) as composite:
                 self._write(tasks, composite, stage, drain_lease)
             return
-        if isinstance(transform, ByTask):
-            transform = transform.under(self.condition)
-        decisions: object = transform(self._in_turn(reader, wanted, together=False))
+        if isinstance(transform, TaskTransform):
+            transform = transform.with_condition(self.condition)
+        decisions: object = transform(self._ordered_tasks(reader, number, by_identifier=False))
         if not isinstance(decisions, DataFrame):
             kind = type(decisions).__name__
             raise TaskQueueError(f"the transform returned a {kind}, not a DataFrame of decisions")
         self._write(decisions, source, stage, drain_lease)
 
     def _write(self, frame: DataFrame, source: str, stage: str, drain_lease: DrainLease) -> None:
-        """Runs the job that stages decisions and commits them, unless the lease is lost already."""
+        """Runs the Spark job that stages decisions and commits them."""
         if drain_lease.lost is not None:
             raise drain_lease.lost
         writer = frame.write.format(source).mode("append").options(**self.options)
         writer.options(mode="complete", stage=stage).save()
 
-    def _in_turn(self, reader: DataFrameReader, partitions: int, *, together: bool) -> DataFrame:
-        """The tasks as they are held; `together` and under a condition those of one identifier in one partition.
+    def _ordered_tasks(self, reader: DataFrameReader, partitions: int, *, by_identifier: bool) -> DataFrame:
+        """The held tasks; `by_identifier` and under a condition, those of one identifier are in one partition.
 
-        Under a condition in turn, otherwise in the order in which a worker would poll them.
+        Under a condition they have the order of the identifier's turns, otherwise the order of a worker's polls.
         """
         tasks = reader.load()
         if self.condition is Condition.NONE:
-            if not together:
+            if not by_identifier:
                 return tasks
-            polled = (functions.col("priority").desc(), "available_at", "sequence")
-            return tasks.repartition(partitions, "identifier").sortWithinPartitions(*polled)
-        begun = functions.col("attempt") > 1  # the same order as in taskq_internal.drop_overtaking_decisions
+            poll_order = (functions.col("priority").desc(), "available_at", "sequence")
+            return tasks.repartition(partitions, "identifier").sortWithinPartitions(*poll_order)
+        attempted = functions.col("attempt") > 1  # the same order as in taskq_internal.drop_overtaking_decisions
         return tasks.repartition(partitions, "identifier").sortWithinPartitions(
             functions.col("identifier"),
-            begun.desc(),
-            functions.when(begun, functions.col("sequence")),
+            attempted.desc(),
+            functions.when(attempted, functions.col("sequence")),
             functions.col("priority").desc(),
             functions.col("available_at"),
             functions.col("sequence"),
         )
 
     def _partitions(self, transform: Transform, count: int) -> int:
-        """By cores and number of tasks; several a core where each task may take its time."""
         cores = self.spark.sparkContext.defaultParallelism
-        if isinstance(transform, ByTask | ByComposite):
-            return max(cores, min(4 * cores, count), math.ceil(count / FEW))
-        return max(cores, math.ceil(count / SLICE))
+        if isinstance(transform, TaskTransform | CompositeTransform):
+            # Several partitions a core, as the calls of one partition may take longer than those of another.
+            return max(cores, min(4 * cores, count), math.ceil(count / PARTITION_CALLS))
+        return max(cores, math.ceil(count / PARTITION_TASKS))
 
-    def landed(self, stage: str, tally: Tally) -> None:
-        """Adds to the tally what a committed stage ended and pushed, wakes who waits for it, and forgets the stage."""
-        with self.route.connect() as conn, translate_errors():
-            done = conn.execute(
+    def finish_stage(self, stage: str) -> tuple[int, int, dict[Result, int]]:
+        """Deletes a committed stage and wakes the consumers of its pushes.
+
+        Returns the number of decided tasks, the number of pushed tasks, and the decided tasks by result.
+        """
+        with self.connection_info.connect() as conn, translate_errors():
+            # The stage is committed, so complete_staged changes nothing and returns what it did.
+            row = conn.execute(
                 "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, '{}', '{}', '{}'),"
                 " taskq.count_stage_pushed(%s::uuid)",
-                (self.lease.name, self.lease.fence, stage, stage),  # committed already: it only tells
+                (self.lease.name, self.lease.fence, stage, stage),
             ).fetchone()
-            by_result = conn.execute("SELECT result, count FROM taskq.stage_results(%s::uuid)", (stage,)).fetchall()
-            with suppress(psycopg.Error), conn.transaction():  # nothing depends on it
+            results = conn.execute("SELECT result, count FROM taskq.stage_results(%s::uuid)", (stage,)).fetchall()
+            with suppress(psycopg.Error), conn.transaction():  # consumers poll anyway
                 conn.execute("SELECT taskq.notify_stage_topics(%s::uuid)", (stage,))
             abandon_stage(conn, stage)
-        assert done is not None  # noqa: S101
-        tally.add(done[0], done[1], {Result(result): count for result, count in by_result})
+        assert row is not None  # noqa: S101
+        return row[0], row[1], {Result(result): count for result, count in results}
 
-    def lay_aside(self) -> None:
-        """Keeps what is still held, without a decision, from being read in the next round."""
-        with self.route.connect() as conn, translate_errors():
+    def defer_held_tasks(self) -> None:
+        """Excludes the tasks that are still held, without a decision, from the next round."""
+        with self.connection_info.connect() as conn, translate_errors():
             conn.execute("SELECT taskq.defer_held_tasks(%s::text, %s::bigint)", (self.lease.name, self.lease.fence))
 
-    def give_back(self, queue: TaskQueue) -> int:
-        """Ends the lease, unless a claim is continued; returns how many tasks were still held under it."""
+    def release(self, queue: TaskQueue) -> int:
+        """Gives back the held tasks and ends the lease, unless the drain continues a claim; returns their number."""
         if self.claim_fence is None:
             return queue.release(self.lease)
         with translate_errors():
@@ -238,51 +243,49 @@ class Holding:
             ).fetchone()
         count = row[0] if row else 0
         if count:
-            logger.warning("claim of %s: %s undecided tasks stay held, for its next task or TaskQReleaseOperator",
-                           self.lease.name, f"{count:,}")  # fmt: skip
+            logger.warning("undecided tasks stay held under the claim: owner=%s tasks=%s", self.lease.name, count)
         return count
 
-    def cancel(self) -> None:
-        """Stops this drain's Spark jobs. From any thread: SparkSession.interruptTag knows only its own."""
-        self.spark.sparkContext.cancelJobsWithTag(self.tag)
+    def cancel_jobs(self) -> None:
+        """Cancels this drain's Spark jobs, from any thread, which SparkSession.interruptTag cannot."""
+        self.spark.sparkContext.cancelJobsWithTag(self.job_tag)
 
     @contextmanager
-    def given_back_on_error(self, drain_lease: DrainLease) -> Iterator[None]:
-        """After an error gives back what is held, and raises the error as the queue's own where it is one."""
+    def release_on_error(self, drain_lease: DrainLease) -> Iterator[None]:
+        """After an error, gives back the held tasks, and raises the queue's own error if that is the cause."""
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, Exception):  # an interrupt, from which the Spark jobs know nothing
-                threading.Thread(target=self.cancel, daemon=True).start()
+            if not isinstance(error, Exception):  # an interrupt of this thread does not reach the Spark jobs
+                threading.Thread(target=self.cancel_jobs, daemon=True).start()
             if drain_lease.lost is not None:
                 raise LeaseLost(str(drain_lease.lost)) from error
             with suppress(psycopg.Error, TaskQueueError):  # the error that is being raised says more
                 if self.claim_fence is None:
-                    with self.route.connect() as conn:
-                        logger.info("gave back %s tasks after an error", f"{self.give_back(TaskQueue(conn)):,}")
-            own = own_error(error)
-            if own is None or own is error:
+                    with self.connection_info.connect() as conn:
+                        logger.info("tasks given back after an error: tasks=%s", self.release(TaskQueue(conn)))
+            cause = queue_error(error)
+            if cause is None or cause is error:
                 raise
-            raise own from error
+            raise cause from error
 
     @contextmanager
-    def described(self, description: str) -> Iterator[None]:
-        """Marks this thread's Spark jobs: with a description for people, and with a tag to cancel them by."""
+    def job_description(self, description: str) -> Iterator[None]:
+        """Gives this thread's Spark jobs a description, and the tag by which `cancel_jobs` finds them."""
         context = self.spark.sparkContext
         before = context.getLocalProperty("spark.job.description")
         context.setJobDescription(description)
-        context.addJobTag(self.tag)
+        context.addJobTag(self.job_tag)
         try:
             yield
         except Exception:
-            # A JVM that is gone has nothing to say that the error under way does not say better.
-            with suppress(Exception):
-                self._undescribe(before)
+            with suppress(Exception):  # the JVM may be gone; the error that is being raised says more
+                self._reset_description(before)
             raise
-        self._undescribe(before)
+        # Not after a KeyboardInterrupt: this thread's call to the JVM is then still under way.
+        self._reset_description(before)
 
-    def _undescribe(self, before: str | None) -> None:
-        """Takes the marks off. Not after a KeyboardInterrupt: this thread's call to the JVM is still under way then."""
+    def _reset_description(self, before: str | None) -> None:
         context = self.spark.sparkContext
-        context.removeJobTag(self.tag)
+        context.removeJobTag(self.job_tag)
         context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it

@@ -1,8 +1,9 @@
-"""How a job's writes land together: executors stage, each try under its number, and the driver commits what won."""
+"""Staging: executors copy rows into staging tables, numbered by attempt; the driver commits the successful attempts."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -14,22 +15,23 @@ from pyspark.sql.datasource import WriterCommitMessage
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.errors import is_connection_lost, is_transient, translate_errors
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 
-COMMIT_SECONDS = 60.0  # how long a commit goes on asking a server that has gone away
+COMMIT_SECONDS = 60.0  # for how long a commit is retried while the server is away
 PAUSE_SECONDS = 0.5
-# What Spark tells every task of a stream: the number of the query, as its checkpoint has it, and that of the batch.
+# Local properties of every Spark task of a stream: the ID of the query, from its checkpoint, and the batch's number.
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
 Encode = Callable[[pa.RecordBatch, int], pa.Buffer]
+Check = tuple[str, Sequence[object]]  # a statement, and its arguments
 
 
 @dataclass(frozen=True, slots=True)
-class Staged(WriterCommitMessage):
-    """What one try of one Spark task staged; in a stream, also where, and whose batch it is.
+class StagedAttempt(WriterCommitMessage):
+    """The commit message of one attempt of a Spark task: how many rows it staged.
 
-    `query` is Spark's own number of the query, as its checkpoint has it.
+    `part` is the partition. In a stream, `stage`, `stream` and `query` (Spark's ID of the query) name the micro-batch.
     """
 
     part: int
@@ -40,61 +42,59 @@ class Staged(WriterCommitMessage):
     query: str | None = None
 
 
-def this_try() -> TaskContext:
-    """The running try of a Spark task."""
-    context = TaskContext.get()
-    if context is None:
-        raise TaskQueueError("rows are staged by Spark's tasks only")
-    return context
-
-
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A micro-batch: the name by which batches of its stream are remembered, its query, and its number."""
+class MicroBatch:
+    """A micro-batch: the name of its stream, Spark's ID of the query, and the batch's number."""
 
     stream: str
     query: str
     number: int
 
+    @classmethod
+    def current(cls, context: TaskContext, name: str | None) -> "MicroBatch":
+        """The micro-batch of a Spark task. `name` is the stream's name; None uses Spark's ID of the query.
 
-def batch_of(context: TaskContext, name: str | None) -> Batch:
-    """The micro-batch that this task belongs to.
+        The checkpoint stores the ID: a restarted query keeps it, a query with a new checkpoint gets another.
+        """
+        query, number = query_id(context), context.getLocalProperty(BATCH_ID)
+        if not query or not number:
+            raise TaskQueueError("this Spark task belongs to no micro-batch: Spark set no query ID and no batch ID")
+        return cls(name or query, query, int(number))
 
-    The name is Spark's own for the query unless it is given: it stands in the checkpoint, so that a restart goes on
-    under it, and a stream with a new checkpoint is another one.
-    """
-    query, batch = query_of(context), context.getLocalProperty(BATCH_ID)
-    if not query or not batch:
-        raise TaskQueueError("this is no micro-batch of a stream: Spark names neither query nor batch")
-    return Batch(name or query, query, int(batch))
+    def stage(self, seed: str) -> UUID:
+        """The stage of this batch in one run of the stream; all Spark tasks compute the same one."""
+        return uuid5(UUID(seed), str(self.number))
 
 
-def query_of(context: TaskContext) -> str | None:
-    """The number of the streaming query that this task belongs to, in foreachBatch too; None where there is none."""
+def task_context() -> TaskContext:
+    """The context of the Spark task that runs in this process."""
+    context = TaskContext.get()
+    if context is None:
+        raise TaskQueueError("rows can be staged by Spark tasks only: this process runs none")
+    return context
+
+
+def query_id(context: TaskContext) -> str | None:
+    """Spark's ID of the streaming query of a task, also inside foreachBatch; None outside of a stream."""
     return context.getLocalProperty(QUERY_ID)
 
 
-def derived_stage(seed: str, batch: int) -> UUID:
-    """The stage of one batch of one run of a stream: all of its tasks find the same one without asking."""
-    return uuid5(UUID(seed), str(batch))
-
-
 def stage_rows(
-    route: Route, statement: str, batches: Iterable[pa.RecordBatch], encode: Encode, check: tuple[str, Sequence[object]]
+    connection_info: ConnectionInfo, statement: str, batches: Iterable[pa.RecordBatch], encode: Encode, check: Check
 ) -> int:
-    """Copies the rows of one try into the database, in a transaction that ends with a check; returns how many.
+    """Copies the rows of one attempt in one transaction, which ends with the check; returns the number of rows.
 
-    Nothing connects where there are none.
+    `encode` gets a batch and the number of rows before it. Opens no connection if there are no rows.
     """
-    filled = (batch for batch in batches if batch.num_rows)
-    first = next(filled, None)
+    nonempty = (batch for batch in batches if batch.num_rows)
+    first = next(nonempty, None)
     if first is None:
         return 0
     count = 0
-    with route.connect_executor() as conn, translate_errors():
+    with connection_info.connect_executor() as conn, translate_errors():
         with conn.cursor().copy(statement.encode()) as copy:
             copy.write(SIGNATURE)
-            for batch in _chained(first, filled):
+            for batch in chain((first,), nonempty):
                 copy.write(memoryview(encode(batch, count)))
                 count += batch.num_rows
             copy.write(TRAILER)
@@ -102,49 +102,43 @@ def stage_rows(
     return count
 
 
-def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from others
+def successful_attempts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedAttempt]:
+    """The attempts whose output Spark commits."""
+    return [message for message in messages if isinstance(message, StagedAttempt)]
 
 
-def winners(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    """The tries that Spark chose."""
-    return [message for message in messages if isinstance(message, Staged)]
+def attempt_arrays(attempts: Sequence[StagedAttempt]) -> tuple[list[int], list[int], list[int]]:
+    """Partitions, attempts and counts: the arguments of the SQL functions that commit a stage."""
+    return [each.part for each in attempts], [each.attempt for each in attempts], [each.count for each in attempts]
 
 
-def arrays(won: Sequence[Staged]) -> tuple[list[int], list[int], list[int]]:
-    """The tries as arguments of the functions that commit: parts, attempts, counts."""
-    return [staged.part for staged in won], [staged.attempt for staged in won], [staged.count for staged in won]
+def begin_batch(conn: psycopg.Connection[Any], stream: str | None, batch: int, query: str | None) -> bool:
+    """Stores the batch as committed, in the caller's transaction; False if it was committed before.
 
-
-def begins(conn: psycopg.Connection[Any], stream: str | None, batch: int, query: str | None) -> bool:
-    """Whether this batch of the stream is committed for the first time, which is remembered with the transaction.
-
-    TaskQueueError where the name is that of another query.
+    Raises TaskQueueError if another query uses the stream's name.
     """
-    asked = "SELECT taskq.begin_stream_batch(%s::text, %s::bigint, %s::text)"
-    return conn.execute(asked, (stream, batch, query)).fetchall() == [(True,)]
+    statement = "SELECT taskq.begin_stream_batch(%s::text, %s::bigint, %s::text)"
+    return conn.execute(statement, (stream, batch, query)).fetchall() == [(True,)]
 
 
-def until_answered(commit: Callable[[], None]) -> None:
-    """Commits; tried again for a minute while the server is away, read-only, or cancels the commit.
+def commit_with_retry(commit: Callable[[], None]) -> None:
+    """Calls `commit`, and again for up to a minute while the server is away, is read-only, or cancels the commit.
 
-    What is committed answers the same again.
+    `commit` has to be idempotent: the answer of a commit that succeeded may be lost.
     """
     deadline = time.monotonic() + COMMIT_SECONDS
     while True:
         try:
             commit()
         except (psycopg.Error, TaskQueueError) as error:
-            if not _may_pass(error) or time.monotonic() > deadline:
+            if not _may_succeed_later(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(PAUSE_SECONDS)  # nothing tells when the server is back
+            time.sleep(PAUSE_SECONDS)  # no event reports that the server is back
         else:
             return
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether the server was away, could not write or interrupted the commit, rather than of another opinion."""
+def _may_succeed_later(error: Exception) -> bool:
     if isinstance(error, psycopg.Error):
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
         return lost or is_connection_lost(error) or is_transient(error)

@@ -1,35 +1,65 @@
-"""readStream over a topic's log: its tasks in the order in which they came in, read by anybody, taken by nobody."""
+"""Streams: readStream reads the log of a topic, writeStream pushes or completes the tasks of each micro-batch once."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translate_errors
-from airflow_provider_taskq.spark.binary_copy import record_batches
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.options import PARTITIONS, known, number
-from airflow_provider_taskq.spark.readers import HeldSlice
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.encoding import check_decision_columns, check_task_columns
+from airflow_provider_taskq.spark.options import (
+    HeldOptions,
+    PushOptions,
+    parse_number,
+    parse_options,
+    parse_partitions,
+    require,
+)
+from airflow_provider_taskq.spark.readers import SequenceRange, arrow_schema, copy_batches
+from airflow_provider_taskq.spark.staging import (
+    MicroBatch,
+    StagedAttempt,
+    begin_batch,
+    commit_with_retry,
+    successful_attempts,
+    task_context,
+)
+from airflow_provider_taskq.spark.writers import (
+    abandon_push,
+    abandon_stage,
+    column_types,
+    complete_stage,
+    push_stage,
+    stage_decisions,
+    stage_tasks,
+)
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
-    ADMISSION = True
+    ADMISSION_CONTROL = True
 except ImportError:  # before Spark 4.2
-    ADMISSION = False
+    ADMISSION_CONTROL = False
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """What Spark before 4.2 has no name for."""
+        """Spark before 4.2 has no such class."""
 
 
-SETTLE_SECONDS = 60.0
-SETTLE_PAUSE = 0.2
-MOST = 2**63 - 1
+HORIZON_SECONDS = 60.0  # for how long an open transaction may hold back the start of a stream
+HORIZON_PAUSE = 0.2
+MAX_SEQUENCE = 2**63 - 1
 
 LOG_SCHEMA = (
     StructType()
@@ -41,17 +71,7 @@ LOG_SCHEMA = (
     .add("priority", "integer")
     .add("created", "timestamp")
 )
-_ARROW = pa.schema(
-    [
-        ("sequence", pa.int64()),
-        ("topic", pa.string()),
-        ("identifier", pa.string()),
-        ("payload", pa.string()),
-        ("reference", pa.string()),
-        ("priority", pa.int32()),
-        ("created", pa.timestamp("us", tz="UTC")),
-    ]
-)
+_ARROW = arrow_schema(LOG_SCHEMA)
 _COPY = (
     f"COPY (SELECT {', '.join(_ARROW.names)} FROM taskq.log_slice(%s::text, %s::bigint, %s::bigint))"  # noqa: S608
     " TO STDOUT (FORMAT binary)"
@@ -61,151 +81,231 @@ Offset = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Which log is read, from where, and how much of it at a time.
+    """Options of mode=log: which log to read, from where, and how many tasks in a batch.
 
-    A new stream begins after the sequence `after`, which is a number, `earliest` (0) or `latest`; or where the `group`
-    of readers is, whose place is moved on with each batch that is done. What a checkpoint says goes before both.
+    A new stream starts at the cursor of the consumer group `group` if it has one, else after the sequence `after`: a
+    number, `earliest` (0) or `latest`. Each finished batch advances the group's cursor. A checkpoint takes precedence.
     """
 
     topic: str
     after: str
     group: str | None
-    most: int | None
+    max_tasks: int | None
     partitions: int
 
     @classmethod
-    def parsed(cls, options: Mapping[str, str]) -> Self:
-        """The options of mode=log; a sentence for each that is missing, unknown or nonsense."""
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Parses the options; raises TaskQueueError for one that is missing, unknown or invalid."""
         names = {"topic", "after", "group", "maxtaskspertrigger", "partitions"}
-        given = known(options, "log", "read a stream", names)
-        if not given.get("topic"):
-            raise TaskQueueError("format taskq, mode log: option 'topic' is missing")
-        if "maxtaskspertrigger" in given and not ADMISSION:
+        values = parse_options(options, "log", "read a stream", names)
+        topic = require(values, "log", "topic")
+        max_tasks = values.get("maxtaskspertrigger")
+        if max_tasks is not None and not ADMISSION_CONTROL:
             raise TaskQueueError("format taskq, mode log: option 'maxTasksPerTrigger' needs Spark 4.2 or later")
-        after = given.get("after", "earliest").lower()
+        after = values.get("after", "earliest").lower()
         if after not in ("earliest", "latest"):
-            number(after, "after", 0)
-        most = given.get("maxtaskspertrigger")
+            parse_number(after, "after", 0)
         return cls(
-            topic=given["topic"],
+            topic=topic,
             after=after,
-            group=given.get("group"),
-            most=None if most is None else number(most, "maxTasksPerTrigger"),
-            partitions=number(given.get("partitions", str(PARTITIONS)), "partitions"),
+            group=values.get("group"),
+            max_tasks=None if max_tasks is None else parse_number(max_tasks, "maxTasksPerTrigger"),
+            partitions=parse_partitions(values),
         )
 
 
 class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The log as a stream. An offset is the sequence of the last task before it: `{"sequence": 17}`.
+    """Reads a topic's log as a stream. An offset is the sequence of the last task before it: `{"sequence": 17}`.
 
-    Offsets are taken below the log's horizon, so that no task comes in behind one: a batch that is replayed has the
-    rows it had, but for those that a purge, DELETE or drop_topic has removed since.
+    Every offset lies below the log's horizon, so that no task appears behind it later. A batch that is replayed has
+    the same rows, except for tasks that a purge, DELETE or drop_topic has removed since.
     """
 
-    def __init__(self, options: LogOptions, route: Route) -> None:
+    def __init__(self, options: LogOptions, connection_info: ConnectionInfo) -> None:
         self.options = options
-        self.route = route
-        self.target: int | None = None
-        self.begins: int | None = None
-        self.place: int | None = None  # where the last batch ended
+        self.connection_info = connection_info
+        self.available_now: int | None = None  # the end of a stream with trigger availableNow
+        self.first: int | None = None
+        self.batch_end: int | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Where a stream without a checkpoint begins."""
-        if self.begins is None:
-            self.begins = self._beginning()
-        return {"sequence": self.begins}
+        """The start of a stream without a checkpoint."""
+        if self.first is None:
+            self.first = self._first_offset()
+        return {"sequence": self.first}
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """The option maxTasksPerTrigger as Spark has it."""
-        return ReadAllAvailable() if self.options.most is None else ReadMaxRows(self.options.most)
+        """The option maxTasksPerTrigger as a read limit of Spark."""
+        return ReadAllAvailable() if self.options.max_tasks is None else ReadMaxRows(self.options.max_tasks)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:  # noqa: N802
-        """Where the next batch ends: never before where it begins, which Spark before 4.2 does not say here."""
-        after = start["sequence"] if start else self._place()
-        most = limit.max_rows if ADMISSION and isinstance(limit, ReadMaxRows) else None
-        told = ADMISSION or start is not None or self.place is not None
-        end = self._end(after, most) if told else self._settled_end(after)
-        return {"sequence": end if self.target is None else max(after, min(end, self.target))}
+        """The end of the next batch, never before its start. Spark before 4.2 does not pass the start."""
+        if start:
+            after = start["sequence"]
+        else:
+            after = int(self.initialOffset()["sequence"]) if self.batch_end is None else self.batch_end
+        max_tasks = limit.max_rows if ADMISSION_CONTROL and isinstance(limit, ReadMaxRows) else None
+        start_is_known = ADMISSION_CONTROL or start is not None or self.batch_end is not None
+        end = self._log_end(after, max_tasks) if start_is_known else self._log_end_past_checkpoint(after)
+        return {"sequence": end if self.available_now is None else max(after, min(end, self.available_now))}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
-        """How far the log goes, for the query's progress."""
-        return {"sequence": self._end(0, None)}
+        """The end of the log, for the query's progress report."""
+        return {"sequence": self._log_end(0, None)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Ends the stream where the log ends now."""
-        self.target = self._end(0, None)
+        """Ends the stream at the log's current end."""
+        self.available_now = self._log_end(0, None)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """The batch in ranges with equally many tasks.
+        """Ranges with equal numbers of tasks.
 
-        Spark before 4.2 also asks with an empty range where a stream goes on at a checkpoint: unless the trigger is
-        availableNow before it asks for its end.
+        Spark before 4.2 also calls this with an empty range when a stream restarts from a checkpoint: before it calls
+        latestOffset, unless the trigger is availableNow.
         """
-        asked = self.options
-        self.place = end["sequence"]
-        with self.route.connect() as conn, translate_errors():
-            bounds = conn.execute(
+        self.batch_end = end["sequence"]
+        with self.connection_info.connect() as conn, translate_errors():
+            ranges = conn.execute(
                 "SELECT low, high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, %s::int)",
-                (asked.topic, start["sequence"], end["sequence"], asked.partitions),
+                (self.options.topic, start["sequence"], end["sequence"], self.options.partitions),
             )
-            return [HeldSlice(low, high) for low, high in bounds]
+            return [SequenceRange(low, high) for low, high in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The tasks of one range, streamed in bounded memory."""
-        if not isinstance(partition, HeldSlice):
-            return
-        wanted = (self.options.topic, partition.low, partition.high)
-        with self.route.connect_executor() as conn, translate_errors(), conn.cursor().copy(_COPY, wanted) as copy:
-            yield from record_batches(copy, _ARROW)
+        """Streams the tasks of one range in bounded memory."""
+        if isinstance(partition, SequenceRange):
+            arguments = (self.options.topic, partition.low, partition.high)
+            yield from copy_batches(self.connection_info, _COPY, arguments, _ARROW)
 
     def commit(self, end: Offset) -> None:
-        """Moves the group's place on: Spark is done with everything up to here."""
+        """Advances the group's cursor: Spark has processed everything up to this offset."""
         if self.options.group is not None:
-            with self.route.connect(autocommit=True) as conn:
+            with self.connection_info.connect(autocommit=True) as conn:
                 TaskQueue(conn).advance(self.options.group, self.options.topic, 0, Cursor(end["sequence"]))
 
-    def _beginning(self) -> int:
-        """The place of the group, if it has one, or what the option `after` says."""
-        asked = self.options
-        with self.route.connect(autocommit=True) as conn:
-            place = TaskQueue(conn).progress(asked.group, asked.topic) if asked.group else None
-        if place is not None:
-            return place.place
-        if asked.after == "latest":
-            return self._end(0, None)
-        return 0 if asked.after == "earliest" else int(asked.after)
+    def _first_offset(self) -> int:
+        options = self.options
+        with self.connection_info.connect(autocommit=True) as conn:
+            cursor = TaskQueue(conn).progress(options.group, options.topic) if options.group else None
+        if cursor is not None:
+            return cursor.place
+        if options.after == "latest":
+            return self._log_end(0, None)
+        return 0 if options.after == "earliest" else int(options.after)
 
-    def _place(self) -> int:
-        """Where the next batch begins, as far as Spark has told this reader."""
-        return int(self.initialOffset()["sequence"]) if self.place is None else self.place
+    def _log_end_past_checkpoint(self, after: int) -> int:
+        """The log's end when it has passed every task that is visible now.
 
-    def _settled_end(self, after: int) -> int:
-        """The log's end once nothing that can be seen lies behind it.
-
-        So it is not before the place of a checkpoint that Spark before 4.2 has not told, whoever has pushed meanwhile.
+        Spark before 4.2 does not tell a restarted reader the offset of its checkpoint. The checkpoint's tasks are
+        visible, so this end does not lie before it, even if other transactions hold back the log's horizon.
         """
-        deadline = time.monotonic() + SETTLE_SECONDS
-        end = self._end(after, None)
-        with self.route.connect(autocommit=True) as conn, translate_errors():
-            seen = conn.execute(
+        deadline = time.monotonic() + HORIZON_SECONDS
+        end = self._log_end(after, None)
+        with self.connection_info.connect(autocommit=True) as conn, translate_errors():
+            visible = conn.execute(
                 "SELECT high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, 1)",
-                (self.options.topic, end, MOST),
+                (self.options.topic, end, MAX_SEQUENCE),
             ).fetchone()
-        while seen is not None and end < seen[0]:
+        while visible is not None and end < visible[0]:
             if time.monotonic() > deadline:
                 raise TaskQueueError(
                     f"an open transaction has held back the log of topic {self.options.topic!r} for"
-                    f" {SETTLE_SECONDS:.0f} s, and Spark before 4.2 does not tell how far the stream is:"
-                    " taskq.log_blockers() names the transaction"
+                    f" {HORIZON_SECONDS:.0f} s, and Spark before 4.2 does not report the offset of its checkpoint:"
+                    " end the transaction that taskq.log_blockers() names"
                 )
-            time.sleep(SETTLE_PAUSE)  # nothing tells when a transaction of somebody else ends
-            end = self._end(after, None)
+            time.sleep(HORIZON_PAUSE)  # no event reports the end of another transaction
+            end = self._log_end(after, None)
         return end
 
-    def _end(self, after: int, most: int | None) -> int:
-        """The last task of the log after a place, or of the next so many."""
-        with self.route.connect(autocommit=True) as conn, translate_errors():
+    def _log_end(self, after: int, max_tasks: int | None) -> int:
+        """The last sequence of the log after an offset, or of the next `max_tasks` tasks."""
+        with self.connection_info.connect(autocommit=True) as conn, translate_errors():
             found = conn.execute(
-                "SELECT taskq.log_end(%s::text, %s::bigint, %s::bigint)", (self.options.topic, after, most)
+                "SELECT taskq.log_end(%s::text, %s::bigint, %s::bigint)", (self.options.topic, after, max_tasks)
             ).fetchone()
         return int(found[0]) if found else after
+
+
+class PushStreamWriter(DataSourceStreamArrowWriter):
+    """Pushes the tasks of each micro-batch once: a replayed batch commits nothing.
+
+    The batch's number is stored under the stream's name, in the transaction that pushes its tasks.
+    """
+
+    def __init__(self, options: PushOptions, seed: str, connection_info: ConnectionInfo) -> None:
+        self.options = options
+        self.seed = seed
+        self.connection_info = connection_info
+
+    @classmethod
+    def open(cls, options: PushOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
+        """Creates the writer of one run of a stream."""
+        check_task_columns(column_types(schema), options.topic)
+        if options.batch is not None:
+            raise TaskQueueError("format taskq, mode push: writeStream numbers its batches: remove option 'batch'")
+        return cls(options, str(uuid4()), connection_info)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
+        """Stages one partition of one batch, on an executor."""
+        context = task_context()
+        batch = MicroBatch.current(context, self.options.stream)
+        return stage_tasks(self.connection_info, iterator, str(batch.stage(self.seed)), context, batch.stream)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        """Pushes one batch, on the driver, unless it was pushed before."""
+        if attempts := successful_attempts(messages):
+            stage, stream = attempts[0].stage, attempts[0].stream
+            commit_with_retry(lambda: push_stage(self.connection_info, self.options, stage, attempts, stream, batch))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:  # noqa: ARG002
+        """Deletes the staged rows, if a message names their stage."""
+        for staged in successful_attempts(messages)[:1]:
+            with self.connection_info.connect() as conn:
+                abandon_push(conn, staged.stage)
+
+
+class CompleteStreamWriter(DataSourceStreamArrowWriter):
+    """Ends the tasks of each micro-batch together, and once: a replayed batch commits nothing.
+
+    The owner of the option `owner` has to hold the tasks, and its lease has to be kept, until then. The batch's number
+    is stored under the stream's name, in the transaction that carries out its decisions.
+    """
+
+    def __init__(self, options: HeldOptions, seed: str, connection_info: ConnectionInfo) -> None:
+        self.options = options
+        self.seed = seed
+        self.connection_info = connection_info
+
+    @classmethod
+    def open(cls, options: HeldOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
+        """Creates the writer of one run of a stream."""
+        check_decision_columns(column_types(schema))
+        return cls(options, str(uuid4()), connection_info)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
+        """Stages one partition of one batch, on an executor."""
+        context = task_context()
+        batch = MicroBatch.current(context, self.options.stream)
+        stage = str(batch.stage(self.seed))
+        return stage_decisions(self.connection_info, self.options, iterator, stage, context, batch.stream)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        """Carries out one batch, on the driver, unless it was carried out before."""
+        if attempts := successful_attempts(messages):
+            commit_with_retry(lambda: self._complete(attempts, batch))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:  # noqa: ARG002
+        """Deletes the staged rows, if a message names their stage; others are deleted after the lease has ended."""
+        for staged in successful_attempts(messages)[:1]:
+            with self.connection_info.connect() as conn:
+                abandon_stage(conn, staged.stage)
+
+    def _complete(self, attempts: Sequence[StagedAttempt], batch: int) -> None:
+        first = attempts[0]
+        with self.connection_info.connect() as conn:
+            with translate_errors():
+                is_new = begin_batch(conn, first.stream, batch, first.query)
+            if is_new:
+                complete_stage(conn, self.options, first.stage, attempts)
+            conn.commit()
+            abandon_stage(conn, first.stage)

@@ -1,21 +1,23 @@
-"""Transforms: what a drain does with its tasks, as one DataFrame, batch by batch, or one by one.
+"""Transforms: the functions that a drain calls with its tasks, as one DataFrame, batch by batch, or task by task.
 
-Each is a function from a DataFrame of tasks to a DataFrame of decisions, so that all can be used wherever one is
-asked for:
+Each transform is a function from a DataFrame of tasks to a DataFrame of decisions, so all of them can be combined:
 
     drain(spark, "work", "me", lambda tasks: tasks.selectExpr("sequence", "'SUCCESS' AS result"))
-    drain(spark, "work", "me", in_arrow(function))   # Iterator[RecordBatch] -> Iterator[RecordBatch], a partition
+    drain(spark, "work", "me", in_arrow(function))   # Iterator[RecordBatch] -> Iterator[RecordBatch], per partition
     drain(spark, "work", "me", in_pandas(function))  # the same with DataFrames of pandas
-    drain(spark, "work", "me", by_task(function))    # Task -> Decision, Result, Decided or None, one after another
-    drain(spark, "work", "me", composite)            # batches through the steps of a composite: see by_composite.py
+    drain(spark, "work", "me", by_task(function))    # Task -> Decision, Result, TaskOutcome or None, one by one
+    drain(spark, "work", "me", composite)            # batches through the steps of a composite: see composite.py
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
 from pyspark.sql import DataFrame
 
 from airflow_provider_taskq.queue import (
@@ -30,17 +32,34 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
-from airflow_provider_taskq.spark.batches import ARROW, DECISIONS, decisions_batch
+from airflow_provider_taskq.spark.encoding import require_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OF_A_TASK = ("sequence", "topic", "identifier", "payload", "reference", "attempt", "redelivered")
+TASK_COLUMNS = ("sequence", "topic", "identifier", "payload", "reference", "attempt", "redelivered")
+DECISION_SCHEMA = (
+    "sequence long, result string, message string, error string, delay double, continued boolean,"
+    " push string, junctions string"
+)
+DECISION_ARROW_SCHEMA = pa.schema(
+    [
+        ("sequence", pa.int64()),
+        ("result", pa.string()),
+        ("message", pa.string()),
+        ("error", pa.string()),
+        ("delay", pa.float64()),
+        ("continued", pa.bool_()),
+        ("push", pa.string()),
+        ("junctions", pa.string()),
+    ]
+)
+_RESULTS = pa.array([result.name for result in sorted(Result)])
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class JunctionGroups:
     """Groups of identifiers of a topic, to be released as `TaskQueue.junction` does."""
 
     topic: str
@@ -49,144 +68,142 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """A decision, and what follows it: new tasks by topic, and groups to release.
+class TaskOutcome:
+    """A decision with its follow-ups: new tasks by topic, and groups to release.
 
-    They are carried out in the transaction of the decision, once, and only where the task is continued (see
-    `Decision`).
+    The follow-ups are carried out once, in the transaction of the decision, if the decision is continued (see
+    `Decision.continued`).
     """
 
     decision: Decision | Result = Result.SUCCESS
     push: Mapping[str, Iterable[TaskInput]] = field(default_factory=dict)
-    junctions: Sequence[Groups] = ()
+    junctions: Sequence[JunctionGroups] = ()
 
 
-Outcome = Decision | Result | Decided | None
-TaskFunction = Callable[[Task], Outcome]
+FunctionResult = Decision | Result | TaskOutcome | None
+TaskFunction = Callable[[Task], FunctionResult]
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PandasFunction = Callable[[Iterator["pd.DataFrame"]], Iterator["pd.DataFrame"]]
 
 
-def in_arrow(function: ArrowFunction) -> "ByBatch":
-    """A transform from a function of Arrow batches: the tasks of a partition in, their decisions out, in any number.
+def in_arrow(function: ArrowFunction) -> "BatchTransform":
+    """Makes a transform of a function from the Arrow batches of a partition to batches of decisions, in any number.
 
-    Columns of decisions are `sequence`, `result`, and where wanted `message`, `error`, `delay`, `continued`, `push`,
+    Decisions have the columns `sequence`, `result`, and optionally `message`, `error`, `delay`, `continued`, `push`,
     `junctions`.
     """
-    return ByBatch(function)
+    return BatchTransform(function)
 
 
-def in_pandas(function: PandasFunction) -> "ByBatch":
-    """The same from a function of pandas DataFrames."""
+def in_pandas(function: PandasFunction) -> "BatchTransform":
+    """Makes a transform of a function from DataFrames of pandas; otherwise like `in_arrow`."""
 
-    def converted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def convert(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for frame in function(batch.to_pandas() for batch in batches):
             yield pa.RecordBatch.from_pandas(frame, preserve_index=False)
 
-    return ByBatch(converted)
+    return BatchTransform(convert)
 
 
-def by_task(function: TaskFunction) -> "ByTask":
-    """A transform from a function of one task, which is called on executors, for each task of a partition in turn.
+def by_task(function: TaskFunction) -> "TaskTransform":
+    """Makes a transform of a function of one task. Executors call it for the tasks of a partition, one by one.
 
-    It returns a Result, a Decision, one with follow-ups (Decided), or None for no decision: the task is given back
-    then. An exception, or something that is none of these, is a FAILURE of that task, with the trace as its error.
+    The function returns a Result, a Decision, a TaskOutcome, or None for no decision: the drain then gives the task
+    back. If it raises an exception or returns anything else, the task's result is FAILURE, with the trace as error.
     """
-    return ByTask(function)
+    return TaskTransform(function)
 
 
 @dataclass(frozen=True, slots=True)
-class ByBatch:
-    """A transform that works the batches of a partition."""
+class BatchTransform:
+    """A transform that processes the batches of a partition."""
 
     function: ArrowFunction
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
-        """The decisions on these tasks."""
+        """Returns the decisions on these tasks."""
         function = self.function
 
-        def decided(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from map(decisions_batch, function(batches))
 
-        return tasks.mapInArrow(decided, DECISIONS)
+        return tasks.mapInArrow(decide, DECISION_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
-class ByTask:
-    """A transform that works one task after another.
+class TaskTransform:
+    """A transform that processes one task after another.
 
-    Under a condition the tasks come with those of one identifier one after another, and once one of these does not
-    end well the rest of them are passed over, without a decision.
+    Under a condition, the tasks of one identifier follow each other. When one of them does not end well, the rest are
+    skipped, without a decision.
     """
 
     function: TaskFunction
     condition: Condition = Condition.NONE
 
-    def under(self, condition: Condition) -> "ByTask":
-        """The same, for tasks that come in turn under a condition."""
+    def with_condition(self, condition: Condition) -> "TaskTransform":
+        """Returns this transform for tasks that were claimed under a condition."""
         return replace(self, condition=condition)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
-        """The decisions on these tasks."""
+        """Returns the decisions on these tasks."""
         function, condition = self.function, self.condition
 
-        def decided(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            lane, stopped = None, False
+        def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            identifier, blocked = None, False
             for batch in batches:
                 rows = []
                 for values in batch.to_pylist():
-                    if condition is not Condition.NONE and values["identifier"] != lane:
-                        lane, stopped = values["identifier"], False
-                    if stopped:
+                    if condition is not Condition.NONE and values["identifier"] != identifier:
+                        identifier, blocked = values["identifier"], False
+                    if blocked:
                         continue
                     row = decision_row(function, values)
-                    stopped = condition is not Condition.NONE and stops(row, condition)
+                    blocked = condition is not Condition.NONE and blocks_identifier(row, condition)
                     rows += [row] if row else []
-                yield pa.RecordBatch.from_pylist(rows, schema=ARROW)
+                yield pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
 
-        return tasks.select(*OF_A_TASK).mapInArrow(decided, DECISIONS)
+        return tasks.select(*TASK_COLUMNS).mapInArrow(decide, DECISION_SCHEMA)
 
 
 def decision_row(function: TaskFunction, values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the function decides on one task, as a row; None for no decision."""
+    """Calls the function with a task, and returns its decision as a row; None for no decision."""
     sequence = values["sequence"]
     try:
-        outcome = function(readable_task(values))
-        return None if outcome is None else _row(sequence, outcome)
-    except Exception as error:  # noqa: BLE001 -- whatever it is, it is this task's failure and no other's
+        result = function(_readable_task(values))
+        return None if result is None else _outcome_values(sequence, result)
+    except Exception as error:  # noqa: BLE001 -- any error is the failure of this task only
         return {"sequence": sequence, "result": "FAILURE", "error": trace_text(error)}
 
 
-def readable_task(values: Mapping[str, Any]) -> Task:
-    """The task of a row of OF_A_TASK; InvalidTask if its payload cannot be decoded."""
-    task = task_of(values)
+def _readable_task(values: Mapping[str, Any]) -> Task:
+    task = task_from_row(values)
     if isinstance(task.payload, UnreadablePayload):
         raise InvalidTask(task.payload.reason)
     return task
 
 
-def task_of(values: Mapping[str, Any]) -> Task:
-    """The task of a row of OF_A_TASK; a payload that cannot be decoded is an UnreadablePayload."""
+def task_from_row(values: Mapping[str, Any]) -> Task:
+    """The task of a row of TASK_COLUMNS; a payload that cannot be decoded becomes an UnreadablePayload."""
     text = values["payload"]
     return Task(**{**values, "payload": None if text is None else decode_json(text)})
 
 
-def _row(sequence: int, outcome: Outcome) -> dict[str, Any]:
-    """A decision as a row of DECISIONS; ValueError or InvalidTask for what is none."""
-    decided = outcome if isinstance(outcome, Decided) else Decided(_checked(outcome))
-    made = _checked(decided.decision)
-    decision = made if isinstance(made, Decision) else Decision(made)
-    tasks = [follow_up(topic, task) for topic, given in decided.push.items() for task in given]
+def _outcome_values(sequence: int, result: FunctionResult) -> dict[str, Any]:
+    outcome = result if isinstance(result, TaskOutcome) else TaskOutcome(_check_decision(result))
+    decision = _check_decision(outcome.decision)
+    tasks = [follow_up(topic, task) for topic, new in outcome.push.items() for task in new]
     groups = [
-        {"topic": each.topic, "groups": _listed(each.groups), "junction": each.junction} for each in decided.junctions
+        {"topic": each.topic, "groups": _group_lists(each.groups), "junction": each.junction}
+        for each in outcome.junctions
     ]
-    return values_of(sequence, decision, tasks, groups)
+    return decision_values(sequence, decision if isinstance(decision, Decision) else Decision(decision), tasks, groups)
 
 
-def values_of(
+def decision_values(
     sequence: int, decision: Decision, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """A decision as a row of DECISIONS, with the tasks and groups that follow it where it is continued."""
+    """A decision as a row of DECISION_SCHEMA, with its follow-ups if it is continued."""
     return {
         "sequence": sequence,
         "result": Result(decision.result).name,
@@ -199,23 +216,74 @@ def values_of(
     }
 
 
-def _checked(outcome: object) -> Decision | Result:
-    """What is a decision, or a result by name or number."""
-    if not isinstance(outcome, Decision | Result):
-        raise InvalidTask(f"the function returned a {type(outcome).__name__}, not a Decision, Result, Decided or None")
-    return outcome
+def _check_decision(result: object) -> Decision | Result:
+    if not isinstance(result, Decision | Result):
+        raise InvalidTask(
+            f"the function returned a {type(result).__name__}, not a Decision, Result, TaskOutcome or None"
+        )
+    return result
 
 
-def _listed(groups: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Groups as lists; a text would be taken for a group of its letters."""
-    if any(isinstance(group, str) for group in groups):
+def _group_lists(groups: Sequence[Sequence[str]]) -> list[list[str]]:
+    if any(isinstance(group, str) for group in groups):  # would become a group of its characters
         raise InvalidTask("a group is a list of identifiers, not a text")
     return [list(group) for group in groups]
 
 
-def stops(row: Mapping[str, Any] | None, condition: Condition) -> bool:
-    """Whether later tasks of the turn have to wait: the same rule as taskq_internal.drop_overtaking_decisions."""
+def blocks_identifier(row: Mapping[str, Any] | None, condition: Condition) -> bool:
+    """Whether a decision blocks later tasks of its identifier, as in taskq_internal.drop_overtaking_decisions."""
     if row is None or row["result"] == "FAILURE":
         return True
     until_success = condition is Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
     return row["result"] == "SUSPENSION" and (row.get("delay") is not None or until_success)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises InvalidTask for the first name that is not a column of decisions."""
+    for name in names:
+        if name not in DECISION_ARROW_SCHEMA.names:
+            raise InvalidTask(f"unknown column {name!r} in the decisions: use {', '.join(DECISION_ARROW_SCHEMA.names)}")
+
+
+def decisions_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Converts a batch to DECISION_ARROW_SCHEMA; raises InvalidTask if it does not hold decisions.
+
+    Spark has to know the columns and their types before the function runs.
+    """
+    if not isinstance(batch, pa.RecordBatch):
+        raise InvalidTask(f"the function yielded a {type(batch).__name__}, not a batch of decisions")
+    check_names(batch.schema.names)
+    require_columns(batch.schema.names, "sequence", "result")
+    columns = [_decision_column(batch, field) for field in DECISION_ARROW_SCHEMA]
+    return pa.record_batch(columns, schema=DECISION_ARROW_SCHEMA)
+
+
+def _decision_column(batch: pa.RecordBatch, target: pa.Field) -> pa.Array:
+    if target.name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, target.type)
+    column = batch.column(target.name)
+    if target.name == "result" and kinds.is_integer(column.type):
+        return _result_names(column)
+    if target.name == "delay" and kinds.is_duration(column.type):
+        return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
+    if kinds.is_nested(column.type):
+        texts = [None if value is None else json.dumps(value, default=_json_default) for value in column.to_pylist()]
+        return pa.array(texts, pa.string())
+    try:
+        return column.cast(target.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InvalidTask(f"column {target.name} of the decisions is {column.type}, not {target.type}") from None
+
+
+def _result_names(numbers: pa.Array) -> pa.Array:
+    """Results by name. An unknown number stays a number: staging refuses it, and names the task."""
+    known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(_RESULTS)))
+    return pc.if_else(known, _RESULTS.take(pc.if_else(known, numbers, 0)), numbers.cast(pa.string()))
+
+
+def _json_default(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    raise InvalidTask(f"a follow-up holds a {type(value).__name__}, which is not JSON")

@@ -1,4 +1,4 @@
-"""mode=complete: executors stage decisions, the driver carries them out in one transaction."""
+"""Batch writers: mode=push turns the rows of a DataFrame into tasks, mode=complete ends the tasks of an owner."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -10,109 +10,210 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translate_errors
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.encoding import COPY, check_columns, staged_rows
-from airflow_provider_taskq.spark.options import SourceOptions
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.encoding import (
+    COPY_DECISIONS,
+    COPY_TASKS,
+    check_decision_columns,
+    check_task_columns,
+    encode_decisions,
+    encode_tasks,
+)
+from airflow_provider_taskq.spark.options import HeldOptions, PushOptions
 from airflow_provider_taskq.spark.staging import (
-    Staged,
-    arrays,
-    query_of,
+    Check,
+    StagedAttempt,
+    attempt_arrays,
+    begin_batch,
+    commit_with_retry,
+    query_id,
     stage_rows,
-    this_try,
-    until_answered,
-    winners,
+    successful_attempts,
+    task_context,
 )
 
 
-class CompleteWriter(DataSourceArrowWriter):
-    """Ends the tasks that an owner holds, all of a job's decisions together or none of them.
+class PushWriter(DataSourceArrowWriter):
+    """Pushes all rows of a job or none, each once, however often Spark runs a task.
 
-    Columns: `sequence`; `result`, a name or number of `queue.Result`; if wanted `message` (JSON text), `error`, and
-    `delay` (an interval or seconds, for a SUSPENSION). Each Spark task stages its decisions under its own number in a
-    transaction of its own. The driver then names the tries that won, and the queue carries out those and no others
-    in one transaction, under the owner's fence: retries and speculation leave nothing double, and a job whose lease is
-    gone changes nothing. One task may be decided several times in a job; the result that stands first in FAILURE,
-    SUSPENSION, FILTER, SUCCESS stands, with its message, error and delay.
+    Each Spark task stages its rows under its attempt's number in its own transaction. The driver then names the
+    successful attempts, and the queue pushes their rows in one transaction, by partition and then in the order of
+    rows, so that their sequences ascend. The database applies the rules of a push; its errors name the row.
     """
 
-    def __init__(self, options: SourceOptions, stage: str, route: Route) -> None:
+    def __init__(self, options: PushOptions, stage: str, connection_info: ConnectionInfo) -> None:
         self.options = options
         self.stage = stage
-        self.route = route
+        self.connection_info = connection_info
 
     @classmethod
-    def opened(cls, options: SourceOptions, schema: StructType, route: Route) -> Self:
-        """The writer of one job, with a stage that is its own."""
-        check_columns({field.name: field.dataType.simpleString() for field in schema.fields})
-        stage = options.stage
-        if stage is None:
-            with route.connect() as conn:
-                stage = open_stage(conn, options.owner, options.fence)
-        return cls(options, stage, route)
+    def open(cls, options: PushOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
+        """Checks the columns and opens a stage for the job."""
+        check_task_columns(column_types(schema), options.topic)
+        with connection_info.connect() as conn, translate_errors():
+            row = conn.execute("SELECT taskq.open_push()::text").fetchone()
+        assert row is not None  # noqa: S101
+        return cls(options, str(row[0]), connection_info)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stages one partition, on an executor. A failed try leaves nothing, or rows that nobody will name."""
-        context = this_try()
-        return stage_decisions(self.route, self.options, iterator, self.stage, context)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
+        """Stages one partition, on an executor. The rows of a failed attempt are never committed."""
+        return stage_tasks(self.connection_info, iterator, self.stage, task_context())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Carries the stage out, on the driver.
-
-        A stage is carried out once however often that is asked for, so a server that went away is simply asked again.
-        """
-        won = winners(messages)
-        until_answered(lambda: self._carry_out(won))
+        """Pushes the staged rows, on the driver. Repeating it pushes nothing twice."""
+        options, attempts = self.options, successful_attempts(messages)
+        if options.stream is not None and options.batch is None:
+            raise TaskQueueError("format taskq, mode push: option 'stream' needs a 'batch' outside of writeStream")
+        commit_with_retry(
+            lambda: push_stage(self.connection_info, options, self.stage, attempts, options.stream, options.batch)
+        )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Forgets what was staged. Where that fails too, taskq.prune_stages does it once the lease is gone."""
-        with self.route.connect() as conn:
+        """Deletes the staged rows. If this fails, taskq_internal.prune_staged_tasks deletes them a day later."""
+        with self.connection_info.connect() as conn:
+            abandon_push(conn, self.stage)
+
+
+class CompleteWriter(DataSourceArrowWriter):
+    """Ends the tasks that an owner holds: all decisions of a job together, or none.
+
+    Columns: `sequence`; `result`, a name or number of `queue.Result`; optionally `message` (JSON text), `error`, and
+    `delay` (an interval or seconds, for a SUSPENSION). Each Spark task stages its decisions under its attempt's number
+    in its own transaction. The driver then names the successful attempts, and the queue carries out their decisions in
+    one transaction under the owner's fence. A retried or speculative attempt has no effect; a job whose owner has lost
+    its lease changes nothing. Several decisions on one task are merged: the result that comes first in FAILURE,
+    SUSPENSION, FILTER, SUCCESS wins, with its message, error and delay.
+    """
+
+    def __init__(self, options: HeldOptions, stage: str, connection_info: ConnectionInfo) -> None:
+        self.options = options
+        self.stage = stage
+        self.connection_info = connection_info
+
+    @classmethod
+    def open(cls, options: HeldOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
+        """Checks the columns and opens a stage for the job, unless an option names the stage of a drain."""
+        check_decision_columns(column_types(schema))
+        stage = options.stage
+        if stage is None:
+            with connection_info.connect() as conn:
+                stage = open_stage(conn, options.owner, options.fence)
+        return cls(options, stage, connection_info)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
+        """Stages one partition, on an executor. The rows of a failed attempt are never committed."""
+        return stage_decisions(self.connection_info, self.options, iterator, self.stage, task_context())
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Carries out the staged decisions, on the driver. Repeating it changes nothing."""
+        attempts = successful_attempts(messages)
+        commit_with_retry(lambda: self._complete(attempts))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Deletes the staged rows. If this fails, taskq.prune_stages deletes them after the lease has ended."""
+        with self.connection_info.connect() as conn:
             abandon_stage(conn, self.stage)
 
-    def _carry_out(self, won: Sequence[Staged]) -> None:
-        """One transaction: all of the job's decisions."""
-        with self.route.connect() as conn:
-            carry_out(conn, self.options, self.stage, won)
-            if self.options.stage is None:  # else whoever opened the stage asks for its results first
+    def _complete(self, attempts: Sequence[StagedAttempt]) -> None:
+        with self.connection_info.connect() as conn:
+            complete_stage(conn, self.options, self.stage, attempts)
+            if self.options.stage is None:  # a drain reads the results of its stage before it abandons it
                 abandon_stage(conn, self.stage)
 
 
-def stage_decisions(
-    route: Route,
-    options: SourceOptions,
+def column_types(schema: StructType) -> dict[str, str]:
+    """The columns of a DataFrame, and their Spark types."""
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+
+def stage_tasks(
+    connection_info: ConnectionInfo,
     batches: Iterator[pa.RecordBatch],
     stage: str,
     context: TaskContext,
     stream: str = "",
-) -> Staged:
-    """One partition into taskq.staged, unless nobody will come for it."""
-    number, part, attempt = UUID(stage).bytes, context.partitionId(), context.taskAttemptId()
+) -> StagedAttempt:
+    """Copies the new tasks of one partition into the stage."""
+    key, part, attempt = UUID(stage).bytes, context.partitionId(), context.taskAttemptId()
     count = stage_rows(
-        route,
-        COPY,
+        connection_info,
+        COPY_TASKS,
         batches,
-        lambda batch, _: staged_rows(batch, number, part, attempt),
-        check_of(options, stage),
+        lambda batch, first: encode_tasks(batch, key, part, attempt, first),
+        ("SELECT taskq.check_push(%s::uuid)", (stage,)),
     )
-    return Staged(part, attempt, count, stage, stream, query_of(context))
+    return StagedAttempt(part, attempt, count, stage, stream, query_id(context))
 
 
-def check_of(options: SourceOptions, stage: str) -> tuple[str, tuple[object, ...]]:
-    """What refuses to stage more where nobody will come for it, and its arguments: last in the transaction."""
+def push_stage(
+    connection_info: ConnectionInfo,
+    options: PushOptions,
+    stage: str,
+    attempts: Sequence[StagedAttempt],
+    stream: str | None,
+    batch: int | None,
+) -> None:
+    """Pushes the tasks of a stage in one transaction; with `batch`, once for each batch of the stream."""
+    with connection_info.connect() as conn:
+        with translate_errors():
+            if batch is None or begin_batch(conn, stream, batch, attempts[0].query if attempts else None):
+                conn.execute(
+                    "SELECT taskq.push_staged(%s::uuid, %s::text, %s::text, %s::int[], %s::bigint[], %s::bigint[])",
+                    (stage, options.topic, options.insertion, *attempt_arrays(attempts)),
+                )
+        conn.commit()
+        abandon_push(conn, stage)
+        if options.topic is not None:
+            conn.commit()
+            TaskQueue(conn).notify(options.topic)
+
+
+def abandon_push(conn: psycopg.Connection[Any], stage: str) -> None:
+    """Deletes the staged tasks."""
+    with translate_errors():
+        conn.execute("SELECT taskq.abandon_push(%s::uuid)", (stage,))
+
+
+def stage_decisions(
+    connection_info: ConnectionInfo,
+    options: HeldOptions,
+    batches: Iterator[pa.RecordBatch],
+    stage: str,
+    context: TaskContext,
+    stream: str = "",
+) -> StagedAttempt:
+    """Copies the decisions of one partition into the stage."""
+    key, part, attempt = UUID(stage).bytes, context.partitionId(), context.taskAttemptId()
+    count = stage_rows(
+        connection_info,
+        COPY_DECISIONS,
+        batches,
+        lambda batch, _: encode_decisions(batch, key, part, attempt),
+        stage_check(options, stage),
+    )
+    return StagedAttempt(part, attempt, count, stage, stream, query_id(context))
+
+
+def stage_check(options: HeldOptions, stage: str) -> Check:
+    """The last statement of a staging transaction: it fails if the lease is gone or the stage was carried out."""
     return "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)", (options.owner, options.fence, stage)
 
 
-def carry_out(conn: psycopg.Connection[Any], options: SourceOptions, stage: str, won: Sequence[Staged]) -> None:
-    """Ends what these tries decided, all in the caller's transaction."""
+def complete_stage(
+    conn: psycopg.Connection[Any], options: HeldOptions, stage: str, attempts: Sequence[StagedAttempt]
+) -> None:
+    """Carries out the decisions of these attempts in the caller's transaction."""
     with translate_errors():
         conn.execute(
             "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, %s::int[], %s::bigint[], %s::bigint[])",
-            (options.owner, options.fence, stage, *arrays(won)),
+            (options.owner, options.fence, stage, *attempt_arrays(attempts)),
         )
 
 
 def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int | None) -> str:
-    """The number of a new stage of this owner; forgets the stages of owners that are gone."""
+    """Opens a stage for an owner, and prunes the stages of owners whose leases have ended; returns its ID."""
     with translate_errors():
         conn.execute("SELECT taskq.prune_stages()")
         row = conn.execute("SELECT taskq.open_stage(%s::text, %s::bigint)::text", (owner, fence)).fetchone()
@@ -121,6 +222,6 @@ def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int | None) -> 
 
 
 def abandon_stage(conn: psycopg.Connection[Any], stage: str) -> None:
-    """Forgets what was staged."""
+    """Deletes the staged decisions."""
     with translate_errors():
         conn.execute("SELECT taskq.abandon_stage(%s::uuid)", (stage,))

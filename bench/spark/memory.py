@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import TaskQueue, connect
-from airflow_provider_taskq.spark import Progress, drain
+from airflow_provider_taskq.spark import DrainProgress, drain
 from bench.rig import Rig
 from bench.spark.meter import below, is_java, resident
 from bench.spark.section import Scale
@@ -45,7 +45,7 @@ def run(rig: Rig, scale: Scale) -> None:
         print(f"\nSpark: a drain of {scale.tasks:,} tasks in rounds of {ROUND:,}, local[2], a heap of 1 GB at most; MB")
         reached = [0]
 
-        def note(progress: Progress) -> None:
+        def note(progress: DrainProgress) -> None:
             reached[0] = progress.done
 
         with _sampled(spark, reached) as samples:

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.drain_source import registered_name
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.drain_source import register_source
 from bench.rig import Rig
 from demo.flights import flights
 
@@ -100,7 +100,7 @@ def session(rig: Rig, cores: int = 2) -> Iterator[SparkSession]:
 
 def held_source(spark: SparkSession, dsn: str) -> str:
     """The format `taskq`, registered for one database."""
-    return registered_name(spark, Route.found(dsn, executors_choose=False))
+    return register_source(spark, ConnectionInfo.resolve(dsn, executors_may_override=False))
 
 
 def _warm(rig: Rig, spark: SparkSession) -> None:

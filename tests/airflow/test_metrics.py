@@ -369,10 +369,10 @@ def test_a_gates_wait_is_timed(receiver: Receiver) -> None:
 
 def test_what_a_task_drains_in_its_own_session_is_counted(receiver: Receiver) -> None:
     pytest.importorskip("pyspark")
-    from airflow_provider_taskq.spark import DrainResult, Ended
+    from airflow_provider_taskq.spark import DrainResult, StopReason
 
     completed = {Result.FAILURE: 2, Result.SUCCESS: 5}
-    metrics.drained(DrainResult("work", "me", 8, 1, 7, completed, 2, 1.5, 1, 4, Ended.EMPTY, 1))
+    metrics.drained(DrainResult("work", "me", 8, 1, 7, completed, 2, 1.5, 1, 4, StopReason.EMPTY, 1))
     assert receiver.told == [
         ("taskq.polled", 8, {"topic": "work"}),
         ("taskq.completed", 2, {"topic": "work", "result": "FAILURE"}),

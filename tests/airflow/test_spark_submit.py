@@ -269,7 +269,7 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
         "pushed": 20,
         "undecided": 0,
         "rounds": 1,
-        "ended": "ROUNDS",
+        "stop_reason": "ROUNDS",
     }
     assert queue.count("work")["work"][State.SUCCEEDED].count == 20
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
@@ -279,7 +279,7 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
         ("taskq.pushed", 20, {}),
     ]
     log = "".join(capfd.readouterr())
-    assert "round 1: 20 of 20 tasks done" in log
+    assert "round=1 done=20 claimed=20" in log
     password = str(conninfo_to_dict(dsn)["password"])
     assert password not in log + "".join(str(getattr(second, field)) for field in second.template_fields)
     assert "TASKQ_DSN" not in os.environ
@@ -333,7 +333,7 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_and_nobody_sees_the_pas
     assert xcoms["taskq_pyspark.drain_planes[-1].return_value"] == 2
     assert (drained["owner"], drained["decided"], gate["claimed"]) == (gate["owner"], 3, 3)
     assert "/gate/" in drained["owner"]
-    assert "claimed 0 tasks of topic planes, 3 more were held already" in log
+    assert "tasks claimed: topic=planes claimed=0 resumed=3" in log
     assert (drained["claimed"], drained["resumed"], drained["undecided"]) == (0, 3, 0)
     states = {state: count.count for state, count in queue.count("planes")["planes"].items()}
     assert states == {State.SUCCEEDED: 4, State.FILTERED: 1}

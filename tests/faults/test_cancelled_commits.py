@@ -13,7 +13,7 @@ from psycopg import sql
 
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
-from airflow_provider_taskq.spark.staging import until_answered
+from airflow_provider_taskq.spark.staging import commit_with_retry
 from airflow_provider_taskq.worker import Batch, WorkerListener
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import Heard, quick
@@ -49,7 +49,7 @@ def completions_blocked(open_queue: Callable[[], TaskQueue]) -> Iterator[None]:
 
 
 def limit_statements(queue: TaskQueue, setting: str, value: str = "100ms") -> None:
-    """Limits the sessions that come."""
+    """DrainLimits the sessions that come."""
     statement = sql.SQL("ALTER DATABASE {} SET {} = {}")
     queue.conn.execute(statement.format(sql.Identifier(queue.conn.info.dbname), sql.Identifier(setting), value))
 
@@ -229,7 +229,7 @@ def test_the_commit_of_a_drain_is_tried_again_after_the_server_cancelled_it(dsn:
         with connect(dsn, options=f"-c statement_timeout={50 if len(tries) < 3 else 0}") as conn:
             conn.execute("SELECT pg_sleep(0.2)")
 
-    until_answered(commit)
+    commit_with_retry(commit)
     assert len(tries) == 3
 
 

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect, install
 from airflow_provider_taskq.queue.errors import is_read_only
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from airflow_provider_taskq.worker.scheduler import Scheduler
@@ -101,9 +101,9 @@ def test_batches_and_ticks_leave_sessions_that_are_read_only(dsn: str, queue: Ta
 
 
 def test_the_lease_of_a_drain_leaves_a_session_that_is_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
-    route = Route.found(proxy.dsn(dsn, application_name="lease"))
+    connection_info = ConnectionInfo.resolve(proxy.dsn(dsn, application_name="lease"))
     owner = queue.register("drain", SECOND * 9)
-    with DrainLease(owner, route, lambda: None) as keeper:
+    with DrainLease(owner, connection_info, lambda: None) as keeper:
         with read_only_sessions(queue, proxy, 1):
             pass
         until(lambda: queue.owners()[0].lease_until > owner.lease_until)

@@ -11,7 +11,7 @@ from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.worker import Batch, notifications
 from airflow_provider_taskq.worker.grouped import GroupedWorker
@@ -294,7 +294,7 @@ def test_a_listener_that_hears_nothing_tests_its_connection(
 def test_the_lease_of_a_drain_outlives_a_silent_connection(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
     lost = threading.Event()
     owner = queue.register("drain", SECOND * 6)
-    with DrainLease(owner, Route.found(proxy.dsn(dsn, application_name="lease")), lost.set) as keeper:
+    with DrainLease(owner, ConnectionInfo.resolve(proxy.dsn(dsn, application_name="lease")), lost.set) as keeper:
         until(lambda: queue.owners()[0].lease_until > owner.lease_until)
         [registered] = queue.owners()
         silent = proxy.wait_for("lease", after=1)

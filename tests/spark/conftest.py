@@ -1,4 +1,4 @@
-"""Tasks for Spark's tests, on the test's own database through a route of its own. The session: session.py."""
+"""Tasks for Spark's tests, on the test's own database through a connection_info of its own. The session: session.py."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -37,11 +37,11 @@ def held(queue: TaskQueue, owner: Owner, push: Callable[[int], list[int]]) -> Ca
 @pytest.fixture
 def source(request: pytest.FixtureRequest, dsn: str) -> str:
     """The name of the format `taskq`, registered for the test's database."""
-    from airflow_provider_taskq.spark.connection import Route
-    from airflow_provider_taskq.spark.drain_source import registered_name
+    from airflow_provider_taskq.spark.connection import ConnectionInfo
+    from airflow_provider_taskq.spark.drain_source import register_source
 
     session: SparkSession = request.getfixturevalue("spark")
-    return registered_name(session, Route.found(dsn, executors_choose=False))
+    return register_source(session, ConnectionInfo.resolve(dsn, executors_may_override=False))
 
 
 @pytest.fixture

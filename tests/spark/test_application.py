@@ -88,7 +88,11 @@ def test_rounds_and_progress(dsn: str, queue: TaskQueue, push: Push, python_envi
     assert done.returncode == 0, done.stderr
     assert states(queue) == {"SUCCEEDED": 25}
     assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello"}
-    for line in ("claimed 10 tasks of topic work", "round 3: 25 of 25 tasks done", '"rounds": 3, "ended": "EMPTY"'):
+    for line in (
+        "tasks claimed: topic=work claimed=10 resumed=0",
+        "round=3 done=25 claimed=25",
+        '"rounds": 3, "stop_reason": "EMPTY"',
+    ):
         assert line in done.stdout
 
 
@@ -103,7 +107,7 @@ def test_a_function_of_one_task_until_nothing_is_left(
     assert done.returncode == 0, done.stderr
     assert states(queue) == {"READY": 2, "SUCCEEDED": 23}
     assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello", "letters": 6}
-    assert '"rounds": 2, "ended": "BUDGET"' in done.stdout
+    assert '"rounds": 2, "stop_reason": "BUDGET"' in done.stdout
 
 
 @pytest.mark.slow
@@ -189,7 +193,7 @@ def test_a_driver_that_is_ended_in_mid_job_leaves_its_work_to_the_next(
     assert states(queue) == ({"ACTIVE": 100} if killed else {"READY": 100})
     second = run(environment, "--option", f"gate={gate}", transform="transforms:wait_for_gate")
     assert second.returncode == 0, second.stderr
-    assert ("100 more were held already" in second.stdout) == killed
+    assert ("resumed=100" in second.stdout) == killed
     assert states(queue) == {"SUCCEEDED": 100}
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]

@@ -7,17 +7,17 @@ import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, Order, Owner, TaskQueue
 from airflow_provider_taskq.spark import claimer
-from airflow_provider_taskq.spark.claimer import Claiming
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.claimer import ParallelClaimer
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 Connection = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def route(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Route:
+def connection_info(dsn: str, monkeypatch: pytest.MonkeyPatch) -> ConnectionInfo:
     """The way to the test's database; chunks are of ten."""
     monkeypatch.setattr(claimer, "CHUNK", 10)
-    return Route.found(dsn, executors_choose=False)
+    return ConnectionInfo.resolve(dsn, executors_may_override=False)
 
 
 @pytest.fixture
@@ -29,23 +29,29 @@ def pushed(queue: TaskQueue) -> list[int]:
 @pytest.mark.parametrize("connections", [1, 4])
 @pytest.mark.parametrize(("size", "expected"), [(1, 1), (10, 10), (11, 11), (73, 73), (100, 100), (2**31 - 1, 100)])
 def test_a_claim_shared_by_connections_takes_the_first_tasks_and_never_more_than_asked(
-    route: Route, queue: TaskQueue, owner: Owner, pushed: list[int], connections: int, size: int, expected: int
+    connection_info: ConnectionInfo,
+    queue: TaskQueue,
+    owner: Owner,
+    pushed: list[int],
+    connections: int,
+    size: int,
+    expected: int,
 ) -> None:
-    claim = Claiming(route, "work", owner, Order.FIRST_IN_FIRST_OUT, size)
+    claim = ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, size)
     assert claim.claim(connections) == expected
     assert sorted(task.sequence for task in queue.held(owner)) == pushed[:expected]
 
 
 def test_the_last_come_first_where_that_is_asked(
-    route: Route, queue: TaskQueue, owner: Owner, pushed: list[int]
+    connection_info: ConnectionInfo, queue: TaskQueue, owner: Owner, pushed: list[int]
 ) -> None:
-    assert Claiming(route, "work", owner, Order.LAST_IN_FIRST_OUT, 35).claim(2) == 35
+    assert ParallelClaimer(connection_info, "work", owner, Order.LAST_IN_FIRST_OUT, 35).claim(2) == 35
     assert sorted(task.sequence for task in queue.held(owner)) == pushed[-35:]
 
 
 @pytest.mark.usefixtures("pushed")
 def test_what_was_claimed_stays_held_where_a_later_chunk_fails(
-    route: Route, conn: Connection, queue: TaskQueue, owner: Owner
+    connection_info: ConnectionInfo, conn: Connection, queue: TaskQueue, owner: Owner
 ) -> None:
     conn.execute(
         """CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -55,7 +61,7 @@ def test_what_was_claimed_stays_held_where_a_later_chunk_fails(
         "CREATE TRIGGER trip BEFORE UPDATE ON taskq_internal.live_default FOR EACH ROW EXECUTE FUNCTION trip()"
     )
     with pytest.raises(psycopg.errors.DivisionByZero):
-        Claiming(route, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
+        ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
     held = [task.identifier for task in queue.held(owner)]
     assert "item-0" in held
     assert "item-47" not in held
@@ -63,8 +69,8 @@ def test_what_was_claimed_stays_held_where_a_later_chunk_fails(
 
 
 @pytest.mark.usefixtures("pushed")
-def test_a_lease_that_is_gone_claims_nothing(route: Route, queue: TaskQueue, owner: Owner) -> None:
+def test_a_lease_that_is_gone_claims_nothing(connection_info: ConnectionInfo, queue: TaskQueue, owner: Owner) -> None:
     queue.release(owner)
     with pytest.raises(LeaseLost):
-        Claiming(route, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
+        ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
     assert queue.ready("work", 1000) == 100

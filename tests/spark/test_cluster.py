@@ -96,7 +96,7 @@ def test_executors_drain_with_the_package_that_is_sent_to_them(
     for each in told:  # it came in the zip, to where a worker of the cluster keeps what it was sent
         assert each["package"].endswith("package.zip/airflow_provider_taskq/__init__.py")
         assert each["package"].startswith(str(cluster.folder))
-    assert f"topic work, round 1: {COUNT} of {COUNT} tasks done" in output
+    assert f"drain progress: topic=work round=1 done={COUNT} claimed={COUNT}" in output
 
 
 def test_an_executor_killed_in_mid_task_changes_nothing_of_what_is_decided(

@@ -12,11 +12,11 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Owner, TaskQueue
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.errors import own_error, sentence
-from airflow_provider_taskq.spark.options import SourceOptions
-from airflow_provider_taskq.spark.staging import Staged
+from airflow_provider_taskq.spark.errors import error_summary, queue_error
+from airflow_provider_taskq.spark.options import HeldOptions
+from airflow_provider_taskq.spark.staging import StagedAttempt
 from airflow_provider_taskq.spark.writers import CompleteWriter
 
 pytestmark = [
@@ -78,7 +78,7 @@ def test_a_try_that_fails_after_staging_leaves_no_trace(
     class FailingOnce(CompleteWriter):
         """Stages and commits like the real one, and then fails, at the first try of every task."""
 
-        def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
             from pyspark import TaskContext
 
             done = super().write(iterator)
@@ -94,10 +94,10 @@ def test_a_try_that_fails_after_staging_leaves_no_trace(
             return "taskq_failing"
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
-            assert self.route is not None
-            return FailingOnce.opened(SourceOptions.parsed(self.options, "complete"), schema, self.route)
+            assert self.connection_info is not None
+            return FailingOnce.open(HeldOptions.parse(self.options, "complete"), schema, self.connection_info)
 
-    FailingSource.route = Route.found(dsn, executors_choose=False)
+    FailingSource.connection_info = ConnectionInfo.resolve(dsn, executors_may_override=False)
     spark.dataSource.register(FailingSource)
     options = held(100)
     decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result")
@@ -114,13 +114,13 @@ def test_a_try_that_fails_after_staging_leaves_no_trace(
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (["sequence", "'DONE' AS result"], "the decision on task 2 has the result 'DONE'"),
-        (["sequence", "if(sequence % 7 = 0, null, 3) AS result"], "the decision on task 7 has the result null"),
+        (["sequence", "'DONE' AS result"], "unknown result 'DONE' of the decision on task 2"),
+        (["sequence", "if(sequence % 7 = 0, null, 3) AS result"], "unknown result null of the decision on task 7"),
         (["cast(null AS bigint) AS sequence", "'SUCCESS' AS result"], "a decision has no sequence"),
         (["sequence", "'SUCCESS' AS result", "'{marked' AS message"], "task 2 is not JSON"),
-        (["sequence", "'SUCCESS' AS result", "1 AS note"], "decisions have no column 'note'"),
-        (["sequence"], "decisions need a column result; these have sequence"),
-        (["sequence", "'SUCCESS' AS result", "5 AS delay"], "has a delay, which only a SUSPENSION takes"),
+        (["sequence", "'SUCCESS' AS result", "1 AS note"], "unknown column 'note' in the decisions"),
+        (["sequence"], "decisions need a column result: these have sequence"),
+        (["sequence", "'SUCCESS' AS result", "5 AS delay"], "has a delay: only a SUSPENSION takes one"),
         (["sequence + 1000 AS sequence", "'SUCCESS' AS result"], "does not hold 10 of 10 tasks"),
     ],
 )
@@ -138,8 +138,8 @@ def test_bad_decisions_are_refused_in_a_sentence_and_change_nothing(
     options = held_beside(queue, conn, held)
     with pytest.raises(PySparkException) as failed:
         complete(tasks(options, partitions=1).orderBy("sequence").selectExpr(*columns), options)
-    assert words in sentence(failed.value)
-    assert "marked" not in sentence(failed.value)
+    assert words in error_summary(failed.value)
+    assert "marked" not in error_summary(failed.value)
     assert states(queue) == {"READY": 1, "ACTIVE": 10}
     assert staged(conn) == 0
 
@@ -170,11 +170,11 @@ def test_nobody_completes_what_another_holds(
     other = queue.register("other")
     with pytest.raises(PySparkException) as failed:
         complete(decisions, {**options, "owner": other.name, "fence": str(other.fence)})
-    assert isinstance(own_error(failed.value), NotHeld)
+    assert isinstance(queue_error(failed.value), NotHeld)
     queue.register(owner.name)
     with pytest.raises(PySparkException) as failed:
         complete(decisions, options)
-    assert isinstance(own_error(failed.value), LeaseLost)
+    assert isinstance(queue_error(failed.value), LeaseLost)
     decisions.unpersist()
     assert states(queue) == {"ACTIVE": 10}
 
@@ -184,4 +184,4 @@ def test_decisions_are_appended_never_overwritten(source: str, tasks: Tasks, hel
     decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result")
     with pytest.raises(PySparkException) as failed:
         decisions.write.format(source).mode("overwrite").options(mode="complete", **options).save()
-    assert 'use .mode("append")' in sentence(failed.value)
+    assert 'use .mode("append")' in error_summary(failed.value)

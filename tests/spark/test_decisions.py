@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_taskq.queue import InvalidTask
-from airflow_provider_taskq.spark.encoding import check_columns, staged_rows
+from airflow_provider_taskq.spark.encoding import check_decision_columns, encode_decisions
 
 STAGE = bytes(range(16))
 
@@ -16,7 +16,7 @@ STAGE = bytes(range(16))
 def rows(**columns: Any) -> list[list[bytes | None]]:
     """The fields of each row as they are sent."""
     given = {"sequence": pa.array([7], pa.int64()), "result": pa.array(["SUCCESS"]), **columns}
-    data, place, found = staged_rows(pa.record_batch(given), STAGE, 3, 5).to_pybytes(), 0, []
+    data, place, found = encode_decisions(pa.record_batch(given), STAGE, 3, 5).to_pybytes(), 0, []
     while place < len(data):
         (fields,), place = struct.unpack_from(">h", data, place), place + 2
         row: list[bytes | None] = []
@@ -50,7 +50,8 @@ def test_a_result_is_a_name_or_a_number(name: str, number: int) -> None:
 )
 def test_another_result_is_refused_by_name(result: object, shown: str) -> None:
     with pytest.raises(
-        InvalidTask, match=f"task 7 has the result {shown}.*there are FAILURE, SUSPENSION, FILTER, SUCCESS"
+        InvalidTask,
+        match=f"unknown result {shown}.* of the decision on task 7: use FAILURE, SUSPENSION, FILTER, SUCCESS",
     ):
         rows(result=pa.array([result], pa.string() if result is None else None))
 
@@ -97,25 +98,28 @@ def test_a_delay_is_an_interval_or_seconds(delay: object) -> None:
 
 def test_a_delay_of_no_length_is_refused() -> None:
     for seconds in (float("nan"), float("inf"), 1e300):
-        with pytest.raises(InvalidTask, match="has a delay of no length"):
+        with pytest.raises(InvalidTask, match="invalid delay of the decision on task"):
             rows(result=pa.array(["SUSPENSION"]), delay=pa.array([seconds]))
 
 
 def test_only_a_suspension_takes_a_delay() -> None:
-    with pytest.raises(InvalidTask, match="task 7 has a delay, which only a SUSPENSION takes"):
+    with pytest.raises(InvalidTask, match="task 7 has a delay: only a SUSPENSION takes one"):
         rows(delay=pa.array([1]))
 
 
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"sequence": "bigint"}, "decisions need a column result; these have sequence"),
-        ({}, "decisions need a column sequence; these have none"),
-        ({"sequence": "bigint", "result": "string", "note": "string"}, "decisions have no column 'note'"),
-        ({"sequence": "string", "result": "string"}, "column sequence is string, not bigint or int"),
-        ({"sequence": "bigint", "result": "string", "message": "struct<a:int>"}, "column message is struct<a:int>"),
+        ({"sequence": "bigint"}, "decisions need a column result: these have sequence"),
+        ({}, "decisions need a column sequence: these have none"),
+        ({"sequence": "bigint", "result": "string", "note": "string"}, "unknown column 'note' in the decisions"),
+        ({"sequence": "string", "result": "string"}, "column sequence of the decisions is string, not bigint or int"),
+        (
+            {"sequence": "bigint", "result": "string", "message": "struct<a:int>"},
+            "column message of the decisions is struct<a:int>",
+        ),
     ],
 )
 def test_columns_are_checked_by_name_and_type(columns: dict[str, str], sentence: str) -> None:
     with pytest.raises(InvalidTask, match=sentence):
-        check_columns(columns)
+        check_decision_columns(columns)

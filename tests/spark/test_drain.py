@@ -99,7 +99,7 @@ def test_a_failure_with_attempts_left_is_tried_again(spark: SparkSession, dsn: s
     ("transform", "error", "words"),
     [
         (lambda tasks: tasks.selectExpr("no_such_column"), Exception, "no_such_column"),
-        (lambda tasks: tasks.selectExpr("sequence", "'DONE' AS result"), InvalidTask, "has the result 'DONE'"),
+        (lambda tasks: tasks.selectExpr("sequence", "'DONE' AS result"), InvalidTask, "unknown result 'DONE'"),
         (lambda _: None, TaskQueueError, "returned a NoneType, not a DataFrame"),
     ],
 )

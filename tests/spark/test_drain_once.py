@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, NewTask, Result, State, Task, TaskQueue, connect
-from airflow_provider_taskq.spark import Decided, DrainResult, by_task, drain
+from airflow_provider_taskq.spark import DrainResult, TaskOutcome, by_task, drain
 from tests.spark.programs.transforms import wait_and_follow
 from tests.spark.successor import taken_over
 
@@ -122,16 +122,16 @@ def test_a_try_that_fails_after_it_staged_everything(
 
     from airflow_provider_taskq.spark import drain_source
 
-    original = drain_source._source
+    original = drain_source._drain_source
 
-    def failing(route: Any, name: str) -> Any:
-        class FailingSource(original(route, name)):  # type: ignore[misc]
+    def failing(connection_info: Any, name: str) -> Any:
+        class FailingSource(original(connection_info, name)):  # type: ignore[misc]
             def writer(self, schema: Any, overwrite: bool) -> Any:
                 return Failing(super().writer(schema, overwrite).decisions)
 
         return FailingSource
 
-    monkeypatch.setattr(drain_source, "_source", failing)
+    monkeypatch.setattr(drain_source, "_drain_source", failing)
     check_once(queue, sequences, drain(spark, "work", "me", follow, dsn=dsn, partitions=4))
 
 
@@ -147,8 +147,8 @@ def test_no_tasks_and_no_decisions(spark: SparkSession, dsn: str, queue: TaskQue
 def test_one_identifier_with_nine_tasks_of_ten(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
     pushed = queue.push("work", [NewTask("hot" if number % 10 else f"cold-{number}") for number in range(2_000)])
 
-    def work(task: Task) -> Decided:
-        return Decided(Result.SUCCESS, push={"next": [str(task.sequence)]})
+    def work(task: Task) -> TaskOutcome:
+        return TaskOutcome(Result.SUCCESS, push={"next": [str(task.sequence)]})
 
     result = drain(
         spark, "work", "me", by_task(work), dsn=dsn, condition=Condition.SINGULAR_BY_IDENTIFIER, size=900, rounds=None

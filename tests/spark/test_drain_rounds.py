@@ -6,6 +6,7 @@ import threading
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TopicPolicy,
 )
-from airflow_provider_taskq.spark import Ended, Progress, drain, limits, progress
-from airflow_provider_taskq.spark.limits import Limits, Tally
+from airflow_provider_taskq.spark import DrainProgress, StopReason, drain, progress
+from airflow_provider_taskq.spark.drain import DrainLimits, DrainTotals
 
 Push = Callable[[int], list[int]]
 
@@ -44,14 +45,14 @@ def states(queue: TaskQueue) -> dict[str, int]:
 def test_limits_start_at_one(name: str) -> None:
     limits: dict[str, int | None] = {"size": None, "rounds": None, "budget": None, name: 0}
     with pytest.raises(TaskQueueError, match=f"{name} must be a whole number from 1"):
-        Limits.checked(limits["size"], limits["rounds"], limits["budget"], None)
+        DrainLimits.of(limits["size"], limits["rounds"], limits["budget"], None)
 
 
 def test_a_deadline_is_a_moment_that_all_agree_on() -> None:
     with pytest.raises(TaskQueueError, match="deadline must have a time zone"):
-        Limits.checked(None, None, None, datetime(2026, 1, 1))  # noqa: DTZ001
-    assert Limits.checked(None, None, None, datetime.now(UTC)).reached(Tally()) is Ended.DEADLINE
-    assert Limits.checked(None, None, None, timedelta(hours=1)).reached(Tally()) is None
+        DrainLimits.of(None, None, None, datetime(2026, 1, 1))  # noqa: DTZ001
+    assert DrainLimits.of(None, None, None, datetime.now(UTC)).reached(DrainTotals()) is StopReason.DEADLINE
+    assert DrainLimits.of(None, None, None, timedelta(hours=1)).reached(DrainTotals()) is None
 
 
 @slow
@@ -61,7 +62,7 @@ def test_rounds_go_on_until_nothing_is_ready(
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
     push(25)
-    told: list[Progress] = []
+    told: list[DrainProgress] = []
     seen: list[int] = []
 
     def decide(tasks: DataFrame) -> DataFrame:
@@ -74,12 +75,12 @@ def test_rounds_go_on_until_nothing_is_ready(
     assert seen == [10, 10, 6, 1]  # 25 tasks, of which one fails three times; the two without a decision come once
     assert (result.claimed, result.done, result.undecided, result.rounds) == (27, 25, 2, 4)
     assert result.completed == {Result.FAILURE: 3, Result.SUCCESS: 22}
-    assert result.ended is Ended.EMPTY
+    assert result.stop_reason is StopReason.EMPTY
     assert states(queue) == {"READY": 2, "FAILED": 1, "SUCCEEDED": 22}
     assert queue.latest("work", ["item-0"])["item-0"].attempt == 0
     at_the_end = {each.round: (each.claimed, each.done) for each in told}
     assert at_the_end == {1: (10, 8), 2: (20, 18), 3: (26, 24), 4: (27, 25)}
-    assert "topic work, round 2: 18 of 20 tasks done" in caplog.text
+    assert "drain progress: topic=work round=2 done=18 claimed=20" in caplog.text
     assert queue.conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
 
 
@@ -100,7 +101,7 @@ def test_a_failure_within_its_ttl_is_tried_once_in_a_drain_of_rounds_and_holds_u
     result = drain(spark, "work", "me", decide, dsn=dsn, size=4, rounds=None, condition=condition)
     assert (result.claimed, result.done, result.undecided) == (12, 8, 4)
     assert result.completed == {Result.FAILURE: 1, Result.SUCCESS: 7}
-    assert result.ended is Ended.EMPTY
+    assert result.stop_reason is StopReason.EMPTY
     assert states(queue) == {"READY": 4, "FAILED": 1, "SUCCEEDED": 7}
     young = queue.latest("work", ["young-0"])["young-0"]
     assert (young.attempt, young.error) == (0, None)
@@ -116,11 +117,11 @@ def test_a_budget_and_a_number_of_rounds_are_hard_bounds(
 ) -> None:
     push(25)
     result = drain(spark, "work", "me", succeed, dsn=dsn, size=4, budget=10, rounds=None)
-    assert (result.done, result.rounds, result.ended) == (10, 3, Ended.BUDGET)
+    assert (result.done, result.rounds, result.stop_reason) == (10, 3, StopReason.BUDGET)
     result = drain(spark, "work", "me", succeed, dsn=dsn, size=4, rounds=2)
-    assert (result.done, result.rounds, result.ended) == (8, 2, Ended.ROUNDS)
+    assert (result.done, result.rounds, result.stop_reason) == (8, 2, StopReason.ROUNDS)
     result = drain(spark, "work", "me", succeed, dsn=dsn, rounds=None, deadline=timedelta(0))
-    assert (result.done, result.rounds, result.ended) == (0, 0, Ended.DEADLINE)
+    assert (result.done, result.rounds, result.stop_reason) == (0, 0, StopReason.DEADLINE)
     assert states(queue) == {"READY": 7, "SUCCEEDED": 18}
 
 
@@ -142,12 +143,12 @@ def test_a_deadline_that_passes_in_the_first_round_lets_it_end_and_keeps_the_sec
         Clock.moment += timedelta(hours=1)
         return succeed(tasks)
 
-    monkeypatch.setattr(limits, "datetime", Clock)
+    monkeypatch.setattr(import_module("airflow_provider_taskq.spark.drain"), "datetime", Clock)
     push(10)
     half_an_hour = timedelta(minutes=30)
     result = drain(spark, "work", "me", take_an_hour, dsn=dsn, size=4, rounds=None, deadline=half_an_hour)
     assert (result.claimed, result.done, result.undecided) == (4, 4, 0)
-    assert (result.rounds, result.ended) == (1, Ended.DEADLINE)
+    assert (result.rounds, result.stop_reason) == (1, StopReason.DEADLINE)
     assert states(queue) == {"READY": 6, "SUCCEEDED": 4}
     assert queue.owners() == []
 
@@ -184,7 +185,7 @@ def test_progress_is_told_while_spark_works(
     gate = tmp_path / "gate"
     halfway = threading.Event()
 
-    def hear(told: Progress) -> None:
+    def hear(told: DrainProgress) -> None:
         assert told.claimed == 100
         half_a_bar = {"status": "RUNNING", "numTasks": 2, "numCompletedTasks": 1}
         if told.done == 50 and shown(spark, "watched", *half_a_bar)[-1:] == [half_a_bar]:

@@ -25,8 +25,8 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from airflow_provider_taskq.spark import Ended, by_task, drain, in_arrow
-from airflow_provider_taskq.spark.session import Holding
+from airflow_provider_taskq.spark import StopReason, by_task, drain, in_arrow
+from airflow_provider_taskq.spark.session import DrainSession
 
 Connection = psycopg.Connection[Any]
 
@@ -196,7 +196,7 @@ def test_decisions_of_batches_that_overtake_are_given_back(spark: SparkSession, 
     result = drain(spark, "work", "me", in_arrow(fail_two), dsn=dsn, condition=UNTIL_SUCCESS, rounds=None)
     assert result.completed == {Result.FAILURE: 1, Result.SUSPENSION: 1, Result.SUCCESS: 8}
     assert (result.done, result.undecided, result.pushed) == (10, 5, 8)
-    assert result.ended is Ended.EMPTY
+    assert result.stop_reason is StopReason.EMPTY
     assert queue.count("next")["next"][State.READY].count == 8
 
 
@@ -251,21 +251,21 @@ def test_a_drain_of_rounds_does_not_end_at_what_a_poll_looks_at_and_takes_nothin
     spark: SparkSession, dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(queue, "a1 a2")
-    claim_as_ever = Holding.claim
+    claim_as_ever = DrainSession.claim
     claimed: list[int] = []
 
-    def claim_and_let_go(holding: Holding, size: int, order: Order) -> int:
+    def claim_and_let_go(holding: DrainSession, size: int, order: Order) -> int:
         claimed.append(claim_as_ever(holding, size, order))
         if len(claimed) == 3:
             other.rollback()
         return claimed[-1]
 
-    monkeypatch.setattr(Holding, "claim", claim_and_let_go)
+    monkeypatch.setattr(DrainSession, "claim", claim_and_let_go)
     with connect(dsn) as other:
         other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does that began earlier
         result = drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR, size=1, rounds=None)
     assert claimed == [0, 0, 0, 1, 1, 0]
-    assert (result.claimed, result.done, result.rounds, result.ended) == (2, 2, 2, Ended.EMPTY)
+    assert (result.claimed, result.done, result.rounds, result.stop_reason) == (2, 2, 2, StopReason.EMPTY)
 
 
 @slow
@@ -278,6 +278,6 @@ def test_a_drain_that_waits_for_what_a_poll_looks_at_ends_at_its_deadline_and_a_
         other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does that began earlier
         soon = timedelta(seconds=2)
         waited = drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR, rounds=None, deadline=soon)
-        assert (waited.done, waited.ended) == (0, Ended.DEADLINE)
-        assert drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR).ended is Ended.EMPTY
+        assert (waited.done, waited.stop_reason) == (0, StopReason.DEADLINE)
+        assert drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR).stop_reason is StopReason.EMPTY
     assert queue.owners() == []

@@ -25,10 +25,10 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.queue.errors import translate_errors
-from airflow_provider_taskq.spark import Decided, Groups, by_task, drain
-from airflow_provider_taskq.spark.follow_ups import Staging
-from airflow_provider_taskq.spark.options import SourceOptions
-from airflow_provider_taskq.spark.writers import abandon_stage, check_of, open_stage
+from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, drain
+from airflow_provider_taskq.spark.follow_ups import FollowUpStager
+from airflow_provider_taskq.spark.options import HeldOptions
+from airflow_provider_taskq.spark.writers import abandon_stage, open_stage, stage_check
 from airflow_provider_taskq.worker import Batch, Composite
 from tests.roles import logged_in
 
@@ -73,7 +73,7 @@ def put(conn: Connection, stage: str, attempt: int, rows: list[tuple[int, int, b
             )
 
 
-def carry_out(conn: Connection, owner: Owner, stage: str, attempt: int, count: int) -> None:
+def complete_stage(conn: Connection, owner: Owner, stage: str, attempt: int, count: int) -> None:
     with translate_errors():
         conn.execute(
             "SELECT taskq.complete_staged(%s, %s, %s, '{0}', %s::bigint[], %s::bigint[])",
@@ -89,7 +89,7 @@ def test_only_what_follows_continued_tasks_of_the_try_that_won_is_pushed_and_onc
     put(conn, stage, 1, [(a, 3, None), (b, 3, None), (c, 3, None)])
     put(conn, stage, 2, [(a, 3, None), (b, 2, None), (c, 2, True)])
     for _ in range(2):  # the second time is a driver that asks again
-        carry_out(conn, owner, stage, 2, 3)
+        complete_stage(conn, owner, stage, 2, 3)
     assert identifiers(queue, "next") == [f"2-{a}", f"2-{c}"]
     assert conn.execute("SELECT taskq.count_stage_pushed(%s)", (stage,)).fetchall() == [(2,)]
     abandon_stage(conn, stage)
@@ -102,15 +102,13 @@ def test_follow_ups_that_are_staged_as_their_stage_is_carried_out_are_refused(
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 1, [(sequences[0], 3, None)])
     following = [{"sequence": sequences[0], "result": "SUCCESS", "push": '[{"topic": "next", "identifier": "late"}]'}]
-    options = SourceOptions(
-        mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage
-    )
+    options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
     with connect(dsn) as late:
-        staging = Staging((stage, 0, 2), lambda: late)
-        assert list(staging.kept_apart(iter([pa.RecordBatch.from_pylist(following)])))
-        carry_out(conn, owner, stage, 1, 1)
+        staging = FollowUpStager((stage, 0, 2), lambda: late)
+        assert list(staging.stage_and_remove(iter([pa.RecordBatch.from_pylist(following)])))
+        complete_stage(conn, owner, stage, 1, 1)
         with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
-            staging.commit(check_of(options, stage))
+            staging.commit(stage_check(options, stage))
         late.rollback()
     assert conn.execute("SELECT taskq.count_stage_pushed(%s)", (stage,)).fetchall() == [(1,)]
 
@@ -128,15 +126,17 @@ def test_a_consumer_says_that_a_decision_is_continued_and_pushes_nothing(
     groups = '[{"topic": "next", "groups": [["suspended"]]}]'
     with logged_in(conn, dsn, "consumer") as consumer:
         with connect(consumer) as own:
-            staging = Staging((stage, 0, 1), lambda: own)
-            assert list(staging.kept_apart(iter([pa.RecordBatch.from_pylist([{**decision, "junctions": groups}])])))
+            staging = FollowUpStager((stage, 0, 1), lambda: own)
+            assert list(
+                staging.stage_and_remove(iter([pa.RecordBatch.from_pylist([{**decision, "junctions": groups}])]))
+            )
             own.commit()
         pushing = {**decision, "push": '[{"topic": "next", "identifier": "pushed"}]'}
         with connect(consumer) as own:
-            staging = Staging((stage, 0, 1), lambda: own)
+            staging = FollowUpStager((stage, 0, 1), lambda: own)
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                list(staging.kept_apart(iter([pa.RecordBatch.from_pylist([pushing])])))
-    carry_out(conn, owner, stage, 1, 1)
+                list(staging.stage_and_remove(iter([pa.RecordBatch.from_pylist([pushing])])))
+    complete_stage(conn, owner, stage, 1, 1)
     assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
 
 
@@ -147,7 +147,7 @@ def test_of_a_task_decided_twice_all_decisions_have_to_continue(
     stage = open_stage(conn, "owner", owner.fence)
     twice = [(a, 3, None), (a, 0, None), (b, 3, None), (b, 3, False), (c, 3, None), (c, 2, True)]
     put(conn, stage, 1, twice)
-    carry_out(conn, owner, stage, 1, 6)
+    complete_stage(conn, owner, stage, 1, 6)
     assert identifiers(queue, "next") == [f"1-{c}"] * 2
 
 
@@ -158,7 +158,7 @@ def test_a_follow_up_that_breaks_a_rule_refuses_all(
     put(conn, stage, 1, [(sequences[0], 3, None)])
     conn.execute("UPDATE taskq.staged_task SET identifier = ' '")
     with pytest.raises(InvalidTask, match="its identifier is blank"):
-        carry_out(conn, owner, stage, 1, 1)
+        complete_stage(conn, owner, stage, 1, 1)
     assert {task.sequence for task in queue.held(owner)} == set(sequences)
     assert identifiers(queue, "next") == []
 
@@ -183,15 +183,15 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
     queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(3)])
     push(6)
 
-    def batch(task: Task) -> Decided:
+    def batch(task: Task) -> TaskOutcome:
         assert isinstance(task.payload, dict)
         number = task.payload["number"]
         assert isinstance(number, int)
         push_follow_ups = {"next": [NewTask(f"{number}-{nth}", {"of": number}, priority=nth) for nth in range(2)]}
-        groups = [Groups("next", [["wait-0", "wait-1"], ["wait-2", "never"]])]
+        groups = [JunctionGroups("next", [["wait-0", "wait-1"], ["wait-2", "never"]])]
         if number < 4:
-            return Decided(Result(number), push=push_follow_ups, junctions=groups)
-        return Decided(Decision(Result.FILTER, continued=number == 4), push=push_follow_ups)
+            return TaskOutcome(Result(number), push=push_follow_ups, junctions=groups)
+        return TaskOutcome(Decision(Result.FILTER, continued=number == 4), push=push_follow_ups)
 
     with connect(dsn, autocommit=True) as waiting:
         waiting.execute("LISTEN taskq")
@@ -216,8 +216,8 @@ def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
     queue.create_topic("next")
     queue.push("next", [NewTask("suspended", suspended=True)])
 
-    def release(_: Task) -> Decided:
-        return Decided(Decision(Result.FILTER, continued=True), junctions=[Groups("next", [["suspended"]])])
+    def release(_: Task) -> TaskOutcome:
+        return TaskOutcome(Decision(Result.FILTER, continued=True), junctions=[JunctionGroups("next", [["suspended"]])])
 
     def push_follow_ups(task: Task, batch: Batch) -> None:
         batch.push(task, "next", ["plain"])
@@ -291,7 +291,7 @@ def test_dataframes_push_and_release_for_the_tasks_that_they_continue(
     ("task", "error", "words"),
     [
         ({"topic": "nowhere", "identifier": "b"}, UnknownTopic, "nowhere"),
-        ({"topic": "work", "identifier": "b", "prio": 1}, InvalidTask, "a new task has no field 'prio'"),
+        ({"topic": "work", "identifier": "b", "prio": 1}, InvalidTask, "unknown field 'prio' of a new task"),
         ({"topic": "work", "identifier": "b", "payload": "{"}, InvalidTask, "not JSON"),
     ],
 )

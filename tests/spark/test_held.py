@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, State, TaskQueue, UnknownTopic
-from airflow_provider_taskq.spark.errors import own_error, sentence
+from airflow_provider_taskq.spark.errors import error_summary, queue_error
 from airflow_provider_taskq.spark.readers import HELD_SCHEMA
 
 pytestmark = [
@@ -67,8 +67,8 @@ def test_a_lease_that_is_gone_fails_with_its_own_name(tasks: Tasks, held: Held, 
     queue.register(owner.name)
     with pytest.raises(PySparkException) as failed:
         frame.count()
-    assert isinstance(own_error(failed.value), LeaseLost)
-    assert sentence(failed.value).startswith("the lease of owner 'owner' under fence")
+    assert isinstance(queue_error(failed.value), LeaseLost)
+    assert error_summary(failed.value).startswith("the lease of owner 'owner' under fence")
 
 
 def test_the_owners_name_is_enough_and_reads_all_its_topics(
@@ -89,7 +89,7 @@ def test_the_owners_name_is_enough_and_reads_all_its_topics(
 def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
     with pytest.raises(PySparkException) as failed:
         tasks({"owner": "nobody"}).count()
-    assert sentence(failed.value) == "format taskq, mode held: owner 'nobody' has no lease"
+    assert error_summary(failed.value) == "format taskq, mode held: owner 'nobody' has no lease"
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
 def test_what_cannot_be_read_says_why(tasks: Tasks, held: Held, change: Mapping[str, str], words: str) -> None:
     with pytest.raises(PySparkException) as failed:
         tasks({**held(1), **change}).count()
-    assert words in sentence(failed.value)
+    assert words in error_summary(failed.value)
     assert "sesame" not in str(failed.value)
-    assert isinstance(own_error(failed.value), UnknownTopic) == ("topic" in change)
+    assert isinstance(queue_error(failed.value), UnknownTopic) == ("topic" in change)
 
 
 def test_the_schema_is_not_the_readers_to_choose(spark: SparkSession, source: str, held: Held) -> None:
     reader = spark.read.format(source).schema("sequence string").options(mode="held", **held(1))
     with pytest.raises(PySparkException) as failed:
         reader.load().collect()
-    assert "its schema is fixed: struct<sequence:bigint" in sentence(failed.value)
+    assert "the schema cannot be changed: struct<sequence:bigint" in error_summary(failed.value)

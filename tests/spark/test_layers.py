@@ -73,4 +73,4 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         package.nothing  # noqa: B018
-    assert os.path.basename(package.application_path()) == "drain_app.py"  # noqa: PTH119
+    assert os.path.basename(package.application_path()) == "application.py"  # noqa: PTH119

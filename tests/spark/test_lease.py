@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import Owner, TaskQueue
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 
 
@@ -20,7 +20,7 @@ def brief(queue: TaskQueue) -> Owner:
 
 def test_a_kept_lease_outlives_its_length(dsn: str, queue: TaskQueue, brief: Owner) -> None:
     lost = threading.Event()
-    with DrainLease(brief, Route.found(dsn), lost.set) as keeper:
+    with DrainLease(brief, ConnectionInfo.resolve(dsn), lost.set) as keeper:
         assert not lost.wait(9)
         assert keeper.lost is None
         assert queue.expire() == 0
@@ -30,7 +30,7 @@ def test_a_kept_lease_outlives_its_length(dsn: str, queue: TaskQueue, brief: Own
 
 def test_a_lease_that_was_taken_is_told_at_the_next_heartbeat(dsn: str, queue: TaskQueue, brief: Owner) -> None:
     lost = threading.Event()
-    with DrainLease(brief, Route.found(dsn), lost.set) as keeper:
+    with DrainLease(brief, ConnectionInfo.resolve(dsn), lost.set) as keeper:
         queue.register("owner")
         assert lost.wait(30)
         assert "the name was registered again" in str(keeper.lost)
@@ -39,7 +39,7 @@ def test_a_lease_that_was_taken_is_told_at_the_next_heartbeat(dsn: str, queue: T
 def test_two_thirds_of_a_lease_without_a_heartbeat_is_lost(brief: Owner) -> None:
     lost = threading.Event()
     began = time.monotonic()
-    with DrainLease(brief, Route("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set) as keeper:
+    with DrainLease(brief, ConnectionInfo("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set) as keeper:
         assert lost.wait(30)
         assert 5.3 < time.monotonic() - began < 8
         assert "reached the queue for 5.3 seconds of its lease of 8 seconds" in str(keeper.lost)
@@ -48,7 +48,7 @@ def test_two_thirds_of_a_lease_without_a_heartbeat_is_lost(brief: Owner) -> None
 def test_a_lease_counts_from_when_its_registration_began(brief: Owner) -> None:
     lost = threading.Event()
     since = time.monotonic() - 6  # so long did the answer take
-    with DrainLease(brief, Route("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set, since):
+    with DrainLease(brief, ConnectionInfo("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set, since):
         assert lost.wait(30)
         assert time.monotonic() - since < 8
 
@@ -56,8 +56,8 @@ def test_a_lease_counts_from_when_its_registration_began(brief: Owner) -> None:
 def test_a_server_that_accepts_and_never_answers_does_not_hide_the_loss(brief: Owner) -> None:
     lost = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        route = Route(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nowhere")
+        connection_info = ConnectionInfo(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nowhere")
         began = time.monotonic()
-        with DrainLease(brief, route, lost.set):
+        with DrainLease(brief, connection_info, lost.set):
             assert lost.wait(30)  # while a connect is under way, its second
             assert time.monotonic() - began < 8

@@ -15,12 +15,13 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import State, TaskInfo, TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.errors import own_error, sentence
-from airflow_provider_taskq.spark.push_columns import COPY, staged_tasks
-from airflow_provider_taskq.spark.push_writer import PushOptions, PushWriter, push_stage
-from airflow_provider_taskq.spark.staging import Staged, stage_rows, this_try
+from airflow_provider_taskq.spark.encoding import COPY_TASKS, encode_tasks
+from airflow_provider_taskq.spark.errors import error_summary, queue_error
+from airflow_provider_taskq.spark.options import PushOptions
+from airflow_provider_taskq.spark.staging import StagedAttempt, stage_rows, task_context
+from airflow_provider_taskq.spark.writers import PushWriter, push_stage
 
 pytestmark = [
     pytest.mark.slow,
@@ -168,15 +169,18 @@ def test_a_row_may_depend_on_one_before_it_in_another_topic(spark: SparkSession,
             "9'): its payload holds a NUL or",
         ),
         (["string(id) AS identifier", "if(id = 9, concat('a', char(0)), 'b') AS reference"], "reference holds a NUL"),
-        (["string(id) AS identifier", "if(id = 9, double('nan'), 1) AS delay"], "its delay or ttl is longer than"),
+        (
+            ["string(id) AS identifier", "if(id = 9, double('nan'), 1) AS delay"],
+            "its delay is not a number, or longer than",
+        ),
         (["string(id) AS identifier", "1 AS delay", "now() AS available_at"], "has both available_at and delay"),
-        (["string(id) AS identifier", "'[1]' AS depends_on"], "its depends_on is no list of pairs"),
+        (["string(id) AS identifier", "'[1]' AS depends_on"], "its depends_on is not a list of pairs"),
         (["string(id) AS identifier", '\'[["work", "no"]]\' AS depends_on'], "which has no task"),
-        (["id AS identifier"], "the tasks' column identifier is bigint, not string"),
-        (["string(id) AS name"], "new tasks have no column 'name'"),
-        (["1 AS priority"], "new tasks need a column identifier; these have priority"),
-        (["string(id) AS identifier", "'work' AS topic"], "by one of the two"),
-        (["string(id) AS identifier", "struct(1.5 AS price) AS payload"], "holds a decimal, which JSON lacks"),
+        (["id AS identifier"], "column identifier of the new tasks is bigint, not string"),
+        (["string(id) AS name"], "unknown column 'name' in the new tasks"),
+        (["1 AS priority"], "new tasks need a column identifier: these have priority"),
+        (["string(id) AS identifier", "'work' AS topic"], "either by the option topic or by a column"),
+        (["string(id) AS identifier", "struct(1.5 AS price) AS payload"], "holds a decimal, which is not JSON"),
         (["string(id) AS identifier", "struct(double('nan') AS x) AS payload"], "its payload"),
     ],
 )
@@ -185,8 +189,8 @@ def test_what_breaks_a_rule_is_named_and_nothing_is_pushed(
 ) -> None:
     with pytest.raises(PySparkException) as failed:
         write(spark.range(0, 20, 1, 3).selectExpr(*columns))
-    assert words in sentence(failed.value)
-    assert "marked" not in sentence(failed.value)
+    assert words in error_summary(failed.value)
+    assert "marked" not in error_summary(failed.value)
     assert everything(queue) == []
     assert staged(conn) == 0
 
@@ -194,15 +198,15 @@ def test_what_breaks_a_rule_is_named_and_nothing_is_pushed(
 def test_an_unknown_topic_is_named(spark: SparkSession, write: Push) -> None:
     with pytest.raises(PySparkException) as failed:
         write(spark.range(3).selectExpr("string(id) AS identifier"), topic="nowhere")
-    assert isinstance(own_error(failed.value), UnknownTopic)
+    assert isinstance(queue_error(failed.value), UnknownTopic)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"insertion": "UPSERT"}, "insertion 'UPSERT' is none of APPEND"),
+        ({"insertion": "UPSERT"}, "unknown insertion 'UPSERT': use one of APPEND"),
         ({"owner": "me"}, "unknown option 'owner'"),
-        ({"batch": "3"}, "a batch is one of a stream"),
+        ({"batch": "3"}, "option 'batch' needs option 'stream'"),
         ({"stream": "s"}, "needs a 'batch' outside of writeStream"),
     ],
 )
@@ -211,7 +215,7 @@ def test_options_are_checked(
 ) -> None:
     with pytest.raises(PySparkException) as failed:
         write(spark.range(3).selectExpr("string(id) AS identifier"), **options)
-    assert words in sentence(failed.value)
+    assert words in error_summary(failed.value)
     assert everything(queue) == []
 
 
@@ -224,9 +228,9 @@ def test_no_rows_push_nothing(spark: SparkSession, write: Push, queue: TaskQueue
 class FailingOnce(PushWriter):
     """Stages and commits its try like the real one, and then fails, at the first try of every task."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
         done = super().write(iterator)
-        if this_try().attemptNumber() == 0:
+        if task_context().attemptNumber() == 0:
             raise RuntimeError("this try is lost after its staging was committed")
         return done
 
@@ -243,7 +247,7 @@ class CommittingTwice(PushWriter):
 def test_each_row_is_pushed_once_whatever_is_tried_twice(
     spark: SparkSession, dsn: str, queue: TaskQueue, conn: psycopg.Connection[Any], kind: type[PushWriter]
 ) -> None:
-    route = Route.found(dsn, executors_choose=False)
+    connection_info = ConnectionInfo.resolve(dsn, executors_may_override=False)
 
     class TryingTwice(TaskQDataSource):
         @classmethod
@@ -251,7 +255,7 @@ def test_each_row_is_pushed_once_whatever_is_tried_twice(
             return "taskq_twice"
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
-            return kind.opened(PushOptions.parsed(self.options), schema, route)
+            return kind.open(PushOptions.parse(self.options), schema, connection_info)
 
     spark.dataSource.register(TryingTwice)
     frame = spark.range(0, 1_000, 1, 4).selectExpr("string(id) AS identifier")
@@ -278,9 +282,9 @@ def test_a_commit_that_is_refused_is_not_remembered_as_a_batch(
 
 
 def test_rows_that_were_lost_with_the_server_are_missed(dsn: str, queue: TaskQueue) -> None:
-    options = PushOptions.parsed({"mode": "push", "topic": "work"})
+    options = PushOptions.parse({"mode": "push", "topic": "work"})
     with pytest.raises(Exception, match="has 0 of the 5 tasks that part 0 reported: run the job again"):
-        push_stage(Route.found(dsn), options, str(uuid4()), [Staged(0, 1, 5)], None, None)
+        push_stage(ConnectionInfo.resolve(dsn), options, str(uuid4()), [StagedAttempt(0, 1, 5)], None, None)
     assert everything(queue) == []
 
 
@@ -297,9 +301,9 @@ def test_a_stage_that_is_forgotten_while_it_is_pushed_pushes_nothing(
         (stage,),
     )
     conn.commit()
-    options = PushOptions.parsed({"mode": "push", "topic": "work"})
+    options = PushOptions.parse({"mode": "push", "topic": "work"})
     with pytest.raises(TaskQueueError, match="was forgotten while it was pushed: run the job again"):
-        push_stage(Route.found(dsn), options, str(stage), [Staged(0, 1, 3)], None, None)
+        push_stage(ConnectionInfo.resolve(dsn), options, str(stage), [StagedAttempt(0, 1, 3)], None, None)
     assert everything(queue) == []
 
 
@@ -330,9 +334,9 @@ def test_a_producer_may_push_from_spark_and_read_nothing(conn: psycopg.Connectio
         conn.execute(f"SET ROLE {name}".encode())
         stage = conn.execute("SELECT taskq.open_push()").fetchall()[0][0]
         batch = pa.record_batch({"identifier": pa.array(["a", "b"])})
-        with conn.cursor().copy(COPY) as copy:
+        with conn.cursor().copy(COPY_TASKS) as copy:
             copy.write(SIGNATURE)
-            copy.write(memoryview(staged_tasks(batch, stage.bytes, 0, 1, 0)))
+            copy.write(memoryview(encode_tasks(batch, stage.bytes, 0, 1, 0)))
             copy.write(TRAILER)
         conn.execute("SELECT taskq.check_push(%s)", (stage,))
         pushing = "SELECT taskq.push_staged(%s, 'work', 'APPEND', ARRAY[0], ARRAY[1]::bigint[], ARRAY[2]::bigint[])"
@@ -350,11 +354,17 @@ def test_a_producer_may_push_from_spark_and_read_nothing(conn: psycopg.Connectio
 
 
 def test_a_try_that_comes_after_its_job_leaves_nothing(dsn: str, conn: psycopg.Connection[Any]) -> None:
-    options, route = PushOptions.parsed({"mode": "push", "topic": "work"}), Route.found(dsn)
+    options, connection_info = PushOptions.parse({"mode": "push", "topic": "work"}), ConnectionInfo.resolve(dsn)
     stage = conn.execute("SELECT taskq.open_push()::text").fetchall()[0][0]
-    PushWriter(options, stage, route).abort([])
+    PushWriter(options, stage, connection_info).abort([])
     batch = pa.record_batch({"identifier": pa.array(["late"])})
     check = ("SELECT taskq.check_push(%s::uuid)", (stage,))
     with pytest.raises(TaskQueueError, match="was committed or given up"):
-        stage_rows(route, COPY, [batch], lambda each, first: staged_tasks(each, UUID(stage).bytes, 0, 1, first), check)
+        stage_rows(
+            connection_info,
+            COPY_TASKS,
+            [batch],
+            lambda each, first: encode_tasks(each, UUID(stage).bytes, 0, 1, first),
+            check,
+        )
     assert staged(conn) == 0

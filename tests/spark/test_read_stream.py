@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, connect
 from airflow_provider_taskq.spark import streams
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.errors import sentence
-from airflow_provider_taskq.spark.streams import ADMISSION, LogOptions, LogReader
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.errors import error_summary
+from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, LogOptions, LogReader
 
-LIMITED = pytest.mark.skipif(not ADMISSION, reason="maxTasksPerTrigger needs Spark 4.2 or later")
+LIMITED = pytest.mark.skipif(not ADMISSION_CONTROL, reason="maxTasksPerTrigger needs Spark 4.2 or later")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
@@ -55,7 +55,7 @@ def run(spark: SparkSession, source: str, tmp_path: Path) -> Callable[..., Seen]
 
 def reader(dsn: str, **options: str) -> LogReader:
     given = {"mode": "log", "topic": "work", "partitions": "2", **options}
-    return LogReader(LogOptions.parsed(given), Route.found(dsn))
+    return LogReader(LogOptions.parse(given), ConnectionInfo.resolve(dsn))
 
 
 def rows_of(asked: LogReader, start: int, end: int) -> list[int]:
@@ -164,7 +164,7 @@ def test_a_stream_without_a_limit_goes_on_at_its_checkpoint_also_after_a_failure
     assert failing.batches == {1: second}
     again = [run(group="readers").batches for _ in range(2)]
     # Before Spark 4.2 a run that begins with a replay ends with it.
-    assert again == ([{1: second, 2: third}, {}] if ADMISSION else [{1: second}, {2: third}])
+    assert again == ([{1: second, 2: third}, {}] if ADMISSION_CONTROL else [{1: second}, {2: third}])
     place = queue.progress("readers", "work")
     assert place is not None
     assert place.place in (second[-1], third[-1]), "the last batch is told as done with the next one at the latest"
@@ -196,8 +196,8 @@ def test_an_offset_never_goes_back_where_spark_does_not_say_where_it_is(dsn: str
 def test_where_spark_does_not_say_how_far_a_stream_is_its_end_waits_for_what_is_seen(
     dsn: str, queue: TaskQueue, push: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "ADMISSION", False)  # as before Spark 4.2
-    monkeypatch.setattr(streams, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(streams, "ADMISSION_CONTROL", False)  # as before Spark 4.2
+    monkeypatch.setattr(streams, "HORIZON_SECONDS", 0.3)
     queue.create_topic("other")
     push(2)
     with connect(dsn) as holding:
@@ -206,7 +206,7 @@ def test_where_spark_does_not_say_how_far_a_stream_is_its_end_waits_for_what_is_
         [last] = TaskQueue(holding).push("work", ["comes in behind"])
         with pytest.raises(TaskQueueError, match="an open transaction has held back the log of topic 'work'"):
             reader(dsn).latestOffset()
-        monkeypatch.setattr(streams, "SETTLE_SECONDS", 30.0)
+        monkeypatch.setattr(streams, "HORIZON_SECONDS", 30.0)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(reader(dsn).latestOffset)
             assert not wait([asked], timeout=0.5).done
@@ -227,17 +227,17 @@ def test_a_stream_may_begin_at_the_end(dsn: str, push: Any) -> None:
         ({"after": "noon"}, "option 'after' must be a whole number from 0, not 'noon'"),
         (
             {"maxTasksPerTrigger": "0"},
-            "option 'maxTasksPerTrigger' " + ("must be a whole number" if ADMISSION else "needs"),
+            "option 'maxTasksPerTrigger' " + ("must be a whole number" if ADMISSION_CONTROL else "needs"),
         ),
         ({"owner": "me"}, "unknown option 'owner'"),
     ],
 )
 def test_options_are_checked(options: dict[str, str], words: str) -> None:
     with pytest.raises(TaskQueueError, match=words):
-        LogOptions.parsed({"mode": "log", "topic": "work", **options})
+        LogOptions.parse({"mode": "log", "topic": "work", **options})
 
 
 def test_a_log_is_a_stream_only(spark: SparkSession, source: str) -> None:
     with pytest.raises(PySparkException) as failed:
         spark.read.format(source).options(mode="log", topic="work").load().collect()
-    assert "to read, set option mode to 'held' or 'tasks', not 'log'" in sentence(failed.value)
+    assert "to read, set option mode to 'held' or 'tasks', not 'log'" in error_summary(failed.value)

@@ -9,9 +9,9 @@ import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, NewTask, Owner, TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.spark import binary_copy
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.options import SourceOptions
-from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, HeldSlice
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.options import HeldOptions
+from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, SequenceRange
 
 ODD = [
     "plain",
@@ -29,7 +29,7 @@ ODD = [
 
 def reader(dsn: str, options: dict[str, str], partitions: int = 3) -> HeldReader:
     asked = {"mode": "held", "partitions": str(partitions), **options}
-    return HeldReader(SourceOptions.parsed(asked, "held"), Route.found(dsn))
+    return HeldReader(HeldOptions.parse(asked, "held"), ConnectionInfo.resolve(dsn))
 
 
 def all_rows(reader: HeldReader) -> list[dict[str, object]]:
@@ -91,7 +91,7 @@ def test_a_row_may_be_larger_than_a_batch(dsn: str, queue: TaskQueue, owner: Own
 def test_nothing_held_is_no_slice(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     asked = reader(dsn, {"topic": "work", "owner": owner.name, "fence": str(owner.fence)})
     assert asked.partitions() == []
-    assert list(asked.read(HeldSlice(1, 10))) == []
+    assert list(asked.read(SequenceRange(1, 10))) == []
     queue.release(owner)
 
 
@@ -117,7 +117,7 @@ def test_a_reader_that_stops_early_ends_its_session(dsn: str, held: Callable[[in
     stream = asked.read(asked.partitions()[0])
     assert isinstance(next(stream), pa.RecordBatch)
     stream.close()  # type: ignore[attr-defined]
-    with Route.found(dsn).connect() as conn:
+    with ConnectionInfo.resolve(dsn).connect() as conn:
         left = conn.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'COPY%'"
         ).fetchone()
@@ -137,5 +137,5 @@ def test_a_reader_that_stops_early_ends_its_session(dsn: str, held: Callable[[in
 )
 def test_options_are_checked(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(TaskQueueError, match=sentence) as refused:
-        SourceOptions.parsed({"mode": "held", "topic": "t", "owner": "o", "fence": "1", **options}, "held")
+        HeldOptions.parse({"mode": "held", "topic": "t", "owner": "o", "fence": "1", **options}, "held")
     assert "secret" not in str(refused.value)

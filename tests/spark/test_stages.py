@@ -47,7 +47,7 @@ def put(conn: Connection, stage: str, part: int, attempt: int, decisions: dict[i
         )
 
 
-def carry_out(conn: Connection, owner: Owner, stage: str, won: dict[tuple[int, int], int]) -> int:
+def complete_stage(conn: Connection, owner: Owner, stage: str, won: dict[tuple[int, int], int]) -> int:
     parts, attempts = [part for part, _ in won], [attempt for _, attempt in won]
     with translate_errors():
         row = conn.execute(
@@ -74,7 +74,7 @@ def test_only_the_tries_that_won_count(conn: Connection, queue: TaskQueue, owner
     put(conn, stage, 0, 1, {a: 0, b: 0}, "lost")
     put(conn, stage, 0, 2, {a: 3, b: 2}, "won")
     put(conn, stage, 1, 3, {c: 3}, "won")
-    assert carry_out(conn, owner, stage, {(0, 2): 2, (1, 3): 1}) == 3
+    assert complete_stage(conn, owner, stage, {(0, 2): 2, (1, 3): 1}) == 3
     assert states(queue) == {State.SUCCEEDED: 2, State.FILTERED: 1, State.ACTIVE: 1}
     task = queue.task("work", a)
     assert task
@@ -90,9 +90,9 @@ def test_asked_again_it_answers_the_same(
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
-    assert carry_out(conn, owner, stage, {(0, 1): 4}) == 4
+    assert complete_stage(conn, owner, stage, {(0, 1): 4}) == 4
     queue.release(owner)
-    assert carry_out(conn, owner, stage, {(0, 1): 4}) == 4
+    assert complete_stage(conn, owner, stage, {(0, 1): 4}) == 4
     assert states(queue) == {State.SUCCEEDED: 4}
 
 
@@ -103,9 +103,9 @@ def test_a_stage_that_is_not_whole_is_refused(
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 0, 1, dict.fromkeys(sequences[:2], 3))
     with pytest.raises(TaskQueueError, match=f"has 2 of the {reported} decisions that part 0 reported"):
-        carry_out(conn, owner, stage, {(0, 1): reported})
+        complete_stage(conn, owner, stage, {(0, 1): reported})
     assert states(queue) == {State.ACTIVE: 4}
-    assert carry_out(conn, owner, stage, {(0, 1): 2}) == 2
+    assert complete_stage(conn, owner, stage, {(0, 1): 2}) == 2
 
 
 def test_two_results_of_one_task_merge_to_the_first(
@@ -115,7 +115,7 @@ def test_two_results_of_one_task_merge_to_the_first(
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 0, 1, {a: 3, b: 2, c: 3}, "first part")
     put(conn, stage, 1, 2, {a: 0, b: 3, c: 3}, "second part")
-    assert carry_out(conn, owner, stage, {(0, 1): 3, (1, 2): 3}) == 3
+    assert complete_stage(conn, owner, stage, {(0, 1): 3, (1, 2): 3}) == 3
     ended = [queue.task("work", sequence) for sequence in (a, b, c)]
     assert [(task.state, task.output) for task in ended if task] == [
         (State.FAILED, "second part"),
@@ -130,7 +130,7 @@ def test_a_task_that_is_not_held_refuses_all(
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 0, 1, dict.fromkeys([*sequences, 999_999], 3))
     with pytest.raises(NotHeld, match="999999"):
-        carry_out(conn, owner, stage, {(0, 1): 5})
+        complete_stage(conn, owner, stage, {(0, 1): 5})
     assert states(queue) == {State.ACTIVE: 4}
 
 
@@ -141,9 +141,9 @@ def test_an_owner_that_is_locked_out_changes_nothing(
     put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
     queue.register("owner")
     with pytest.raises(LeaseLost):
-        carry_out(conn, owner, stage, {(0, 1): 4})
+        complete_stage(conn, owner, stage, {(0, 1): 4})
     with pytest.raises(LeaseLost):
-        carry_out(conn, owner, stage, {})
+        complete_stage(conn, owner, stage, {})
     with pytest.raises(LeaseLost):
         open_stage(conn, "owner", owner.fence)
     assert states(queue) == {State.ACTIVE: 4}
@@ -153,7 +153,7 @@ def test_an_owner_that_is_locked_out_changes_nothing(
 def test_a_try_that_comes_late_leaves_nothing(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
     stage = open_stage(conn, "owner", owner.fence)
     conn.execute(CHECK, (owner.name, owner.fence, stage))
-    assert carry_out(conn, owner, stage, {}) == 0
+    assert complete_stage(conn, owner, stage, {}) == 0
     with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
         conn.execute(CHECK, (owner.name, owner.fence, stage))
     queue.release(owner)
@@ -169,7 +169,7 @@ def test_a_try_that_ends_as_its_stage_is_carried_out_leaves_nothing_and_is_not_c
     with connect(dsn) as late, connect(dsn, autocommit=True) as driver, ThreadPoolExecutor() as pool:
         put(late, stage, 0, 2, dict.fromkeys(sequences, 0))
         late.execute(CHECK, (owner.name, owner.fence, stage))
-        done = pool.submit(carry_out, driver, owner, stage, {(0, 1): 4})
+        done = pool.submit(complete_stage, driver, owner, stage, {(0, 1): 4})
         waiting = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         until(lambda: done.done() or conn.execute(waiting, (driver.info.backend_pid,)).fetchone() is not None)
         late.commit()
@@ -186,7 +186,7 @@ def test_a_try_that_comes_to_its_end_while_its_stage_is_carried_out_is_refused(
     put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
     with connect(dsn) as late, connect(dsn) as driver, ThreadPoolExecutor() as pool:
         put(late, stage, 0, 2, dict.fromkeys(sequences, 0))
-        assert carry_out(driver, owner, stage, {(0, 1): 4}) == 4
+        assert complete_stage(driver, owner, stage, {(0, 1): 4}) == 4
         checked = pool.submit(late.execute, CHECK, (owner.name, owner.fence, stage))
         await_lock_wait(conn, TaskQueue(late))
         driver.commit()
@@ -204,7 +204,7 @@ def test_a_try_that_stands_still_holds_no_stage_up_and_goes_with_the_lease(
     with connect(dsn) as still:
         put(still, stage, 0, 2, dict.fromkeys(sequences, 0))
         still.execute(CHECK, (owner.name, owner.fence, stage))
-        assert carry_out(conn, owner, stage, {(0, 1): 4}) == 4
+        assert complete_stage(conn, owner, stage, {(0, 1): 4}) == 4
         abandon_stage(conn, stage)
         still.commit()
     assert states(queue) == {State.SUCCEEDED: 4}
@@ -247,7 +247,7 @@ def test_many_decisions_are_carried_out_together(
         " SELECT %s, 0, 1, g, %s FROM generate_series(%s::bigint, %s::bigint) g",
         (stage, result, pushed.first, pushed.last),
     )
-    assert carry_out(conn, owner, stage, {(0, 1): count}) == count
+    assert complete_stage(conn, owner, stage, {(0, 1): count}) == count
     assert states(queue) == {state: count}
 
 
@@ -283,7 +283,7 @@ def test_a_stage_of_all_kinds_of_decisions_does_what_a_completion_of_them_does(
         )
         queue.complete(owner, {twin.sequence: Decision(Result(kinds[kind]), {"a": 1}, reason, delay=delay)})
     count = 5 + fill(conn, queue, owner, stage, fillers)
-    assert carry_out(conn, owner, stage, {(0, 1): count}) == count
+    assert complete_stage(conn, owner, stage, {(0, 1): count}) == count
     for kind, (one, twin) in pushed.items():
         mine, theirs = queue.task("work", one.sequence), queue.task("work", twin.sequence)
         assert mine
@@ -303,7 +303,7 @@ def test_a_message_that_cannot_be_read_back_refuses_all_of_a_stage(
     put(conn, stage, 0, 1, dict.fromkeys(sequences[1:], 3), r"\u00e9 can")
     put(conn, stage, 0, 1, {sequences[0]: 3}, r"a NUL \u0000 cannot")
     with pytest.raises(TaskQueueError, match=f"the decision on sequence {sequences[0]} holds a NUL"):
-        carry_out(conn, owner, stage, {(0, 1): 4 + fillers})
+        complete_stage(conn, owner, stage, {(0, 1): 4 + fillers})
     assert states(queue) == {State.ACTIVE: 4 + fillers}
 
 
@@ -316,4 +316,4 @@ def test_a_task_that_was_decided_before_refuses_all_of_a_stage(
     put(conn, stage, 0, 1, dict.fromkeys(sequences, 3))
     count = 4 + fill(conn, queue, owner, stage, fillers)
     with pytest.raises(NotHeld, match=rf"does not hold 1 of {count} tasks: sequence {sequences[2]}$"):
-        carry_out(conn, owner, stage, {(0, 1): count})
+        complete_stage(conn, owner, stage, {(0, 1): count})

@@ -12,9 +12,9 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, 
 from pyspark.sql.functions import count
 
 from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.errors import sentence
-from airflow_provider_taskq.spark.tasks_reader import TasksOptions, TasksReader
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.errors import error_summary
+from airflow_provider_taskq.spark.readers import TasksOptions, TasksReader
 
 pytestmark = [
     pytest.mark.slow,
@@ -134,8 +134,8 @@ def reader(dsn: str, schema: str, *filters: Filter) -> TasksReader:
 
     columns = StructType.fromDDL(schema)
     assert isinstance(columns, StructType)
-    options = TasksOptions.parsed({"mode": "tasks", "topic": "work", "partitions": "2"})
-    found = TasksReader(options, columns, Route.found(dsn))
+    options = TasksOptions.parse({"mode": "tasks", "topic": "work", "partitions": "2"})
+    found = TasksReader(options, columns, ConnectionInfo.resolve(dsn))
     left = list(found.pushFilters(list(filters)))
     assert left == [each for each in filters if isinstance(each, Not)]
     return found
@@ -165,7 +165,7 @@ def test_what_is_pushed_after_planning_is_not_read(dsn: str, queue: TaskQueue, m
 
 
 def test_a_time_range_is_exact_to_the_microsecond(dsn: str, queue: TaskQueue) -> None:
-    from airflow_provider_taskq.spark.tasks_filters import Narrowing
+    from airflow_provider_taskq.spark.readers import PushedFilters
 
     queue.push("work", ["a"])
     queue.push("work", ["b"])
@@ -180,7 +180,7 @@ def test_a_time_range_is_exact_to_the_microsecond(dsn: str, queue: TaskQueue) ->
             row["identifier"] for part in asked.partitions() for batch in asked.read(part) for row in batch.to_pylist()
         ]
         assert rows == names
-    assert not Narrowing().takes(GreaterThan(("created",), first.replace(tzinfo=None)))
+    assert not PushedFilters().accept(GreaterThan(("created",), first.replace(tzinfo=None)))
 
 
 @pytest.mark.parametrize(
@@ -188,14 +188,14 @@ def test_a_time_range_is_exact_to_the_microsecond(dsn: str, queue: TaskQueue) ->
     [
         (None, {"state": "READY"}, "unknown option 'state'"),
         (None, {"payload": "yes"}, "option 'payload' must be true or false"),
-        ("sequence string", {}, "there is no column sequence string"),
-        ("number long", {}, "there is no column number bigint"),
+        ("sequence string", {}, "unknown column sequence string"),
+        ("number long", {}, "unknown column number bigint"),
     ],
 )
 def test_what_cannot_be_read_is_said(load: Load, schema: str | None, options: dict[str, str], words: str) -> None:
     with pytest.raises(PySparkException) as failed:
         load(schema, **options).collect()
-    assert words in sentence(failed.value)
+    assert words in error_summary(failed.value)
 
 
 def test_a_reader_may_read_tasks_and_nothing_else(

@@ -10,9 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, NewTask, Result, Task, TaskQueue
-from airflow_provider_taskq.spark import Decided, Groups, by_task, drain, in_arrow, in_pandas
-from airflow_provider_taskq.spark.batches import decisions_batch
-from airflow_provider_taskq.spark.transforms import decision_row
+from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, drain, in_arrow, in_pandas
+from airflow_provider_taskq.spark.transforms import decision_row, decisions_batch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,8 +47,8 @@ def test_a_function_gets_the_task_with_its_payload_read() -> None:
         (Decision(Result.FAILURE, error="bad\x00"), {"result": "FAILURE", "error": "bad\\0"}),
         (Decision(Result.SUSPENSION, delay=timedelta(seconds=1.5)), {"result": "SUSPENSION", "delay": 1.5}),
         (Decision(Result.FILTER, continued=True), {"result": "FILTER", "continued": True}),
-        (Decided(Result.SUCCESS), {"result": "SUCCESS"}),
-        (Decided(Result.FAILURE, push={"next": ["b"]}), {"result": "FAILURE"}),
+        (TaskOutcome(Result.SUCCESS), {"result": "SUCCESS"}),
+        (TaskOutcome(Result.FAILURE, push={"next": ["b"]}), {"result": "FAILURE"}),
     ],
 )
 def test_what_a_function_returns_becomes_a_decision(outcome: object, expected: dict[str, object]) -> None:
@@ -70,13 +69,13 @@ def test_a_function_that_fails_fails_its_task_with_the_end_of_its_trace() -> Non
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        ("SUCCESS", "returned a str, not a Decision, Result, Decided or None"),
+        ("SUCCESS", "returned a str, not a Decision, Result, TaskOutcome or None"),
         (Decision(Result.SUCCESS, message=float("nan")), "is not JSON"),
-        (Decided(push={"next": [""]}), None),
-        (Decided(push={"next": [NewTask("b", {1: object()})]}), "its payload is not JSON"),  # type: ignore[dict-item]
-        (Decided(push={"next": [NewTask("b", priority=101)]}), "its priority 101 is outside"),
-        (Decided(push={"next": [NewTask("b", available_at=datetime(2026, 1, 1))]}), "has no time zone"),  # noqa: DTZ001
-        (Decided(junctions=[Groups("work", ["ab"])]), "a group is a list of identifiers"),
+        (TaskOutcome(push={"next": [""]}), None),
+        (TaskOutcome(push={"next": [NewTask("b", {1: object()})]}), "its payload is not JSON"),  # type: ignore[dict-item]
+        (TaskOutcome(push={"next": [NewTask("b", priority=101)]}), "its priority 101 is outside"),
+        (TaskOutcome(push={"next": [NewTask("b", available_at=datetime(2026, 1, 1))]}), "has no time zone"),  # noqa: DTZ001
+        (TaskOutcome(junctions=[JunctionGroups("work", ["ab"])]), "a group is a list of identifiers"),
     ],
 )
 def test_what_is_no_decision_fails_its_task_and_no_other(outcome: object, words: str | None) -> None:
@@ -172,10 +171,14 @@ def test_batches_of_arrow_and_of_pandas(spark: SparkSession, dsn: str, queue: Ta
 
 
 def test_a_condition_stops_behind_what_did_not_end_well() -> None:
-    from airflow_provider_taskq.spark.transforms import stops
+    from airflow_provider_taskq.spark.transforms import blocks_identifier
 
     suspended = {"result": "SUSPENSION", "delay": None}
     plain, until = Condition.SINGULAR_BY_IDENTIFIER, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
-    assert [stops(each, plain) for each in (None, {"result": "FAILURE"}, {**suspended, "delay": 1.0})] == [True] * 3
-    assert [stops(each, plain) for each in (suspended, {"result": "FILTER"}, {"result": "SUCCESS"})] == [False] * 3
-    assert stops(suspended, until)
+    assert [blocks_identifier(each, plain) for each in (None, {"result": "FAILURE"}, {**suspended, "delay": 1.0})] == [
+        True
+    ] * 3
+    assert [blocks_identifier(each, plain) for each in (suspended, {"result": "FILTER"}, {"result": "SUCCESS"})] == [
+        False
+    ] * 3
+    assert blocks_identifier(suspended, until)

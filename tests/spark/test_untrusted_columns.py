@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import InvalidTask, NewTask, State, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark import by_composite, by_task, drain, in_arrow
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.drain_source import composite_format
-from airflow_provider_taskq.spark.errors import own_error
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.drain_source import composite_source
+from airflow_provider_taskq.spark.errors import queue_error
 from airflow_provider_taskq.worker import Composite
 from tests.worker.orders import orders
 
@@ -25,8 +25,8 @@ pytestmark = [
 ]
 
 # `company` once carried pickled functions to the driver. The other names belong to what an executor reports to it.
-INTERNAL = ["company", "Company", "participants", "stage"]
-ALLOWED = "theirs are sequence, result, message, error, delay"
+INTERNAL = ["company", "DriverActions", "participants", "stage"]
+ALLOWED = "use sequence, result, message, error, delay"
 
 
 class Attack:
@@ -71,7 +71,9 @@ def test_the_attack_works_on_a_process_that_loads_it(created: Path) -> None:
 def test_a_transform_cannot_supply_an_internal_column(
     spark: SparkSession, dsn: str, queue: TaskQueue, created: Path, name: str
 ) -> None:
-    with pytest.raises(InvalidTask, match=f"decisions have no column '{name}'; {ALLOWED}, continued, push, junctions"):
+    with pytest.raises(
+        InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}, continued, push, junctions"
+    ):
         drain(spark, "work", "me", lambda tasks: tasks.selectExpr(*columns(name)), dsn=dsn)
     assert not created.exists()
     assert states(queue) == {State.READY}
@@ -84,7 +86,7 @@ def test_a_sql_text_cannot_supply_an_internal_column(
     def by_sql(tasks: DataFrame) -> DataFrame:
         return spark.sql(f"SELECT {', '.join(columns('company'))} FROM {{tasks}}", tasks=tasks)
 
-    with pytest.raises(InvalidTask, match="decisions have no column 'company'"):
+    with pytest.raises(InvalidTask, match="unknown column 'company' in the decisions"):
         drain(spark, "work", "me", by_sql, dsn=dsn)
     assert not created.exists()
     assert states(queue) == {State.READY}
@@ -105,7 +107,7 @@ def test_functions_on_executors_cannot_supply_an_internal_column(
     def each(task: Task) -> Any:
         return {"sequence": task.sequence, "result": "SUCCESS", "company": attack}
 
-    with pytest.raises(InvalidTask, match=f"decisions have no column 'company'; {ALLOWED}"):
+    with pytest.raises(InvalidTask, match=f"unknown column 'company' in the decisions: {ALLOWED}"):
         drain(spark, "work", "me", in_arrow(arrow), dsn=dsn)
     assert states(queue) == {State.READY}
     drain(spark, "work", "me", by_task(each), dsn=dsn)
@@ -121,7 +123,7 @@ def test_a_transform_around_a_composite_cannot_supply_an_internal_column(
         decisions = by_composite(orders)(tasks)
         return decisions.join(tasks.select("sequence", "payload"), "sequence").selectExpr(*columns("company"))
 
-    with pytest.raises(InvalidTask, match="decisions have no column 'company'"):
+    with pytest.raises(InvalidTask, match="unknown column 'company' in the decisions"):
         drain(spark, "work", "me", around, dsn=dsn)
     assert not created.exists()
     assert states(queue) == {State.READY}
@@ -132,7 +134,7 @@ def test_a_composite_inside_a_transform_decides_but_sends_no_functions_to_the_dr
     spark: SparkSession, dsn: str, queue: TaskQueue
 ) -> None:
     taking_part = Composite("taking part").with_step(lambda _, batch: batch.in_commit(lambda *_: None), name="a")
-    with pytest.raises(TaskQueueError, match="'taking part' is only a part of the drain's transform"):
+    with pytest.raises(TaskQueueError, match="'taking part': as a part of another transform it supports no"):
         drain(spark, "work", "me", lambda tasks: by_composite(taking_part)(tasks), dsn=dsn)
     assert states(queue) == {State.READY}
     drain(spark, "work", "me", lambda tasks: by_composite(orders)(tasks).drop("delay"), dsn=dsn)
@@ -144,22 +146,22 @@ def test_a_composite_inside_a_transform_decides_but_sends_no_functions_to_the_dr
 def test_the_writer_of_a_composite_takes_the_tasks_of_its_drain_only(
     spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
 ) -> None:
-    with composite_format(spark, Route.found(dsn), by_composite(orders)) as name:
+    with composite_source(spark, ConnectionInfo.resolve(dsn), by_composite(orders)) as name:
         options = {"mode": "complete", "owner": "me", "fence": "1"}
         frame = spark.createDataFrame([(1, pickle.dumps(Attack(created)))], "sequence long, company binary")
         with pytest.raises(PySparkException) as refused:
             frame.write.format(name).mode("append").options(**options).save()
-    assert "takes the tasks of one drain" in str(own_error(refused.value))
+    assert "takes the tasks of one drain" in str(queue_error(refused.value))
     assert not created.exists()
     assert states(queue) == {State.READY}
 
 
 def test_drains_that_run_at_once_do_not_share_a_format(spark: SparkSession, dsn: str) -> None:
-    route = Route.found(dsn)
-    with composite_format(spark, route, by_composite(orders)) as first:
-        with composite_format(spark, route, by_composite(orders)) as second:
+    connection_info = ConnectionInfo.resolve(dsn)
+    with composite_source(spark, connection_info, by_composite(orders)) as first:
+        with composite_source(spark, connection_info, by_composite(orders)) as second:
             assert first != second
-        with composite_format(spark, route, by_composite(orders)) as third:
+        with composite_source(spark, connection_info, by_composite(orders)) as third:
             assert third == second
 
 
@@ -177,7 +179,7 @@ def test_the_writer_of_decisions_refuses_an_internal_column(
     decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS {name}")
     with pytest.raises(PySparkException) as refused:
         complete(decisions, options)
-    assert f"decisions have no column '{name}'; {ALLOWED}" in str(own_error(refused.value))
+    assert f"unknown column '{name}' in the decisions: {ALLOWED}" in str(queue_error(refused.value))
     assert not created.exists()
     assert states(queue) == {State.ACTIVE}
 
@@ -196,7 +198,7 @@ def test_a_stream_of_decisions_refuses_an_internal_column(
     decisions = log.selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS company")
     stream = decisions.writeStream.format(source).outputMode("append").options(mode="complete", **options)
     query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-    with pytest.raises(PySparkException, match="decisions have no column 'company'"):
+    with pytest.raises(PySparkException, match="unknown column 'company' in the decisions"):
         query.awaitTermination()
     assert not created.exists()
     assert states(queue) == {State.ACTIVE}

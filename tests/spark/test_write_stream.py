@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
-from airflow_provider_taskq.spark.errors import own_error, sentence
-from airflow_provider_taskq.spark.streams import ADMISSION
+from airflow_provider_taskq.spark.errors import error_summary, queue_error
+from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +25,12 @@ Run = Callable[..., None]
 @pytest.fixture
 def logged(spark: SparkSession, source: str) -> DataFrame:
     """The log of `work` as a stream, five tasks a batch, or all before Spark 4.2."""
-    options = {"mode": "log", "topic": "work", "partitions": "2", **({"maxTasksPerTrigger": "5"} if ADMISSION else {})}
+    options = {
+        "mode": "log",
+        "topic": "work",
+        "partitions": "2",
+        **({"maxTasksPerTrigger": "5"} if ADMISSION_CONTROL else {}),
+    }
     return spark.readStream.format(source).options(**options).load()
 
 
@@ -75,10 +80,10 @@ def test_a_stream_of_tasks_is_pushed_once_even_where_a_batch_is_replayed(
     forget_last_commit(tmp_path / "checkpoint")
     push(3)
     run(frame, mode="push", topic="copies")
-    if not ADMISSION:  # there a run that begins with a replay ends with it
+    if not ADMISSION_CONTROL:  # there a run that begins with a replay ends with it
         run(frame, mode="push", topic="copies")
     assert names(queue, "copies") == [*(f"item-{number}" for number in range(12)), "item-0", "item-1", "item-2"]
-    last = 3 if ADMISSION else 1
+    last = 3 if ADMISSION_CONTROL else 1
     assert conn.execute("SELECT count(*), max(batch) FROM taskq_internal.stream").fetchall() == [(1, last)]
     assert left_over(conn) == [(0,)]
 
@@ -103,7 +108,7 @@ def test_the_name_of_a_stream_belongs_to_one_checkpoint_until_it_is_forgotten(
     shutil.rmtree(tmp_path / "one")
     with pytest.raises(PySparkException) as failed:
         run(logged.select("identifier"), "one", **named)
-    assert "stream 'named' is that of another query, which has committed up to batch 0" in sentence(failed.value)
+    assert "stream 'named' is that of another query, which has committed up to batch 0" in error_summary(failed.value)
     assert len(names(queue, "copies")) == 4
     assert conn.execute("SELECT taskq.forget_stream('named'), taskq.forget_stream('named')").fetchall() == [
         (True, False)
@@ -142,8 +147,8 @@ def test_a_batch_that_breaks_a_rule_stops_the_stream_and_can_be_tried_again(
     push(8)
     with pytest.raises(PySparkException) as failed:
         run(logged.selectExpr("if(identifier = 'item-6', ' ', identifier) AS identifier"), mode="push", topic="copies")
-    assert "its identifier is blank" in sentence(failed.value)
-    assert names(queue, "copies") == [f"item-{number}" for number in range(5 if ADMISSION else 0)]
+    assert "its identifier is blank" in error_summary(failed.value)
+    assert names(queue, "copies") == [f"item-{number}" for number in range(5 if ADMISSION_CONTROL else 0)]
     run(logged.select("identifier"), mode="push", topic="copies")
     assert names(queue, "copies") == [f"item-{number}" for number in range(8)]
     assert left_over(conn) == [(0,)]
@@ -175,7 +180,7 @@ def test_a_stream_whose_owner_is_locked_out_ends_nothing(
     queue.register(owner.name)
     with pytest.raises(PySparkException) as failed:
         run(logged.selectExpr("sequence", "'SUCCESS' AS result"), mode="complete", **options)
-    assert isinstance(own_error(failed.value), LeaseLost)
+    assert isinstance(queue_error(failed.value), LeaseLost)
     assert {state.name for state in queue.count("work")["work"]} == {"ACTIVE"}
 
 
@@ -184,7 +189,7 @@ def test_a_stream_says_what_it_cannot_do(run: Run, logged: DataFrame, push: Any)
     push(1)
     with pytest.raises(PySparkException) as failed:
         run(logged.select("identifier"), mode="push", topic="work", stream="s", batch="1")
-    assert "writeStream numbers its batches itself" in sentence(failed.value)
+    assert "writeStream numbers its batches" in error_summary(failed.value)
 
 
 def test_streams_that_stopped_long_ago_are_forgotten(conn: psycopg.Connection[Any]) -> None:

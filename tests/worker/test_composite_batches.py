@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_taskq.queue import Condition, Result, Task, TaskQueueError
-from airflow_provider_taskq.spark.commit import Company
-from airflow_provider_taskq.spark.composite import ByComposite, by_composite
+from airflow_provider_taskq.spark.commit import DriverActions
+from airflow_provider_taskq.spark.composite import CompositeTransform, by_composite
 from airflow_provider_taskq.worker.composite import Composite
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
@@ -28,7 +28,7 @@ class Noting:
         return {task: Result[str(task.payload)] for task in tasks}
 
 
-def decided(transform: ByComposite, *identifiers: str, batch: int = 100) -> list[int]:
+def decided(transform: CompositeTransform, *identifiers: str, batch: int = 100) -> list[int]:
     """The sequences that got a decision, of a partition with these identifiers, each perhaps with a result."""
     rows = [
         {
@@ -43,7 +43,9 @@ def decided(transform: ByComposite, *identifiers: str, batch: int = 100) -> list
         for number, given in enumerate(identifiers)
     ]
     batches = [pa.RecordBatch.from_pylist(rows[place : place + batch]) for place in range(0, len(rows), batch)]
-    return [row["sequence"] for made in transform.decided(iter(batches), Company.pickled) for row in made.to_pylist()]
+    return [
+        row["sequence"] for made in transform.decide(iter(batches), DriverActions.pickled) for row in made.to_pylist()
+    ]
 
 
 @pytest.fixture
@@ -51,8 +53,8 @@ def noting() -> Noting:
     return Noting()
 
 
-def transform(noting: Noting, size: int, condition: Condition = Condition.NONE) -> ByComposite:
-    return ByComposite(Composite("noting").with_batch(noting), size).under(condition)
+def transform(noting: Noting, size: int, condition: Condition = Condition.NONE) -> CompositeTransform:
+    return CompositeTransform(Composite("noting").with_batch(noting), size).with_condition(condition)
 
 
 def test_batches_are_no_larger_than_said(noting: Noting) -> None:
@@ -79,7 +81,7 @@ def test_an_identifier_that_stopped_stays_so_in_the_next_chunk(noting: Noting, b
 def test_the_threads_of_a_composite_end_with_the_partition(noting: Noting) -> None:
     before = set(threading.enumerate())
     both = Composite("both").with_batch(noting, name="a").with_batch(noting, name="b")
-    assert decided(ByComposite(both, 2), *"abcd") == [0, 1, 2, 3]
+    assert decided(CompositeTransform(both, 2), *"abcd") == [0, 1, 2, 3]
     new = set(threading.enumerate()) - before
     for thread in new:
         thread.join(30)
@@ -91,8 +93,8 @@ def test_a_batch_that_fails_as_a_whole_is_failed_and_the_next_one_is_not() -> No
         own = dict.fromkeys(tasks, SUCCESS)
         return own | {Task(9, "work", "x", None, None, 1, False): SUCCESS} if tasks[0].sequence == 0 else own
 
-    failing = ByComposite(Composite("foreign").with_batch(foreign), 2)
-    rows = pa.Table.from_batches(failing.decided(iter([_batch(3)]), Company.pickled)).to_pylist()
+    failing = CompositeTransform(Composite("foreign").with_batch(foreign), 2)
+    rows = pa.Table.from_batches(failing.decide(iter([_batch(3)]), DriverActions.pickled)).to_pylist()
     assert [row["result"] for row in rows] == ["FAILURE", "FAILURE", "SUCCESS"]
     assert "returned decisions for tasks that it did not get: 9" in rows[0]["error"]
 
@@ -100,7 +102,7 @@ def test_a_batch_that_fails_as_a_whole_is_failed_and_the_next_one_is_not() -> No
 def test_what_cannot_be_sent_to_the_driver_is_refused_in_a_sentence() -> None:
     holding = Composite("holding").with_step(lambda _, batch: batch.after_commit(batch.cancelled.set), name="hold")
     with pytest.raises(TaskQueueError, match="'holding': a function of in_commit or after_commit cannot be sent"):
-        decided(ByComposite(holding, 2), "a")
+        decided(CompositeTransform(holding, 2), "a")
 
 
 def test_a_size_that_makes_no_sense_is_refused() -> None:

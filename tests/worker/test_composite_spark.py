@@ -29,13 +29,12 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
 )
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.spark.application import _found_transform, _parser
-from airflow_provider_taskq.spark.commit import company_of
-from airflow_provider_taskq.spark.composite import ByComposite
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.landing import land
-from airflow_provider_taskq.spark.options import SourceOptions
-from airflow_provider_taskq.spark.staging import Staged
+from airflow_provider_taskq.spark.application import _load_transform, _parser
+from airflow_provider_taskq.spark.commit import DriverActions, commit_on_driver
+from airflow_provider_taskq.spark.composite import CompositeTransform
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.options import HeldOptions
+from airflow_provider_taskq.spark.staging import StagedAttempt
 from airflow_provider_taskq.spark.writers import CompleteWriter, open_stage
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.commit import commit_batch
@@ -143,7 +142,7 @@ def test_what_spark_cannot_do_is_refused_in_a_sentence_and_the_tasks_are_given_b
     for composite, condition, words in (
         (Composite("empty"), Condition.NONE, "composite 'empty' has no steps"),
         (unpicklable, Condition.NONE, "composite 'locked' cannot be sent to Spark's executors"),
-        (taking_part, Condition.SINGULAR_BY_IDENTIFIER, "there is no in_commit, no after_commit"),
+        (taking_part, Condition.SINGULAR_BY_IDENTIFIER, "supports no in_commit, no after_commit"),
     ):
         with pytest.raises(TaskQueueError, match=words):
             drain(spark, "work", "me", composite, dsn=dsn, condition=condition)
@@ -152,11 +151,11 @@ def test_what_spark_cannot_do_is_refused_in_a_sentence_and_the_tasks_are_given_b
 
 def test_the_program_takes_a_composite_by_name() -> None:
     named = ["--topic", "work", "--owner", "me", "--composite"]
-    transform = _found_transform(_parser().parse_args([*named, "tests.worker.orders:orders"]))
-    assert isinstance(transform, ByComposite)
+    transform = _load_transform(_parser().parse_args([*named, "tests.worker.orders:orders"]))
+    assert isinstance(transform, CompositeTransform)
     assert [step.name for step in transform.composite.steps] == ["load", "tell"]
     with pytest.raises(TaskQueueError, match=r"module tests\.worker\.orders has no composite 'load'"):
-        _found_transform(_parser().parse_args([*named, "tests.worker.orders:load"]))
+        _load_transform(_parser().parse_args([*named, "tests.worker.orders:load"]))
 
 
 def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
@@ -174,17 +173,17 @@ def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
     batch.in_commit(note)
     batch.push(task, "next", ["b"], Insertion.REPLACE)
     batch.after_commit((tmp_path / "committed").touch)
-    company = company_of("orders", batch, {task: made}, Condition.NONE).pickled()
+    company = DriverActions.of("orders", batch, {task: made}, Condition.NONE).pickled()
     stage = open_stage(conn, owner.name, owner.fence)
     conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
         (stage, task.sequence),
     )
-    options = SourceOptions(
-        mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage
-    )
+    options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
     for _ in range(2):  # the second time as if the first answer had been lost
-        land(CompleteWriter(options, stage, Route.found(dsn)), [Staged(0, 1, 1)], [company])
+        commit_on_driver(
+            CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 1)], [company]
+        )
     assert conn.execute("SELECT count(*) FROM noted").fetchall() == [(1,)]
     assert [task.identifier for task in queue.page("next")] == ["b"]
     assert states(queue) == [State.SUCCEEDED]
@@ -202,7 +201,7 @@ def test_nothing_follows_a_decision_that_a_stage_of_rounds_has_dropped(
     batch = Batch([young, old])
     for task in (young, old):
         batch.push(task, "next", [f"after {task.identifier}"], Insertion.REPLACE)
-    company = company_of("orders", batch, {young: made, old: made}, Condition.NONE).pickled()
+    company = DriverActions.of("orders", batch, {young: made, old: made}, Condition.NONE).pickled()
     [(stage,)] = conn.execute(
         "SELECT taskq.open_stage(%s, %s, 'NONE', true)::text", (owner.name, owner.fence)
     ).fetchall()
@@ -211,9 +210,7 @@ def test_nothing_follows_a_decision_that_a_stage_of_rounds_has_dropped(
             "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 0)",
             (stage, task.sequence),
         )
-    options = SourceOptions(
-        mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage
-    )
-    land(CompleteWriter(options, stage, Route.found(dsn)), [Staged(0, 1, 2)], [company])
+    options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
+    commit_on_driver(CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 2)], [company])
     assert [task.identifier for task in queue.page("next")] == ["after old"]
     assert [task.identifier for task in queue.held(owner)] == ["young"]

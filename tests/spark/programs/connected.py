@@ -9,13 +9,13 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.spark import TaskQDataSource, drain
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.streams import ADMISSION
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
 
 
 def work(spark: SparkSession, queue: TaskQueue, dsn: str, checkpoint: Path) -> dict[str, Any]:
     """Claims here, lets the server read and decide what is held, looks, pushes, tries to drain, and copies a log."""
-    spark.dataSource.register(TaskQDataSource.bound(Route.found(dsn)))
+    spark.dataSource.register(TaskQDataSource.with_connection(ConnectionInfo.resolve(dsn)))
     owner = queue.register("me")
     told: dict[str, Any] = {"session": type(spark).__module__, "claimed": queue.claim("work", owner, 6)}
     held = {"owner": owner.name, "fence": str(owner.fence)}
@@ -30,7 +30,7 @@ def work(spark: SparkSession, queue: TaskQueue, dsn: str, checkpoint: Path) -> d
         drain(spark, "work", "me", lambda tasks: tasks, dsn=dsn)
     except Exception as error:  # noqa: BLE001  whatever it is, it is told
         told["drain"] = f"{type(error).__name__}: {error}"
-    limit = {"maxTasksPerTrigger": "5"} if ADMISSION else {}
+    limit = {"maxTasksPerTrigger": "5"} if ADMISSION_CONTROL else {}
     log = spark.readStream.format("taskq").options(mode="log", topic="work", **limit).load()
     stream = log.select("identifier", "payload").writeStream.format("taskq").outputMode("append")
     stream = stream.options(mode="push", topic="copies", checkpointLocation=str(checkpoint))

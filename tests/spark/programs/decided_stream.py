@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.drain_source import registered_name
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.drain_source import register_source
 
 
 def decide(spark: SparkSession, dsn: str, checkpoint: str, owner: str, fence: str) -> None:
     """Runs the query to the log's end."""
-    source = registered_name(spark, Route.found(dsn, executors_choose=False))
+    source = register_source(spark, ConnectionInfo.resolve(dsn, executors_may_override=False))
     log = {"mode": "log", "topic": "work", "partitions": "1", "maxTasksPerTrigger": "5"}
     tasks = spark.readStream.format(source).options(**log).load()
     decisions = tasks.selectExpr("sequence", "if(sequence % 2 = 0, 'SUCCESS', 'FILTER') AS result")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.drain_source import registered_name
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.drain_source import register_source
 
 
 def main(dsn_file: Path, checkpoint: Path, *, last: bool) -> None:
     """Runs the query."""
     builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.memory", "700m").getOrCreate()
-    source = registered_name(spark, Route.found(dsn_file.read_text(), executors_choose=False))
+    source = register_source(spark, ConnectionInfo.resolve(dsn_file.read_text(), executors_may_override=False))
     log = {"mode": "log", "topic": "work", "partitions": "2", "maxTasksPerTrigger": "20000", "group": "soak"}
     copies = spark.readStream.format(source).options(**log).load().select("identifier", "payload")
     stream = copies.writeStream.format(source).outputMode("append").options(mode="push", topic="copies")

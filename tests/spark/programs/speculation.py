@@ -17,8 +17,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.spark.connection import Route
-from airflow_provider_taskq.spark.drain_source import registered_name
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.drain_source import register_source
 
 PARTS = 4
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -43,7 +43,7 @@ def push(spark: SparkSession, dsn: str, count: int) -> None:
     """Pushes so many tasks to the topic `pushed`."""
     frame = spark.range(0, count, 1, PARTS).selectExpr("string(id) AS identifier")
     frame = frame.mapInArrow(slow_once, "identifier string")
-    source = registered_name(spark, Route.found(dsn))
+    source = register_source(spark, ConnectionInfo.resolve(dsn))
     frame.write.format(source).mode("append").options(mode="push", topic="pushed").save()
 
 

@@ -7,7 +7,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import TaskQueueError, connect
-from airflow_provider_taskq.spark.connection import Route
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
 
 VARIABLES = ("TASKQ_DSN", "TASKQ_DSN_FILE", "PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "PGDATABASE", "PGPASSFILE")
@@ -19,8 +19,8 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def database(route: Route) -> object:
-    with route.connect() as conn:
+def database(connection_info: ConnectionInfo) -> object:
+    with connection_info.connect() as conn:
         return conn.info.dbname
 
 
@@ -28,15 +28,15 @@ def test_a_route_is_found_by_dsn_connection_variable_and_file(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = conninfo_to_dict(dsn)["dbname"]
-    assert database(Route.found(dsn)) == name
+    assert database(ConnectionInfo.resolve(dsn)) == name
     with connect(dsn) as conn:
-        assert database(Route.found(conn)) == name
+        assert database(ConnectionInfo.resolve(conn)) == name
     (tmp_path / "dsn").write_text(dsn + "\n")
     monkeypatch.setenv("TASKQ_DSN_FILE", str(tmp_path / "dsn"))
-    assert database(Route.found()) == name
+    assert database(ConnectionInfo.resolve()) == name
     monkeypatch.delenv("TASKQ_DSN_FILE")
     monkeypatch.setenv("TASKQ_DSN", dsn)
-    assert database(Route.found()) == name
+    assert database(ConnectionInfo.resolve()) == name
 
 
 def test_what_libpq_found_on_this_machine_travels(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,25 +48,32 @@ def test_what_libpq_found_on_this_machine_travels(dsn: str, tmp_path: Path, monk
     passfile.write_text(f"*:*:*:*:{password}\n")
     passfile.chmod(0o600)
     monkeypatch.setenv("PGPASSFILE", str(passfile))
-    route = Route.found()
+    connection_info = ConnectionInfo.resolve()
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     passfile.unlink()
-    assert database(pickle.loads(pickle.dumps(route))) == parts["dbname"]  # noqa: S301
-    assert "passfile" not in route.conninfo
+    assert database(pickle.loads(pickle.dumps(connection_info))) == parts["dbname"]  # noqa: S301
+    assert "passfile" not in connection_info.conninfo
 
 
 def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = Route("postgresql://nobody@127.0.0.1:1/nowhere")
+    elsewhere = ConnectionInfo("postgresql://nobody@127.0.0.1:1/nowhere")
     monkeypatch.setenv("TASKQ_DSN", dsn)
     with elsewhere.connect_executor() as conn:
         assert conn.info.dbname == conninfo_to_dict(dsn)["dbname"]
     with pytest.raises(TaskQueueError, match="cannot connect"):
-        Route(elsewhere.conninfo, executors_choose=False).connect_executor()
+        ConnectionInfo(elsewhere.conninfo, executors_may_override=False).connect_executor()
 
 
 def test_nothing_that_prints_a_route_shows_it() -> None:
-    route = Route("postgresql://u:sesame@h/d")
-    bound = TaskQDataSource.bound(route)({})
-    for shown in (repr(route), str(route), f"{route}", repr([route]), repr(bound), repr(vars(bound))):
+    connection_info = ConnectionInfo("postgresql://u:sesame@h/d")
+    bound = TaskQDataSource.with_connection(connection_info)({})
+    for shown in (
+        repr(connection_info),
+        str(connection_info),
+        f"{connection_info}",
+        repr([connection_info]),
+        repr(bound),
+        repr(vars(bound)),
+    ):
         assert "sesame" not in shown

@@ -1,4 +1,4 @@
-"""What Spark's Python workers are spared."""
+"""Spark's Python workers do not collect garbage among the modules that they import."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.spark.worker import settle
+from airflow_provider_taskq.spark.connection import freeze_gc
 
 pytestmark = [
     pytest.mark.slow,
@@ -18,7 +18,7 @@ pytestmark = [
 def test_workers_collect_no_garbage_among_what_they_imported(spark: SparkSession) -> None:
     def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         list(batches)
-        settle()
+        freeze_gc()
         yield pa.record_batch({"count": pa.array([gc.get_freeze_count()])})
 
     counts = [row[0] for row in spark.range(2, numPartitions=2).mapInArrow(frozen, "count long").collect()]
@@ -27,5 +27,5 @@ def test_workers_collect_no_garbage_among_what_they_imported(spark: SparkSession
 
 def test_other_processes_are_left_as_they_are() -> None:
     before = gc.get_freeze_count()
-    settle()
+    freeze_gc()
     assert gc.get_freeze_count() == before
