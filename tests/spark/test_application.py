@@ -49,7 +49,7 @@ def run(
     ],
 )
 @pytest.mark.usefixtures("queue")
-def test_what_cannot_work_says_so_before_spark_is_started(
+def test_invalid_arguments_are_reported_before_spark_starts(
     dsn: str,
     request: pytest.FixtureRequest,
     python_environment: Mapping[str, str],
@@ -75,7 +75,7 @@ def test_what_cannot_work_says_so_before_spark_is_started(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("queue")
-def test_without_java_it_says_so(dsn: str, python_environment: Mapping[str, str]) -> None:
+def test_a_missing_java_is_reported(dsn: str, python_environment: Mapping[str, str]) -> None:
     done = run({**python_environment, "TASKQ_DSN": dsn, "JAVA_HOME": "/nowhere"})
     assert done.returncode == 1
     assert "Spark did not start: it needs Java 17 or later" in done.stderr.splitlines()[-1]
@@ -97,7 +97,7 @@ def test_rounds_and_progress(dsn: str, queue: TaskQueue, push: Push, python_envi
 
 
 @pytest.mark.slow
-def test_a_function_of_one_task_until_nothing_is_left(
+def test_a_function_of_one_task_drains_a_topic_to_its_end(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]
 ) -> None:
     push(25)
@@ -111,7 +111,7 @@ def test_a_function_of_one_task_until_nothing_is_left(
 
 
 @pytest.mark.slow
-def test_an_error_of_the_transform_is_one_sentence(
+def test_an_error_of_the_transform_is_reported_in_one_line(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]
 ) -> None:
     push(5)
@@ -163,7 +163,7 @@ def until_staged(conn: psycopg.Connection[Any], process: subprocess.Popen[bytes]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_driver_that_is_ended_in_mid_job_leaves_its_work_to_the_next(
+def test_the_next_driver_continues_the_work_of_a_terminated_one(
     dsn: str,
     queue: TaskQueue,
     conn: psycopg.Connection[Any],
@@ -200,7 +200,7 @@ def test_a_driver_that_is_ended_in_mid_job_leaves_its_work_to_the_next(
 
 
 @pytest.mark.slow
-def test_speculation_on_executors_that_know_no_database(
+def test_speculation_on_executors_without_a_database_in_their_environment(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     push(100)

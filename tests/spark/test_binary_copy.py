@@ -66,7 +66,7 @@ def copy_in(conn: psycopg.Connection, table: pa.Table) -> None:
         copy.write(TRAILER)
 
 
-def test_what_is_copied_in_is_what_was_given(conn: psycopg.Connection, given: pa.Table) -> None:
+def test_values_are_copied_in_unchanged(conn: psycopg.Connection, given: pa.Table) -> None:
     copy_in(conn, given)
     query = (
         "SELECT small, whole, large, flag, words, bytes, at, (extract(epoch FROM span) * 1000000)::bigint FROM kinds"
@@ -77,14 +77,14 @@ def test_what_is_copied_in_is_what_was_given(conn: psycopg.Connection, given: pa
     ]
 
 
-def test_a_slice_of_a_batch_is_copied_alone(conn: psycopg.Connection, given: pa.Table) -> None:
+def test_only_the_rows_of_a_sliced_batch_are_copied(conn: psycopg.Connection, given: pa.Table) -> None:
     copy_in(conn, given.slice(1, 2))
     assert conn.execute("SELECT whole, words FROM kinds ORDER BY number").fetchall() == [
         (row[1], row[4]) for row in ROWS[1:3]
     ]
 
 
-def test_what_is_copied_out_is_what_is_there(conn: psycopg.Connection, given: pa.Table) -> None:
+def test_values_are_copied_out_unchanged(conn: psycopg.Connection, given: pa.Table) -> None:
     copy_in(conn, given)
     statement = f"COPY (SELECT {', '.join(READABLE.names)} FROM kinds ORDER BY number) TO STDOUT (FORMAT binary)"
     with conn.cursor().copy(statement.encode()) as copy:
@@ -102,7 +102,7 @@ def test_no_rows_are_no_batch(conn: psycopg.Connection, columns: list[str]) -> N
         assert list(record_batches(copy, schema)) == []
 
 
-def test_a_moment_without_end_is_the_last_one_that_spark_has(conn: psycopg.Connection) -> None:
+def test_an_infinite_timestamp_becomes_the_last_one_of_spark(conn: psycopg.Connection) -> None:
     conn.execute("INSERT INTO kinds (at) VALUES ('infinity'), ('-infinity')")
     with conn.cursor().copy("COPY (SELECT at FROM kinds ORDER BY number) TO STDOUT (FORMAT binary)") as copy:
         [batch] = record_batches(copy, pa.schema([ARROW.field("at")]))
@@ -110,7 +110,7 @@ def test_a_moment_without_end_is_the_last_one_that_spark_has(conn: psycopg.Conne
 
 
 @pytest.mark.parametrize("name", READABLE.names)
-def test_a_null_that_comes_alone_is_one(conn: psycopg.Connection, name: str) -> None:
+def test_a_row_of_nulls_is_copied(conn: psycopg.Connection, name: str) -> None:
     conn.execute("INSERT INTO kinds (span) VALUES (NULL)")
     with conn.cursor().copy(f"COPY (SELECT {name} FROM kinds) TO STDOUT (FORMAT binary)".encode()) as copy:
         [batch] = record_batches(copy, pa.schema([READABLE.field(name)]))

@@ -28,7 +28,7 @@ def pushed(queue: TaskQueue) -> list[int]:
 
 @pytest.mark.parametrize("connections", [1, 4])
 @pytest.mark.parametrize(("size", "expected"), [(1, 1), (10, 10), (11, 11), (73, 73), (100, 100), (2**31 - 1, 100)])
-def test_a_claim_shared_by_connections_takes_the_first_tasks_and_never_more_than_asked(
+def test_parallel_connections_claim_the_first_tasks_and_never_more_than_the_size(
     connection_info: ConnectionInfo,
     queue: TaskQueue,
     owner: Owner,
@@ -42,7 +42,7 @@ def test_a_claim_shared_by_connections_takes_the_first_tasks_and_never_more_than
     assert sorted(task.sequence for task in queue.held(owner)) == pushed[:expected]
 
 
-def test_the_last_come_first_where_that_is_asked(
+def test_last_in_first_out_reverses_the_order(
     connection_info: ConnectionInfo, queue: TaskQueue, owner: Owner, pushed: list[int]
 ) -> None:
     assert ParallelClaimer(connection_info, "work", owner, Order.LAST_IN_FIRST_OUT, 35).claim(2) == 35
@@ -50,7 +50,7 @@ def test_the_last_come_first_where_that_is_asked(
 
 
 @pytest.mark.usefixtures("pushed")
-def test_what_was_claimed_stays_held_where_a_later_chunk_fails(
+def test_claimed_tasks_stay_held_if_a_later_chunk_fails(
     connection_info: ConnectionInfo, conn: Connection, queue: TaskQueue, owner: Owner
 ) -> None:
     conn.execute(

@@ -99,7 +99,7 @@ def test_executors_drain_with_the_package_that_is_sent_to_them(
     assert f"drain progress: topic=work round=1 done={COUNT} claimed={COUNT}" in output
 
 
-def test_an_executor_killed_in_mid_task_changes_nothing_of_what_is_decided(
+def test_killing_an_executor_during_a_task_changes_no_decision(
     submit: Callable[..., subprocess.Popen[str]],
     cluster: Cluster,
     queue: TaskQueue,

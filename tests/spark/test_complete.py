@@ -72,7 +72,7 @@ def test_no_decisions_change_nothing(tasks: Tasks, held: Held, complete: Complet
     assert states(queue) == {"ACTIVE": 10}
 
 
-def test_a_try_that_fails_after_staging_leaves_no_trace(
+def test_an_attempt_that_fails_after_staging_has_no_effect(
     spark: SparkSession, dsn: str, tasks: Tasks, held: Held, queue: TaskQueue, conn: psycopg.Connection[Any]
 ) -> None:
     class FailingOnce(CompleteWriter):
@@ -124,7 +124,7 @@ def test_a_try_that_fails_after_staging_leaves_no_trace(
         (["sequence + 1000 AS sequence", "'SUCCESS' AS result"], "does not hold 10 of 10 tasks"),
     ],
 )
-def test_bad_decisions_are_refused_in_a_sentence_and_change_nothing(
+def test_invalid_decisions_are_refused_in_one_line_and_change_nothing(
     tasks: Tasks,
     held: Held,
     complete: Complete,
@@ -161,7 +161,7 @@ def test_the_first_result_of_a_task_stands(tasks: Tasks, held: Held, complete: C
     assert states(queue) == {"FAILED": 3, "SUCCEEDED": 7}
 
 
-def test_nobody_completes_what_another_holds(
+def test_an_owner_cannot_complete_the_tasks_of_another(
     tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue, owner: Owner
 ) -> None:
     options = held(10)

@@ -24,7 +24,7 @@ def database(connection_info: ConnectionInfo) -> object:
         return conn.info.dbname
 
 
-def test_a_route_is_found_by_dsn_connection_variable_and_file(
+def test_a_connection_is_resolved_by_dsn_connection_variable_and_file(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = conninfo_to_dict(dsn)["dbname"]
@@ -39,7 +39,9 @@ def test_a_route_is_found_by_dsn_connection_variable_and_file(
     assert database(ConnectionInfo.resolve()) == name
 
 
-def test_what_libpq_found_on_this_machine_travels(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_that_libpq_found_on_this_machine_are_resolved(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = conninfo_to_dict(dsn)
     password = str(parts.get("password", ""))
     for variable, part in (("PGHOST", "host"), ("PGPORT", "port"), ("PGUSER", "user"), ("PGDATABASE", "dbname")):
@@ -65,7 +67,7 @@ def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest
         ConnectionInfo(elsewhere.conninfo, executors_may_override=False).connect_executor()
 
 
-def test_nothing_that_prints_a_route_shows_it() -> None:
+def test_nothing_prints_a_connections_parameters() -> None:
     connection_info = ConnectionInfo("postgresql://u:sesame@h/d")
     bound = TaskQDataSource.with_connection(connection_info)({})
     for shown in (

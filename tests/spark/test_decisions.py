@@ -48,7 +48,7 @@ def test_a_result_is_a_name_or_a_number(name: str, number: int) -> None:
     ("result", "shown"),
     [("DONE", "'DONE'"), ("success", "'success'"), (4, "4"), (-1, "-1"), (None, "null"), ("x" * 99, "'xxxxx")],
 )
-def test_another_result_is_refused_by_name(result: object, shown: str) -> None:
+def test_an_unknown_result_is_named_and_refused(result: object, shown: str) -> None:
     with pytest.raises(
         InvalidTask,
         match=f"unknown result {shown}.* of the decision on task 7: use FAILURE, SUSPENSION, FILTER, SUCCESS",
@@ -73,14 +73,14 @@ def test_a_decision_needs_its_task() -> None:
         ('"a\\\\\\u0000"', "holds a NUL or a lone surrogate"),
     ],
 )
-def test_a_message_that_cannot_be_stored_is_refused_unseen(message: str, flaw: str) -> None:
+def test_the_error_about_an_invalid_message_does_not_quote_it(message: str, flaw: str) -> None:
     with pytest.raises(InvalidTask, match=f"the message of the decision on task 7 .*{flaw}") as refused:
         rows(message=pa.array([message]))
     assert "oops" not in str(refused.value)
 
 
 @pytest.mark.parametrize("message", ["null", "0", '"\\\\u0000"', '"\\u00e4\\ud83d\\ude00"', '{"a":[1,{}]}', None])
-def test_a_message_that_can_be_stored_passes_as_it_is(message: str | None) -> None:
+def test_a_valid_message_is_not_changed(message: str | None) -> None:
     assert rows(message=pa.array([message], pa.string()))[0][5] == sent(message)
 
 
@@ -96,7 +96,7 @@ def test_a_delay_is_an_interval_or_seconds(delay: object) -> None:
     assert snoozed[0][7] == struct.pack(">qii", 90_000_000, 0, 0)
 
 
-def test_a_delay_of_no_length_is_refused() -> None:
+def test_an_invalid_delay_is_refused() -> None:
     for seconds in (float("nan"), float("inf"), 1e300):
         with pytest.raises(InvalidTask, match="invalid delay of the decision on task"):
             rows(result=pa.array(["SUSPENSION"]), delay=pa.array([seconds]))

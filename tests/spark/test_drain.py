@@ -46,7 +46,7 @@ def states(queue: TaskQueue) -> dict[str, int]:
     return {state.name: count.count for state, count in queue.count("work")["work"].items()}
 
 
-def test_a_topic_is_worked_off(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+def test_a_topic_is_drained(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
     push(1_000)
     result = drain(
         spark,
@@ -70,14 +70,16 @@ def test_size_is_a_hard_bound(spark: SparkSession, dsn: str, queue: TaskQueue, p
     assert states(queue) == {"READY": 13, "SUCCEEDED": 7}
 
 
-def test_a_drain_finds_what_its_name_holds(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+def test_a_drain_processes_the_tasks_that_its_name_holds(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
     push(20)
     queue.claim("work", queue.register("me"), 5)
     result = drain(spark, "work", "me", succeed, dsn=dsn, size=7)
     assert (result.claimed, result.resumed, result.done) == (2, 5, 7)
 
 
-def test_nothing_to_do_runs_nothing(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+def test_an_empty_topic_runs_no_spark_job(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
     def never(_: DataFrame) -> DataFrame:
         raise AssertionError("there are no tasks to transform")
 
@@ -103,7 +105,7 @@ def test_a_failure_with_attempts_left_is_tried_again(spark: SparkSession, dsn: s
         (lambda _: None, TaskQueueError, "returned a NoneType, not a DataFrame"),
     ],
 )
-def test_after_an_error_all_is_given_back(
+def test_after_an_error_all_tasks_are_given_back(
     spark: SparkSession,
     dsn: str,
     queue: TaskQueue,
@@ -127,7 +129,7 @@ def test_an_unknown_topic_is_named(spark: SparkSession, dsn: str, queue: TaskQue
     assert queue.owners() == []
 
 
-def test_a_lease_lost_on_the_way_commits_nothing(
+def test_a_drain_that_loses_its_lease_commits_nothing(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
 ) -> None:
     push(100)
@@ -163,7 +165,7 @@ def test_a_short_lease_is_kept_through_a_long_job(spark: SparkSession, dsn: str,
     assert states(queue) == {"SUCCEEDED": 10}
 
 
-def test_a_lease_is_kept_while_its_drain_frees_what_others_let_lapse(
+def test_a_drain_keeps_its_lease_while_it_expires_those_of_others(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
 ) -> None:
     push(1)
@@ -191,7 +193,7 @@ def test_a_lease_is_kept_while_its_drain_frees_what_others_let_lapse(
     assert (result.claimed, result.done) == (1, 1)
 
 
-def test_the_database_may_be_named_after_spark_was_started(
+def test_the_database_may_be_set_after_spark_has_started(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(10)

@@ -79,7 +79,7 @@ def test_several_actions_on_one_dataframe(
     assert "item-0" in capfd.readouterr().out
 
 
-def test_spark_tasks_that_fail_and_are_tried_again(
+def test_spark_tasks_that_fail_and_are_retried(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
 ) -> None:
     sequences = push(100)
@@ -102,7 +102,7 @@ def test_spark_tasks_that_fail_and_are_tried_again(
     check_once(queue, sequences, result)
 
 
-def test_a_try_that_fails_after_it_staged_everything(
+def test_an_attempt_that_fails_after_staging_all_rows(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_taskq.spark import follow_ups
@@ -157,7 +157,7 @@ def test_one_identifier_with_nine_tasks_of_ten(spark: SparkSession, dsn: str, qu
     check_once(queue, [task.sequence for task in pushed], result)
 
 
-def test_a_lease_that_is_lost_on_the_way(
+def test_losing_the_lease_during_a_job(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
 ) -> None:
     sequences = push(100)

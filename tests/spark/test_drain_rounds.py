@@ -48,7 +48,7 @@ def test_limits_start_at_one(name: str) -> None:
         DrainLimits.of(limits["size"], limits["rounds"], limits["budget"], None)
 
 
-def test_a_deadline_is_a_moment_that_all_agree_on() -> None:
+def test_a_deadline_needs_a_time_zone() -> None:
     with pytest.raises(TaskQueueError, match="deadline must have a time zone"):
         DrainLimits.of(None, None, None, datetime(2026, 1, 1))  # noqa: DTZ001
     assert DrainLimits.of(None, None, None, datetime.now(UTC)).reached(DrainTotals()) is StopReason.DEADLINE
@@ -57,7 +57,7 @@ def test_a_deadline_is_a_moment_that_all_agree_on() -> None:
 
 @slow
 @PANDAS
-def test_rounds_go_on_until_nothing_is_ready(
+def test_rounds_continue_until_no_task_is_ready(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
@@ -112,7 +112,7 @@ def test_a_failure_within_its_ttl_is_tried_once_in_a_drain_of_rounds_and_holds_u
 
 @slow
 @PANDAS
-def test_a_budget_and_a_number_of_rounds_are_hard_bounds(
+def test_a_drain_never_exceeds_its_budget_and_number_of_rounds(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
 ) -> None:
     push(25)
@@ -127,7 +127,7 @@ def test_a_budget_and_a_number_of_rounds_are_hard_bounds(
 
 @slow
 @PANDAS
-def test_a_deadline_that_passes_in_the_first_round_lets_it_end_and_keeps_the_second_from_beginning(
+def test_a_deadline_that_passes_in_the_first_round_prevents_only_the_second(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Clock(datetime):
@@ -155,7 +155,7 @@ def test_a_deadline_that_passes_in_the_first_round_lets_it_end_and_keeps_the_sec
 
 @slow
 @PANDAS
-def test_an_error_in_a_later_round_leaves_what_earlier_ones_committed(
+def test_an_error_in_a_later_round_keeps_the_commits_of_earlier_ones(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
 ) -> None:
     push(10)
@@ -175,7 +175,7 @@ def test_an_error_in_a_later_round_leaves_what_earlier_ones_committed(
 
 @slow
 @PANDAS
-def test_progress_is_told_while_spark_works(
+def test_progress_is_reported_while_spark_works(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from tests.spark.programs.transforms import wait_for_gate
@@ -209,7 +209,7 @@ def test_progress_is_told_while_spark_works(
 
 @slow
 @PANDAS
-def test_the_jobs_of_a_later_round_tell_in_the_ui_how_far_the_drain_is(
+def test_the_jobs_of_a_later_round_show_the_progress_of_the_drain_in_the_ui(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
 ) -> None:
     push(25)

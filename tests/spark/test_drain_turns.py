@@ -71,7 +71,7 @@ def test_a_size_is_a_hard_bound_and_cuts_an_identifier_at_its_end(
     assert claim(conn, owner, 4) == 0  # both identifiers are at work
 
 
-def test_an_identifier_that_somebody_works_on_is_left_out(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
+def test_an_identifier_with_an_active_task_is_not_claimed(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
     push(queue, "a1 a2 b1 b2")
     queue.poll("work", queue.register("other"))
     assert claim(conn, owner) == 2
@@ -79,7 +79,7 @@ def test_an_identifier_that_somebody_works_on_is_left_out(conn: Connection, queu
     assert queue.poll("work", queue.register("third"), 10, condition=SINGULAR) == []
 
 
-def test_a_row_that_another_transaction_holds_keeps_those_behind_it(
+def test_a_row_locked_by_another_transaction_blocks_the_later_ones_of_its_identifier(
     conn: Connection, queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
     push(queue, "a1 a2 a3 b1")
@@ -90,7 +90,7 @@ def test_a_row_that_another_transaction_holds_keeps_those_behind_it(
 
 
 @pytest.mark.parametrize(("condition", "expected"), [(SINGULAR, 2), (ON_FAILURE, 0), (UNTIL_SUCCESS, 0)])
-def test_what_blocks_a_poll_blocks_a_claim(
+def test_a_claim_skips_the_identifiers_that_a_poll_skips(
     conn: Connection, queue: TaskQueue, owner: Owner, condition: Condition, expected: int
 ) -> None:
     push(queue, "a1 a2 a3")
@@ -107,7 +107,7 @@ def test_a_retry_that_is_not_due_keeps_its_identifier(conn: Connection, queue: T
     assert names(queue, owner) == ["b1"]
 
 
-def test_claims_at_once_never_share_an_identifier(dsn: str, queue: TaskQueue) -> None:
+def test_concurrent_claims_never_share_an_identifier(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", [f"id-{number % 50}" for number in range(5_000)])
     claimed: dict[str, dict[str, int]] = {}
 
@@ -155,7 +155,7 @@ def writing(
 
 @slow
 @PANDAS
-def test_one_worker_works_an_identifier_in_order_and_a_failure_releases_the_later_ones(
+def test_one_spark_task_processes_an_identifier_in_order_and_a_failure_releases_the_later_tasks(
     spark: SparkSession, dsn: str, queue: TaskQueue, tmp_path: Path
 ) -> None:
     push(queue, " ".join(f"{name}{number}" for number in range(10) for name in "abcdef") + " e99!7")
@@ -181,7 +181,9 @@ def test_one_worker_works_an_identifier_in_order_and_a_failure_releases_the_late
 
 @slow
 @PANDAS
-def test_decisions_of_batches_that_overtake_are_given_back(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+def test_decisions_that_overtake_an_earlier_task_are_given_back(
+    spark: SparkSession, dsn: str, queue: TaskQueue
+) -> None:
     queue.create_topic("next")
     push(queue, " ".join(f"{name}{number}" for number in range(5) for name in "abc"))
 
@@ -202,7 +204,7 @@ def test_decisions_of_batches_that_overtake_are_given_back(spark: SparkSession, 
 
 @slow
 @PANDAS
-def test_a_topic_of_which_one_identifier_has_nearly_all(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+def test_a_topic_whose_tasks_nearly_all_have_one_identifier(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
     total = 60_000
     queue.push_stream("work", (NewTask("hot" if n % 10 else f"cold-{n}", n) for n in range(total)))
 
@@ -226,7 +228,7 @@ def test_a_topic_of_which_one_identifier_has_nearly_all(spark: SparkSession, dsn
 
 @slow
 @PANDAS
-def test_dataframes_come_in_turn_too(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+def test_dataframes_are_ordered_by_turn(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
     push(queue, "a1 b1 a2 b2 a3 b3")
     seen: list[Any] = []
 
@@ -247,7 +249,7 @@ def succeed(tasks: DataFrame) -> DataFrame:
 
 @slow
 @PANDAS
-def test_a_drain_of_rounds_does_not_end_at_what_a_poll_looks_at_and_takes_nothing_of(
+def test_a_drain_of_rounds_waits_for_tasks_that_a_concurrent_poll_examines_and_leaves(
     spark: SparkSession, dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(queue, "a1 a2")
@@ -270,7 +272,7 @@ def test_a_drain_of_rounds_does_not_end_at_what_a_poll_looks_at_and_takes_nothin
 
 @slow
 @PANDAS
-def test_a_drain_that_waits_for_what_a_poll_looks_at_ends_at_its_deadline_and_a_single_round_does_not_wait(
+def test_a_wait_for_a_concurrent_poll_ends_at_the_deadline_and_a_single_round_does_not_wait(
     spark: SparkSession, dsn: str, queue: TaskQueue
 ) -> None:
     push(queue, "a1 a2")

@@ -81,7 +81,7 @@ def complete_stage(conn: Connection, owner: Owner, stage: str, attempt: int, cou
         )
 
 
-def test_only_what_follows_continued_tasks_of_the_try_that_won_is_pushed_and_once(
+def test_only_follow_ups_of_continued_tasks_of_the_successful_attempt_are_pushed_once(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     a, b, c = sequences
@@ -96,7 +96,7 @@ def test_only_what_follows_continued_tasks_of_the_try_that_won_is_pushed_and_onc
     assert conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall() == [(0,)]
 
 
-def test_follow_ups_that_are_staged_as_their_stage_is_carried_out_are_refused(
+def test_follow_ups_staged_during_the_commit_are_refused(
     conn: Connection, dsn: str, owner: Owner, sequences: list[int]
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
@@ -113,7 +113,7 @@ def test_follow_ups_that_are_staged_as_their_stage_is_carried_out_are_refused(
     assert conn.execute("SELECT taskq.count_stage_pushed(%s)", (stage,)).fetchall() == [(1,)]
 
 
-def test_a_consumer_says_that_a_decision_is_continued_and_pushes_nothing(
+def test_a_consumer_without_push_rights_may_mark_a_decision_as_continued(
     conn: Connection, dsn: str, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     queue.push("next", [NewTask("suspended", suspended=True)])
@@ -140,7 +140,7 @@ def test_a_consumer_says_that_a_decision_is_continued_and_pushes_nothing(
     assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
 
 
-def test_of_a_task_decided_twice_all_decisions_have_to_continue(
+def test_follow_ups_of_a_task_decided_twice_need_both_decisions_continued(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     a, b, c = sequences
@@ -163,7 +163,7 @@ def test_a_follow_up_that_breaks_a_rule_refuses_all(
     assert identifiers(queue, "next") == []
 
 
-def test_expire_forgets_what_executors_of_dead_drivers_staged(
+def test_expire_prunes_the_stages_of_dead_drivers(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
@@ -295,7 +295,7 @@ def test_dataframes_push_and_release_for_the_tasks_that_they_continue(
         ({"topic": "work", "identifier": "b", "payload": "{"}, InvalidTask, "not JSON"),
     ],
 )
-def test_follow_ups_that_cannot_be_pushed_leave_all_as_it_was(
+def test_follow_ups_that_cannot_be_pushed_change_nothing(
     spark: SparkSession,
     dsn: str,
     queue: TaskQueue,

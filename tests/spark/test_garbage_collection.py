@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_workers_collect_no_garbage_among_what_they_imported(spark: SparkSession) -> None:
+def test_python_workers_exclude_imported_modules_from_garbage_collection(spark: SparkSession) -> None:
     def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         list(batches)
         freeze_gc()
@@ -25,7 +25,7 @@ def test_workers_collect_no_garbage_among_what_they_imported(spark: SparkSession
     assert all(count > 10_000 for count in counts)
 
 
-def test_other_processes_are_left_as_they_are() -> None:
+def test_other_processes_are_not_changed() -> None:
     before = gc.get_freeze_count()
     freeze_gc()
     assert gc.get_freeze_count() == before

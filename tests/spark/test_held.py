@@ -31,7 +31,7 @@ def test_actions_read_the_same_tasks_again(tasks: Tasks, held: Held, queue: Task
     assert queue.count("work")["work"][State.ACTIVE].count == 1_000
 
 
-def test_looking_at_a_few_takes_nothing(
+def test_reading_a_few_rows_changes_nothing(
     tasks: Tasks, held: Held, queue: TaskQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = tasks(held(100))
@@ -61,7 +61,7 @@ def test_a_failed_task_reads_the_same_again(tasks: Tasks, held: Held) -> None:
     assert len({row.sequence for row in rows}) == len(rows) == 100
 
 
-def test_a_lease_that_is_gone_fails_with_its_own_name(tasks: Tasks, held: Held, queue: TaskQueue, owner: Owner) -> None:
+def test_reading_under_a_lost_lease_raises_lease_lost(tasks: Tasks, held: Held, queue: TaskQueue, owner: Owner) -> None:
     frame = tasks(held(10))
     assert frame.count() == 10
     queue.register(owner.name)
@@ -71,7 +71,7 @@ def test_a_lease_that_is_gone_fails_with_its_own_name(tasks: Tasks, held: Held, 
     assert error_summary(failed.value).startswith("the lease of owner 'owner' under fence")
 
 
-def test_the_owners_name_is_enough_and_reads_all_its_topics(
+def test_without_fence_and_topic_all_held_tasks_are_read(
     tasks: Tasks, held: Held, complete: Callable[[DataFrame, Mapping[str, str]], None], queue: TaskQueue, owner: Owner
 ) -> None:
     held(3)
@@ -100,7 +100,7 @@ def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
         ({"dsn": "postgresql://u:sesame@h/d"}, "unknown option 'dsn'"),
     ],
 )
-def test_what_cannot_be_read_says_why(tasks: Tasks, held: Held, change: Mapping[str, str], words: str) -> None:
+def test_invalid_read_options_are_explained(tasks: Tasks, held: Held, change: Mapping[str, str], words: str) -> None:
     with pytest.raises(PySparkException) as failed:
         tasks({**held(1), **change}).count()
     assert words in error_summary(failed.value)
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_says_why(tasks: Tasks, held: Held, change: Mapping[
     assert isinstance(queue_error(failed.value), UnknownTopic) == ("topic" in change)
 
 
-def test_the_schema_is_not_the_readers_to_choose(spark: SparkSession, source: str, held: Held) -> None:
+def test_the_schema_cannot_be_changed(spark: SparkSession, source: str, held: Held) -> None:
     reader = spark.read.format(source).schema("sequence string").options(mode="held", **held(1))
     with pytest.raises(PySparkException) as failed:
         reader.load().collect()

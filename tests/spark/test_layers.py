@@ -43,21 +43,23 @@ def test_importing_the_package_imports_no_pyspark(python_environment: Mapping[st
 
 
 @pytest.mark.parametrize(("absent", "named"), [("pyspark", "pyspark"), ("pyarrow", "pyarrow"), ("py4j", "py4j")])
-def test_without_the_extra_one_sentence_says_so(absent: str, named: str, python_environment: Mapping[str, str]) -> None:
+def test_a_missing_extra_is_reported_in_one_line(
+    absent: str, named: str, python_environment: Mapping[str, str]
+) -> None:
     done = run("from airflow_provider_taskq.spark import drain", python_environment, absent)
     assert done.returncode == 1
     assert f"ImportError: airflow_provider_taskq.spark needs {named}" in done.stderr.splitlines()[-1]
     assert "pip install 'airflow-provider-taskq[spark]'" in done.stderr.splitlines()[-1]
 
 
-def test_the_program_without_the_extra_says_so_too(python_environment: Mapping[str, str]) -> None:
+def test_the_program_reports_a_missing_extra(python_environment: Mapping[str, str]) -> None:
     program = "import runpy; runpy.run_module('airflow_provider_taskq.spark.drain', run_name='__main__')"
     done = run(program, python_environment, "pyspark")
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].endswith("pip install 'airflow-provider-taskq[spark]'")
 
 
-def test_the_function_is_found_whatever_was_imported_first(python_environment: Mapping[str, str]) -> None:
+def test_the_function_is_found_in_any_order_of_imports(python_environment: Mapping[str, str]) -> None:
     program = """
 from airflow_provider_taskq.spark import drain as first
 import airflow_provider_taskq.spark.drain as module

@@ -28,7 +28,9 @@ def test_a_kept_lease_outlives_its_length(dsn: str, queue: TaskQueue, brief: Own
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("taskq lease")]
 
 
-def test_a_lease_that_was_taken_is_told_at_the_next_heartbeat(dsn: str, queue: TaskQueue, brief: Owner) -> None:
+def test_a_lease_that_was_taken_over_is_reported_at_the_next_heartbeat(
+    dsn: str, queue: TaskQueue, brief: Owner
+) -> None:
     lost = threading.Event()
     with DrainLease(brief, ConnectionInfo.resolve(dsn), lost.set) as keeper:
         queue.register("owner")

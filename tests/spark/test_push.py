@@ -125,7 +125,9 @@ def test_each_insertion_does_to_older_tasks_what_a_push_does(
     assert pushed == [(task.identifier, task.state, task.descent) for task in everything(queue, "plain")]
 
 
-def test_an_identifier_twice_is_the_last_one_across_chunks(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+def test_of_a_repeated_identifier_the_last_row_stands_across_chunks(
+    spark: SparkSession, write: Push, queue: TaskQueue
+) -> None:
     frame = spark.range(0, 30_000, 1, 2).selectExpr("concat('item-', id % 10000) AS identifier", "id AS priority")
     write(frame.selectExpr("identifier", "int(priority / 10000) AS priority"), insertion="DELETE")
     tasks = everything(queue)
@@ -184,7 +186,7 @@ def test_a_row_may_depend_on_one_before_it_in_another_topic(spark: SparkSession,
         (["string(id) AS identifier", "struct(double('nan') AS x) AS payload"], "its payload"),
     ],
 )
-def test_what_breaks_a_rule_is_named_and_nothing_is_pushed(
+def test_a_row_that_breaks_a_rule_is_named_and_nothing_is_pushed(
     spark: SparkSession, write: Push, queue: TaskQueue, conn: psycopg.Connection[Any], columns: list[str], words: str
 ) -> None:
     with pytest.raises(PySparkException) as failed:
@@ -244,7 +246,7 @@ class CommittingTwice(PushWriter):
 
 
 @pytest.mark.parametrize("kind", [FailingOnce, CommittingTwice])
-def test_each_row_is_pushed_once_whatever_is_tried_twice(
+def test_each_row_is_pushed_once_although_spark_repeats_tasks(
     spark: SparkSession, dsn: str, queue: TaskQueue, conn: psycopg.Connection[Any], kind: type[PushWriter]
 ) -> None:
     connection_info = ConnectionInfo.resolve(dsn, executors_may_override=False)
@@ -272,23 +274,21 @@ def test_a_numbered_batch_is_pushed_once(spark: SparkSession, write: Push, queue
     assert len(everything(queue)) == 40
 
 
-def test_a_commit_that_is_refused_is_not_remembered_as_a_batch(
-    spark: SparkSession, write: Push, queue: TaskQueue
-) -> None:
+def test_a_failed_commit_does_not_store_its_batch_number(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
     with pytest.raises(PySparkException):
         write(spark.range(10).selectExpr("' ' AS identifier"), stream="nightly", batch="0")
     write(spark.range(10).selectExpr("string(id) AS identifier"), stream="nightly", batch="0")
     assert len(everything(queue)) == 10
 
 
-def test_rows_that_were_lost_with_the_server_are_missed(dsn: str, queue: TaskQueue) -> None:
+def test_rows_lost_in_a_server_crash_are_noticed(dsn: str, queue: TaskQueue) -> None:
     options = PushOptions.parse({"mode": "push", "topic": "work"})
     with pytest.raises(Exception, match="has 0 of the 5 tasks that part 0 reported: run the job again"):
         push_stage(ConnectionInfo.resolve(dsn), options, str(uuid4()), [StagedAttempt(0, 1, 5)], None, None)
     assert everything(queue) == []
 
 
-def test_a_stage_that_is_forgotten_while_it_is_pushed_pushes_nothing(
+def test_a_stage_that_is_pruned_during_its_push_pushes_nothing(
     dsn: str, conn: psycopg.Connection[Any], queue: TaskQueue
 ) -> None:
     """As somebody's expire() may do when it has lain for a day."""
@@ -307,7 +307,9 @@ def test_a_stage_that_is_forgotten_while_it_is_pushed_pushes_nothing(
     assert everything(queue) == []
 
 
-def test_what_dead_drivers_staged_is_forgotten_after_a_day(conn: psycopg.Connection[Any], queue: TaskQueue) -> None:
+def test_the_staged_tasks_of_dead_drivers_are_pruned_after_a_day(
+    conn: psycopg.Connection[Any], queue: TaskQueue
+) -> None:
     fresh, old = str(uuid4()), str(uuid4())
     ghost = queue.register("ghost")
     held = conn.execute("SELECT taskq.open_stage('ghost', %s)::text", (ghost.fence,)).fetchall()[0][0]
@@ -353,7 +355,7 @@ def test_a_producer_may_push_from_spark_and_read_nothing(conn: psycopg.Connectio
     assert [task.identifier for task in everything(queue)] == ["a", "b"]
 
 
-def test_a_try_that_comes_after_its_job_leaves_nothing(dsn: str, conn: psycopg.Connection[Any]) -> None:
+def test_an_attempt_that_ends_after_its_job_leaves_nothing(dsn: str, conn: psycopg.Connection[Any]) -> None:
     options, connection_info = PushOptions.parse({"mode": "push", "topic": "work"}), ConnectionInfo.resolve(dsn)
     stage = conn.execute("SELECT taskq.open_push()::text").fetchall()[0][0]
     PushWriter(options, stage, connection_info).abort([])

@@ -64,7 +64,7 @@ def rows_of(asked: LogReader, start: int, end: int) -> list[int]:
 
 
 @LIMITED
-def test_a_stream_goes_on_where_its_checkpoint_is(run: Callable[..., Seen], push: Callable[[int], list[int]]) -> None:
+def test_a_stream_continues_from_its_checkpoint(run: Callable[..., Seen], push: Callable[[int], list[int]]) -> None:
     first = push(25)
     seen = run(maxTasksPerTrigger="10")
     assert [len(seen.batches[number]) for number in sorted(seen.batches)] == [10, 10, 5]
@@ -91,7 +91,7 @@ def test_a_batch_that_failed_comes_again_as_it_was(run: Callable[..., Seen], pus
 
 
 @LIMITED
-def test_a_group_tells_how_far_it_is_and_begins_there(
+def test_a_stream_starts_at_the_cursor_of_its_group_and_advances_it(
     run: Callable[..., Seen], push: Callable[[int], list[int]], queue: TaskQueue
 ) -> None:
     pushed = push(20)
@@ -116,7 +116,7 @@ def test_a_stream_never_passes_an_open_push(dsn: str, queue: TaskQueue) -> None:
     assert len(rows_of(asked, before.sequence, after.sequence)) == 2
 
 
-def test_a_planned_range_is_the_same_whenever_it_is_read(dsn: str, queue: TaskQueue, push: Any) -> None:
+def test_a_planned_range_returns_the_same_rows_at_every_read(dsn: str, queue: TaskQueue, push: Any) -> None:
     pushed = push(10)
     asked = reader(dsn)
     end = asked.latestOffset({"sequence": 0})["sequence"]
@@ -129,7 +129,7 @@ def test_a_planned_range_is_the_same_whenever_it_is_read(dsn: str, queue: TaskQu
 
 
 @LIMITED
-def test_offsets_keep_to_their_limits(dsn: str, push: Any) -> None:
+def test_batches_respect_the_limit_of_tasks(dsn: str, push: Any) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
     pushed = push(10)
@@ -147,7 +147,7 @@ def test_offsets_keep_to_their_limits(dsn: str, push: Any) -> None:
     assert asked.partitions({"sequence": pushed[9]}, {"sequence": pushed[9]}) == []
 
 
-def test_a_stream_without_a_limit_goes_on_at_its_checkpoint_also_after_a_failure(
+def test_a_stream_without_a_limit_continues_from_its_checkpoint_after_a_failure(
     run: Callable[..., Seen], push: Callable[[int], list[int]], queue: TaskQueue
 ) -> None:
     class Failing(Seen):
@@ -170,7 +170,7 @@ def test_a_stream_without_a_limit_goes_on_at_its_checkpoint_also_after_a_failure
     assert place.place in (second[-1], third[-1]), "the last batch is told as done with the next one at the latest"
 
 
-def test_a_stream_that_begins_beyond_the_log_waits_for_the_log_to_get_there(
+def test_a_stream_that_starts_after_the_end_of_the_log_waits_for_it(
     run: Callable[..., Seen], push: Callable[[int], list[int]]
 ) -> None:
     after = push(3)[-1] + 2
@@ -180,7 +180,9 @@ def test_a_stream_that_begins_beyond_the_log_waits_for_the_log_to_get_there(
     assert run(after=str(after)).rows() == later[2:]
 
 
-def test_an_offset_never_goes_back_where_spark_does_not_say_where_it_is(dsn: str, queue: TaskQueue, push: Any) -> None:
+def test_an_offset_never_goes_back_although_spark_does_not_pass_the_start(
+    dsn: str, queue: TaskQueue, push: Any
+) -> None:
     pushed = push(3)
     asked = reader(dsn)
     assert asked.latestOffset() == {"sequence": pushed[-1]}
@@ -193,7 +195,7 @@ def test_an_offset_never_goes_back_where_spark_does_not_say_where_it_is(dsn: str
     assert resumed.initialOffset() == {"sequence": 0}
 
 
-def test_where_spark_does_not_say_how_far_a_stream_is_its_end_waits_for_what_is_seen(
+def test_if_spark_does_not_pass_the_start_the_end_waits_for_all_visible_tasks(
     dsn: str, queue: TaskQueue, push: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "ADMISSION_CONTROL", False)  # as before Spark 4.2

@@ -37,7 +37,7 @@ def all_rows(reader: HeldReader) -> list[dict[str, object]]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def test_every_text_comes_through_as_it_is(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+def test_every_text_is_read_unchanged(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     tasks = [NewTask(f"id {text}", {"text": text}, text or None, priority=n) for n, text in enumerate(ODD)]
     began = datetime.now(UTC)
     queue.push("work", [*tasks, NewTask("bare"), NewTask("empty reference", reference="")])
@@ -55,7 +55,7 @@ def test_every_text_comes_through_as_it_is(dsn: str, queue: TaskQueue, owner: Ow
     assert abs(stored.created - began) < timedelta(minutes=5)
 
 
-def test_batches_have_the_schema_that_spark_is_told(dsn: str, held: Callable[[int], dict[str, str]]) -> None:
+def test_batches_have_the_declared_schema(dsn: str, held: Callable[[int], dict[str, str]]) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     asked = reader(dsn, held(1))

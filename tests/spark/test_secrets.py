@@ -75,7 +75,7 @@ def test_nothing_shows_the_password_or_a_payload(
     assert [where for where, text in seen if PASSWORD in text or MARK in text] == []
 
 
-def test_an_error_shows_neither(
+def test_an_error_shows_neither_password_nor_payload(
     spark: SparkSession, spark_log: Path, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
 ) -> None:
     queue.push("work", [NewTask("item", MARK)])

@@ -103,7 +103,7 @@ def wait_until(conn: psycopg.Connection[Any], query: str, least: int, process: s
         time.sleep(0.005)
 
 
-def test_a_stream_that_is_killed_again_and_again_pushes_every_task_once(
+def test_a_stream_that_is_killed_repeatedly_pushes_every_task_once(
     dsn: str, queue: TaskQueue, conn: psycopg.Connection[Any], python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     queue.create_topic("copies")

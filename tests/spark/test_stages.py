@@ -68,7 +68,7 @@ def staged(conn: Connection) -> int:
     return int(row[0])
 
 
-def test_only_the_tries_that_won_count(conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]) -> None:
+def test_only_successful_attempts_count(conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]) -> None:
     a, b, c, d = sequences
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 0, 1, {a: 0, b: 0}, "lost")
@@ -85,7 +85,7 @@ def test_only_the_tries_that_won_count(conn: Connection, queue: TaskQueue, owner
     assert staged(conn) == 0
 
 
-def test_asked_again_it_answers_the_same(
+def test_a_repeated_commit_returns_the_same(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
@@ -97,7 +97,7 @@ def test_asked_again_it_answers_the_same(
 
 
 @pytest.mark.parametrize("reported", [1, 3])
-def test_a_stage_that_is_not_whole_is_refused(
+def test_an_incomplete_stage_is_refused(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int], reported: int
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
@@ -150,7 +150,7 @@ def test_an_owner_that_is_locked_out_changes_nothing(
 
 
 @pytest.mark.usefixtures("sequences")
-def test_a_try_that_comes_late_leaves_nothing(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
+def test_a_late_attempt_leaves_nothing(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
     stage = open_stage(conn, "owner", owner.fence)
     conn.execute(CHECK, (owner.name, owner.fence, stage))
     assert complete_stage(conn, owner, stage, {}) == 0
@@ -161,7 +161,7 @@ def test_a_try_that_comes_late_leaves_nothing(conn: Connection, queue: TaskQueue
         conn.execute(CHECK, (owner.name, owner.fence, stage))
 
 
-def test_a_try_that_ends_as_its_stage_is_carried_out_leaves_nothing_and_is_not_counted(
+def test_an_attempt_that_ends_during_the_commit_leaves_nothing_and_is_not_counted(
     conn: Connection, dsn: str, owner: Owner, sequences: list[int]
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
@@ -179,7 +179,7 @@ def test_a_try_that_ends_as_its_stage_is_carried_out_leaves_nothing_and_is_not_c
     assert staged(conn) == 0
 
 
-def test_a_try_that_comes_to_its_end_while_its_stage_is_carried_out_is_refused(
+def test_an_attempt_that_ends_during_the_commit_is_refused(
     conn: Connection, dsn: str, owner: Owner, sequences: list[int]
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
@@ -196,7 +196,7 @@ def test_a_try_that_comes_to_its_end_while_its_stage_is_carried_out_is_refused(
     assert staged(conn) == 0
 
 
-def test_a_try_that_stands_still_holds_no_stage_up_and_goes_with_the_lease(
+def test_a_hanging_attempt_delays_no_commit_and_is_deleted_with_the_lease(
     conn: Connection, dsn: str, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
@@ -214,7 +214,7 @@ def test_a_try_that_stands_still_holds_no_stage_up_and_goes_with_the_lease(
     assert staged(conn) == 0
 
 
-def test_what_the_dead_staged_is_forgotten(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
+def test_the_stages_of_lapsed_owners_are_pruned(conn: Connection, queue: TaskQueue, owner: Owner) -> None:
     ghost = queue.register("ghost")
     dead, living = open_stage(conn, "ghost", ghost.fence), open_stage(conn, "owner", owner.fence)
     foreign = str(uuid4())
@@ -228,7 +228,7 @@ def test_what_the_dead_staged_is_forgotten(conn: Connection, queue: TaskQueue, o
 
 
 @pytest.mark.parametrize("fence", [1, 255, 2**31, 2**47 + 5])
-def test_a_stage_tells_its_fence(conn: Connection, owner: Owner, fence: int) -> None:
+def test_a_stage_knows_its_fence(conn: Connection, owner: Owner, fence: int) -> None:
     conn.execute("UPDATE taskq_internal.owner SET fence = %s WHERE name = %s", (fence, owner.name))
     stage = open_stage(conn, owner.name, fence)
     assert conn.execute("SELECT fence FROM taskq_internal.stage WHERE stage = %s", (stage,)).fetchall() == [(fence,)]
@@ -308,7 +308,7 @@ def test_a_message_that_cannot_be_read_back_refuses_all_of_a_stage(
 
 
 @pytest.mark.parametrize(("before", "fillers"), [(1, 0), (3, 0), (3, 50_000)])
-def test_a_task_that_was_decided_before_refuses_all_of_a_stage(
+def test_a_stage_with_a_task_that_was_decided_before_is_refused(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int], before: int, fillers: int
 ) -> None:
     queue.complete(owner, {sequences[2]: Result(before)})

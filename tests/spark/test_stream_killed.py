@@ -29,7 +29,7 @@ PROGRAM = Path(__file__).parent / "programs" / "decided_stream.py"
 WAITING = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'"
 
 
-def test_a_stream_of_decisions_killed_between_its_commit_and_sparks_note_of_it_ends_each_task_once(
+def test_a_stream_of_decisions_killed_after_a_commit_ends_each_task_once(
     spark: SparkSession,
     dsn: str,
     queue: TaskQueue,

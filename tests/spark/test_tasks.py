@@ -55,7 +55,7 @@ def pushdown(spark: SparkSession) -> Any:
 
 
 @pytest.mark.usefixtures("mixed")
-def test_tasks_come_with_everything_about_them(load: Load, queue: TaskQueue, spark: SparkSession) -> None:
+def test_tasks_are_read_with_all_columns(load: Load, queue: TaskQueue, spark: SparkSession) -> None:
     rows = {row.sequence: row for row in load(payload="true").collect()}
     zone = spark.conf.get("spark.sql.session.timeZone")
     assert zone
@@ -75,7 +75,7 @@ def test_tasks_come_with_everything_about_them(load: Load, queue: TaskQueue, spa
 
 
 @pytest.mark.usefixtures("mixed")
-def test_payloads_stay_where_they_are_unless_asked_for(load: Load) -> None:
+def test_payloads_are_read_only_on_request(load: Load) -> None:
     assert "payload" not in load().columns
     assert load("state string, payload string").where("state = 'FAILED'").count() == 2
     assert load("payload string").agg(count("payload")).collect()[0][0] == 14
@@ -101,7 +101,7 @@ def test_payloads_stay_where_they_are_unless_asked_for(load: Load) -> None:
         ("identifier LIKE 'item-1%' AND owner IS NULL", {10, 11, 12, 13}),
     ],
 )
-def test_filters_find_the_same_wherever_they_are_applied(
+def test_filters_return_the_same_in_spark_and_in_the_database(
     request: pytest.FixtureRequest, load: Load, mixed: list[int], condition: str, numbers: set[int], pushed_down: bool
 ) -> None:
     if pushed_down:
@@ -125,7 +125,7 @@ def test_the_database_applies_the_filters(load: Load, mixed: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("mixed")
-def test_spark_applies_the_filters_unless_it_is_told_to_push_them_down(load: Load) -> None:
+def test_spark_applies_the_filters_unless_pushdown_is_enabled(load: Load) -> None:
     assert "Filter (" in plan(load("sequence long, state string").where("state = 'FAILED'"))
 
 
@@ -141,7 +141,7 @@ def reader(dsn: str, schema: str, *filters: Filter) -> TasksReader:
     return found
 
 
-def test_only_what_is_asked_for_is_sent(dsn: str, mixed: list[int]) -> None:
+def test_only_the_selected_columns_and_rows_are_sent(dsn: str, mixed: list[int]) -> None:
     asked = reader(
         dsn,
         "sequence bigint, identifier string",
@@ -156,7 +156,7 @@ def test_only_what_is_asked_for_is_sent(dsn: str, mixed: list[int]) -> None:
     assert reader(dsn, "sequence bigint", In(("state",), ("nonsense",))).partitions() == []
 
 
-def test_what_is_pushed_after_planning_is_not_read(dsn: str, queue: TaskQueue, mixed: list[int]) -> None:
+def test_tasks_pushed_after_planning_are_not_read(dsn: str, queue: TaskQueue, mixed: list[int]) -> None:
     asked = reader(dsn, "sequence bigint")
     parts = asked.partitions()
     queue.push("work", ["late"])
@@ -192,7 +192,9 @@ def test_a_time_range_is_exact_to_the_microsecond(dsn: str, queue: TaskQueue) ->
         ("number long", {}, "unknown column number bigint"),
     ],
 )
-def test_what_cannot_be_read_is_said(load: Load, schema: str | None, options: dict[str, str], words: str) -> None:
+def test_columns_that_cannot_be_read_are_named(
+    load: Load, schema: str | None, options: dict[str, str], words: str
+) -> None:
     with pytest.raises(PySparkException) as failed:
         load(schema, **options).collect()
     assert words in error_summary(failed.value)

@@ -32,7 +32,7 @@ def row(outcome: object) -> dict[str, Any]:
     return made
 
 
-def test_a_function_gets_the_task_with_its_payload_read() -> None:
+def test_a_function_gets_the_task_with_its_payload_decoded() -> None:
     seen: list[Task] = []
     assert decision_row(seen.append, values('{"n": [1, null]}')) is None
     assert seen[0].payload == {"n": [1, None]}
@@ -51,7 +51,7 @@ def test_a_function_gets_the_task_with_its_payload_read() -> None:
         (TaskOutcome(Result.FAILURE, push={"next": ["b"]}), {"result": "FAILURE"}),
     ],
 )
-def test_what_a_function_returns_becomes_a_decision(outcome: object, expected: dict[str, object]) -> None:
+def test_the_return_value_of_a_function_becomes_a_decision(outcome: object, expected: dict[str, object]) -> None:
     assert {name: value for name, value in row(outcome).items() if value is not None} == {"sequence": 7, **expected}
 
 
@@ -78,7 +78,7 @@ def test_a_function_that_fails_fails_its_task_with_the_end_of_its_trace() -> Non
         (TaskOutcome(junctions=[JunctionGroups("work", ["ab"])]), "a group is a list of identifiers"),
     ],
 )
-def test_what_is_no_decision_fails_its_task_and_no_other(outcome: object, words: str | None) -> None:
+def test_a_return_value_that_is_not_a_decision_fails_its_task_only(outcome: object, words: str | None) -> None:
     made = row(outcome)
     if words is None:  # a rule that the server holds
         assert json.loads(made["push"])[0]["identifier"] == ""
@@ -87,7 +87,7 @@ def test_what_is_no_decision_fails_its_task_and_no_other(outcome: object, words:
         assert words in made["error"]
 
 
-def test_batches_come_in_one_form() -> None:
+def test_decisions_are_converted_to_one_schema() -> None:
     made = decisions_batch(
         pa.RecordBatch.from_pylist(
             [
@@ -122,7 +122,7 @@ def test_batches_come_in_one_form() -> None:
         ({"sequence": ["one"], "result": ["SUCCESS"]}, "column sequence is string, not int64"),
     ],
 )
-def test_batches_that_are_no_decisions_are_refused(batch: dict[str, list[Any]], words: str) -> None:
+def test_batches_that_are_not_decisions_are_refused(batch: dict[str, list[Any]], words: str) -> None:
     with pytest.raises(InvalidTask, match=words):
         decisions_batch(pa.RecordBatch.from_pydict(batch))
 
@@ -170,7 +170,7 @@ def test_batches_of_arrow_and_of_pandas(spark: SparkSession, dsn: str, queue: Ta
     assert queue.latest("work", ["item-15"])["item-15"].output == {"number": 15}
 
 
-def test_a_condition_stops_behind_what_did_not_end_well() -> None:
+def test_under_a_condition_a_task_that_does_not_end_well_blocks_the_later_ones() -> None:
     from airflow_provider_taskq.spark.transforms import blocks_identifier
 
     suspended = {"result": "SUSPENSION", "delay": None}

@@ -69,7 +69,7 @@ def left_over(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
-def test_a_stream_of_tasks_is_pushed_once_even_where_a_batch_is_replayed(
+def test_a_stream_of_tasks_is_pushed_once_even_if_a_batch_is_replayed(
     run: Run, logged: DataFrame, push: Any, queue: TaskQueue, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     queue.create_topic("copies")
@@ -118,7 +118,7 @@ def test_the_name_of_a_stream_belongs_to_one_checkpoint_until_it_is_forgotten(
     assert left_over(conn) == [(0,)]
 
 
-def test_batches_that_are_written_one_by_one_belong_to_a_checkpoint_too(
+def test_batches_written_by_foreachbatch_belong_to_a_checkpoint_too(
     source: str, logged: DataFrame, push: Any, queue: TaskQueue, tmp_path: Path
 ) -> None:
     queue.create_topic("copies")
@@ -185,14 +185,14 @@ def test_a_stream_whose_owner_is_locked_out_ends_nothing(
 
 
 @pytest.mark.usefixtures("queue")
-def test_a_stream_says_what_it_cannot_do(run: Run, logged: DataFrame, push: Any) -> None:
+def test_a_stream_refuses_invalid_options(run: Run, logged: DataFrame, push: Any) -> None:
     push(1)
     with pytest.raises(PySparkException) as failed:
         run(logged.select("identifier"), mode="push", topic="work", stream="s", batch="1")
     assert "writeStream numbers its batches" in error_summary(failed.value)
 
 
-def test_streams_that_stopped_long_ago_are_forgotten(conn: psycopg.Connection[Any]) -> None:
+def test_streams_that_stopped_long_ago_are_pruned(conn: psycopg.Connection[Any]) -> None:
     for name in ("old", "young"):
         assert conn.execute("SELECT taskq.begin_stream_batch(%s, 4)", (name,)).fetchall() == [(True,)]
         assert conn.execute("SELECT taskq.begin_stream_batch(%s, 4)", (name,)).fetchall() == [(False,)]
