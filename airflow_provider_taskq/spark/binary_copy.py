@@ -1,7 +1,7 @@
 """PostgreSQL's binary COPY to and from Arrow, a column at a time: no Python object for a value.
 
-The server writes a row as the number of its fields and then, for each, its length (-1: NULL) and its bytes. Rows lie
-one after another, so the places of all fields of a column follow from those of the column before, for all rows at once.
+A row is the number of its fields and then, for each field, its length (-1: NULL) and its bytes. The places of all
+fields of a column follow from those of the column before, so NumPy computes them for all rows of a batch at once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,22 +19,19 @@ SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
 _EPOCH = 946_684_800_000_000  # PostgreSQL counts microseconds from 2000, Arrow from 1970
-_LAST = 253_402_300_799_999_999  # the end of 9999: what infinity becomes, as Spark has none
+_LAST = 253_402_300_799_999_999  # the end of 9999, which replaces infinity, as Spark has none
 _FIRST = -62_135_596_800_000_000
 
 Chunk = bytes | bytearray | memoryview
 
 
 def record_batches(messages: Iterable[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Arrow batches from a binary COPY, of which PostgreSQL sends one row a message.
-
-    Messages are laid end to end at once: to keep thousands of them takes longer than to parse them.
-    """
+    """Yields Arrow batches from the messages of a binary COPY; PostgreSQL sends one row in each message."""
     data, sizes = bytearray(), []
     for row in _unsigned(messages):
         size = len(row)
         if size > len(TRAILER):
-            data += row
+            data += row  # joined at once: keeping thousands of messages takes longer than parsing them
             sizes.append(size)
             if len(sizes) >= BATCH_ROWS or len(data) >= BATCH_BYTES:
                 yield _parsed(data, sizes, schema)
@@ -44,13 +41,12 @@ def record_batches(messages: Iterable[Chunk], schema: pa.Schema) -> Iterator[pa.
 
 
 def _unsigned(messages: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The messages without the signature, which comes with the first row, or where there is none with the trailer."""
+    """Removes the signature, which precedes the first row, or the trailer if there is no row."""
     found = iter(messages)
     return chain((memoryview(next(found, b""))[len(SIGNATURE) :],), found)
 
 
 def _parsed(held: bytearray, sizes: list[int], schema: pa.Schema) -> pa.RecordBatch:
-    """One batch from whole rows."""
     data, lengths = np.frombuffer(held, dtype=np.uint8), np.array(sizes, dtype=np.int64)
     places = np.cumsum(lengths) - lengths + 2  # past the number of fields
     columns = []
@@ -63,13 +59,12 @@ def _parsed(held: bytearray, sizes: list[int], schema: pa.Schema) -> pa.RecordBa
 
 
 def _column(data: Any, begins: Any, sizes: Any, kind: pa.DataType) -> pa.Array:
-    """The values that begin at these places."""
     missing = sizes < 0
     if missing.all():
         return pa.nulls(len(sizes), kind)
     if kinds.is_string(kind):
         return _texts(data, begins, begins + np.maximum(sizes, 0), missing)
-    begins = np.where(missing, 0, begins)  # anywhere
+    begins = np.where(missing, 0, begins)  # any valid place
     if kinds.is_boolean(kind):
         return pa.array(data[begins] != 0, mask=missing)
     if kinds.is_timestamp(kind):
@@ -80,7 +75,7 @@ def _column(data: Any, begins: Any, sizes: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _texts(data: Any, begins: Any, ends: Any, missing: Any) -> pa.Array:
-    """Texts between these places: every other one of an array in which the bytes between them count as texts, too."""
+    """Makes an array of all texts and of the bytes between them, without copying, and takes every other element."""
     places = np.empty(2 * len(begins), dtype=np.int32)
     places[0::2], places[1::2] = begins, ends
     every = pa.StringArray.from_buffers(len(places) - 1, pa.py_buffer(places), pa.py_buffer(data))
@@ -88,16 +83,16 @@ def _texts(data: Any, begins: Any, ends: Any, missing: Any) -> pa.Array:
 
 
 def _big_endian(data: Any, places: Any, kind: Any) -> Any:
-    """The whole numbers that begin at these places: picked out of all that could be read, one from each byte on."""
+    """Views the data as overlapping numbers, one from each byte on, and picks those that begin at the places."""
     wire = np.dtype(kind).newbyteorder(">")
     every = np.ndarray((max(0, len(data) - wire.itemsize + 1),), wire, data, strides=(1,))
     return every[places].astype(kind)
 
 
 def binary_rows(columns: Iterable[Any]) -> pa.Buffer:
-    """The rows of these columns for a binary COPY, between its signature and its trailer.
+    """Encodes columns as the rows of a binary COPY, without its signature and trailer.
 
-    Texts and bytes go as they are, whole numbers in the width of their Arrow type, timestamps and durations as
+    Texts and bytes are copied, whole numbers have the width of their Arrow type, and timestamps and durations become
     PostgreSQL's timestamptz and interval.
     """
     given = [_whole(column) for column in columns]
@@ -109,12 +104,11 @@ def binary_rows(columns: Iterable[Any]) -> pa.Buffer:
 
 
 def _whole(column: Any) -> pa.Array:
-    """The column in one piece."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _cells(column: pa.Array) -> list[pa.Array]:
-    """What is written for each value: its length, and its bytes."""
+    """The parts of each field: its length and its bytes."""
     count = len(column)
     if column.null_count == count:
         return [pa.scalar(b"\xff\xff\xff\xff", pa.binary())]
@@ -130,7 +124,7 @@ def _cells(column: pa.Array) -> list[pa.Array]:
 
 
 def _encoded(column: pa.Array) -> Any:
-    """Values of one width as PostgreSQL reads them; anything where one is missing."""
+    """Values of a fixed width as PostgreSQL reads them; any value in place of a missing one."""
     kind = column.type
     if kinds.is_boolean(kind):
         return _numbers(column.cast(pa.int8())).astype("i1")
@@ -145,12 +139,12 @@ def _encoded(column: pa.Array) -> Any:
 
 
 def _numbers(column: pa.Array) -> Any:
-    """The column as a NumPy array, 0 where a value is missing."""
+    """The column as a NumPy array, with 0 in place of a missing value."""
     return pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
 
 
 def _fixed(values: Any) -> pa.Array:
-    """An array of NumPy values as Arrow binaries of one width."""
+    """NumPy values as Arrow binaries of one width."""
     width = values.dtype.itemsize
     places = np.arange(0, (len(values) + 1) * width, width, dtype=np.int32)
     return pa.BinaryArray.from_buffers(

@@ -48,7 +48,7 @@ from airflow_provider_taskq.worker.commit import (
 
 logger = logging.getLogger(__name__)
 
-DRIVER_PART = -1  # the driver's own part of a stage, beside the partitions of the job
+DRIVER_PART = -1  # the driver's own part of a stage, next to the partitions of the job
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Spark on the queue: drains beside what is written by hand, the modes alone, cores, memory, and adbc."""
+"""Spark on the queue: drains compared with code written by hand, single modes, cores, memory, and adbc."""

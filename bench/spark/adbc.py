@@ -1,4 +1,4 @@
-"""adbc-driver-postgresql beside our binary COPY, both ways, in a virtual environment of its own."""
+"""adbc-driver-postgresql compared with our binary COPY, in both directions, in its own virtual environment."""
 
 import json
 import subprocess

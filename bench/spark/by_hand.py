@@ -1,11 +1,12 @@
-"""What is written without a queue: a status table, Spark's JDBC source in parallel, and updates from each partition.
+"""Code without a queue: a status table, Spark's JDBC source in parallel, and updates from each partition.
 
-It is as fast as its kind gets: slices by the primary key, rows fetched by the ten thousand, pipelined and prepared
-updates (psycopg's `executemany`), one transaction a partition, one index beside the key, on what is new.
-`drained_without_index` has not even that: the updates cost least so, and whoever asks for what is new reads the whole
-table, each time. What all of it lacks: nobody else may work on the table meanwhile, a partition that Spark tries again
-updates again, and a driver that dies leaves half. `claimed_and_drained` marks the rows as its own first, so that two
-may work at a time; still a partition counts twice where it runs twice, and the rows of a driver that died stay with it.
+It is as fast as this design allows: slices by the primary key, rows fetched by the ten thousand, pipelined and prepared
+updates (psycopg's `executemany`), one transaction a partition, and an index on new rows. `drained_without_index` lacks
+that index: its updates are cheapest, but a search for new rows reads the whole table.
+
+The design has no safety: no other job may use the table at the same time, a partition that Spark runs twice is updated
+twice, and a driver that dies leaves half of the work. `claimed_and_drained` marks its rows first, so that two jobs may
+run at once; a repeated partition still counts twice, and the rows of a dead driver stay marked.
 """
 
 from collections.abc import Iterable

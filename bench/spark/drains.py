@@ -1,4 +1,4 @@
-"""Drains end to end, beside the same by hand."""
+"""Complete drains, compared with the same work written by hand."""
 
 import time
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def drained(transform: Transform, spark: SparkSession, dsn: str) -> int:
 
 
 def timed(site: Site, spark: SparkSession, work: Work, count: int, name: str) -> float:
-    """Rows a second of one work on a copy of its own, told with the CPU time it took."""
+    """Rows a second of one kind of work on its own copy of the data, printed with its CPU time."""
     with site.copy() as dsn:
         before, start = cpu(site.server_pid), time.perf_counter()
         done = work(spark, dsn)

@@ -39,7 +39,7 @@ class Sample:
 
 
 def run(rig: Rig, scale: Scale) -> None:
-    """Drains so many tasks, and prints the memory by how far it was."""
+    """Drains this number of tasks, and prints the memory use by progress."""
     with rig.database() as dsn, session(rig) as spark:
         _fill(dsn, scale.tasks)
         print(f"\nSpark: a drain of {scale.tasks:,} tasks in rounds of {ROUND:,}, local[2], a heap of 1 GB at most; MB")

@@ -10,7 +10,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """CPU seconds by who spent them; those of processes that have ended are with whoever started them."""
+    """CPU seconds by process; those of processes that have ended are counted for their parents."""
 
     jvm: float
     python: float

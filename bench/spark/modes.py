@@ -1,4 +1,4 @@
-"""mode=held and mode=complete alone, beside what PostgreSQL does with the same rows and nobody's rules."""
+"""mode=held and mode=complete alone, compared with plain SQL on the same rows, without any rules."""
 
 import time
 from collections.abc import Callable, Iterable

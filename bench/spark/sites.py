@@ -78,7 +78,7 @@ def filled(rig: Rig, count: int, *, claimed: bool = False) -> Iterator[Site]:
 
 @contextmanager
 def session(rig: Rig, cores: int = 2) -> Iterator[SparkSession]:
-    """A session on so many cores, in which everything has run once: what starts only once is no part of a figure."""
+    """A session on this number of cores, warmed up, so that no figure contains the start of processes."""
     os.environ.update(PYSPARK_PYTHON=sys.executable, PYTHONPATH=str(ROOT), SPARK_LOCAL_IP="127.0.0.1")
     builder = (
         SparkSession.builder.master(f"local[{cores}]")

@@ -338,7 +338,7 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_and_nobody_sees_the_pas
     states = {state: count.count for state, count in queue.count("planes")["planes"].items()}
     assert states == {State.SUCCEEDED: 4, State.FILTERED: 1}
     password = str(conninfo_to_dict(dsn)["password"])
-    assert "drain_app.py" in processes
+    assert "application.py" in processes
     assert password not in log + processes
 
 

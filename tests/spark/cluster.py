@@ -90,7 +90,7 @@ def _start(servers: Servers, folder: Path, role: str, *arguments: str, number: i
 
 
 def _until_alive(page: int, workers: int, log: Path) -> None:
-    """Waits until the master's page tells of so many workers."""
+    """Waits until the master's page shows this number of workers."""
     deadline = time.monotonic() + 600
     while _alive(page) != workers:
         assert time.monotonic() < deadline, tail(log)

@@ -1,4 +1,4 @@
-"""Tasks for Spark's tests, on the test's own database through a connection_info of its own. The session: session.py."""
+"""Tasks and the data source on the test's own database. The Spark session is in session.py."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def push(queue: TaskQueue) -> Callable[[int], list[int]]:
-    """Pushes so many tasks to the topic `work`, numbered in their payload, and returns their sequences."""
+    """Pushes `count` tasks to the topic `work`, numbered in their payloads; returns their sequences."""
 
     def pushed(count: int) -> list[int]:
         tasks = [NewTask(f"item-{number}", {"number": number}) for number in range(count)]
@@ -24,7 +24,7 @@ def push(queue: TaskQueue) -> Callable[[int], list[int]]:
 
 @pytest.fixture
 def held(queue: TaskQueue, owner: Owner, push: Callable[[int], list[int]]) -> Callable[[int], dict[str, str]]:
-    """Pushes so many tasks, lets `owner` hold them, and returns the options that name them."""
+    """Pushes `count` tasks, claims them for `owner`, and returns the options that read them."""
 
     def holding(count: int) -> dict[str, str]:
         push(count)

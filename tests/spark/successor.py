@@ -1,4 +1,4 @@
-"""A successor: somebody who registers a drain's name anew while its executors work."""
+"""A successor, which takes over the name of a drain while its executors work."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

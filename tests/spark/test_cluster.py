@@ -43,7 +43,7 @@ def workers_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def submit(
     cluster: Cluster, workers_python: Path, python_environment: Mapping[str, str], dsn: str, tmp_path: Path
 ) -> Callable[..., subprocess.Popen[str]]:
-    """Submits a drain to the cluster, with this package as a zip beside the functions."""
+    """Submits a drain to the cluster, with this package as a zip and the functions."""
     package = shutil.make_archive(str(tmp_path / "package"), "zip", PROGRAMS.parents[2], "airflow_provider_taskq")
     environment = {**environment_of(python_environment, workers_python), "TASKQ_DSN": dsn}
     conf = {
@@ -90,10 +90,10 @@ def test_executors_drain_with_the_package_that_is_sent_to_them(
     process = submit("--each=clustered:tell_where")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    told = objects(task.output for task in queue.page("work", size=COUNT + 1))
-    assert sorted(each["number"] for each in told) == list(range(COUNT))
-    assert {each["python"] for each in told} == {str(workers_python.parents[1])}
-    for each in told:  # it came in the zip, to where a worker of the cluster keeps what it was sent
+    outputs = objects(task.output for task in queue.page("work", size=COUNT + 1))
+    assert sorted(each["number"] for each in outputs) == list(range(COUNT))
+    assert {each["python"] for each in outputs} == {str(workers_python.parents[1])}
+    for each in outputs:  # it came in the zip, to where a worker of the cluster keeps what it was sent
         assert each["package"].endswith("package.zip/airflow_provider_taskq/__init__.py")
         assert each["package"].startswith(str(cluster.folder))
     assert f"drain progress: topic=work round=1 done={COUNT} claimed={COUNT}" in output
@@ -113,8 +113,8 @@ def test_killing_an_executor_during_a_task_changes_no_decision(
     notes.mkdir()
     process = submit("--transform=clustered:wait_and_note", f"--option=notes={notes}")
 
-    def noted(*tries: str) -> Callable[[], bool]:
-        return lambda: all((notes / each).exists() for each in tries)
+    def noted(*attempts: str) -> Callable[[], bool]:
+        return lambda: all((notes / each).exists() for each in attempts)
 
     wait_until(noted("0-0", "1-0", "2-0"), process)
     wait_until(lambda: conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(COUNT // 4,)], process)
@@ -130,8 +130,8 @@ def test_killing_an_executor_during_a_task_changes_no_decision(
     assert {state: count.count for state, count in queue.count("work")["work"].items()} == {State.SUCCEEDED: COUNT}
     decided = objects(task.output for task in queue.page("work", size=COUNT + 1))
     followed = objects(task.payload for task in queue.page("next", size=COUNT + 1))
-    for told in (decided, followed):
-        assert sorted(each["number"] for each in told) == list(range(COUNT))
+    for outputs in (decided, followed):
+        assert sorted(each["number"] for each in outputs) == list(range(COUNT))
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
     assert queue.owners() == []
@@ -148,7 +148,7 @@ def objects(values: Iterable[Json]) -> list[dict[str, Any]]:
 
 
 def executor_of(note: Path) -> psutil.Process:
-    """The executor in which a try of a Spark task runs, found from its Python process."""
+    """The executor in which an attempt of a Spark task runs, found from its Python process."""
     (found,) = [each for each in psutil.Process(int(note.read_text())).parents() if is_executor(each)]
     return found
 

@@ -25,9 +25,11 @@ def test_the_data_source_works_through_spark_connect_and_the_drain_claims_nothin
     environment = {**python_environment, **SHORT_LIVED}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told.pop("drain").startswith("TaskQueueError: drain cannot run in a session of Spark Connect, which has no ")
-    assert told == {"session": "pyspark.sql.connect.session", "claimed": 6, "states": ["SUCCEEDED"] * 6, "ended": True}
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("drain").startswith(
+        "TaskQueueError: drain cannot run in a session of Spark Connect, which has no "
+    )
+    assert found == {"session": "pyspark.sql.connect.session", "claimed": 6, "states": ["SUCCEEDED"] * 6, "ended": True}
     assert {state: count.count for state, count in queue.count("work")["work"].items()} == {
         State.SUCCEEDED: 6,
         State.READY: 2,

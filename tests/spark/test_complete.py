@@ -133,7 +133,7 @@ def test_invalid_decisions_are_refused_in_one_line_and_change_nothing(
     columns: list[str],
     words: str,
 ) -> None:
-    queue.push("work", ["one that nobody holds"])
+    queue.push("work", ["not held"])
     conn.execute("SELECT taskq.set_paused('work', true)")
     options = held_beside(queue, conn, held)
     with pytest.raises(PySparkException) as failed:
@@ -145,7 +145,7 @@ def test_invalid_decisions_are_refused_in_one_line_and_change_nothing(
 
 
 def held_beside(queue: TaskQueue, conn: psycopg.Connection[Any], held: Held) -> dict[str, str]:
-    """Ten held tasks, of which the first has sequence 2, beside one that is READY."""
+    """Ten held tasks, of which the first has sequence 2, and one that is READY."""
     conn.execute("UPDATE taskq_internal.live SET available_at = 'infinity'")
     queue.resume_topic("work")
     return held(10)

@@ -1,4 +1,4 @@
-"""The way to the database: whole, and hidden."""
+"""Connection parameters are resolved completely, and shown nowhere."""
 
 import pickle
 from pathlib import Path

@@ -175,12 +175,12 @@ def test_a_drain_keeps_its_lease_while_it_expires_those_of_others(
     extended: list[bool] = []
 
     def let_go_after_a_heartbeat() -> None:
-        told: set[object] = set()
+        ends: set[object] = set()
         deadline = time.monotonic() + 60
-        while len(told) < 2 and time.monotonic() < deadline:
-            told.update(queue.conn.execute("SELECT lease_until FROM taskq_internal.owner WHERE name = 'me'").fetchall())
+        while len(ends) < 2 and time.monotonic() < deadline:
+            ends.update(queue.conn.execute("SELECT lease_until FROM taskq_internal.owner WHERE name = 'me'").fetchall())
             time.sleep(0.05)  # between two looks
-        extended.append(len(told) == 2 and queue.conn.execute(freeing).fetchone() is not None)
+        extended.append(len(ends) == 2 and queue.conn.execute(freeing).fetchone() is not None)
         busy.rollback()
 
     with connect(dsn) as busy:

@@ -97,8 +97,8 @@ def test_spark_tasks_that_fail_and_are_retried(
     result = drain(
         spark, "work", "me", lambda tasks: follow(tasks).mapInArrow(fail_twice, COLUMNS), dsn=dsn, partitions=4
     )
-    tries = {"0-0", "2-0", *(f"{part}-{attempt}" for part in (1, 3) for attempt in range(3))}
-    assert {file.name for file in tmp_path.iterdir()} == tries
+    attempts = {"0-0", "2-0", *(f"{part}-{attempt}" for part in (1, 3) for attempt in range(3))}
+    assert {file.name for file in tmp_path.iterdir()} == attempts
     check_once(queue, sequences, result)
 
 

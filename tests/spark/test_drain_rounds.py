@@ -1,4 +1,4 @@
-"""Rounds of claim, work and commit: until empty, or a limit; and what is told of them."""
+"""Rounds of claim, transform and commit, until no task is ready or a limit is reached; and their progress."""
 
 import json
 import logging
@@ -62,7 +62,7 @@ def test_rounds_continue_until_no_task_is_ready(
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
     push(25)
-    told: list[DrainProgress] = []
+    reports: list[DrainProgress] = []
     seen: list[int] = []
 
     def decide(tasks: DataFrame) -> DataFrame:
@@ -71,14 +71,14 @@ def test_rounds_continue_until_no_task_is_ready(
         return tasks.where(f"{NUMBER} > 1").selectExpr("sequence", result)
 
     with caplog.at_level(logging.INFO):
-        result = drain(spark, "work", "me", decide, dsn=dsn, size=10, rounds=None, on_progress=told.append)
+        result = drain(spark, "work", "me", decide, dsn=dsn, size=10, rounds=None, on_progress=reports.append)
     assert seen == [10, 10, 6, 1]  # 25 tasks, of which one fails three times; the two without a decision come once
     assert (result.claimed, result.done, result.undecided, result.rounds) == (27, 25, 2, 4)
     assert result.completed == {Result.FAILURE: 3, Result.SUCCESS: 22}
     assert result.stop_reason is StopReason.EMPTY
     assert states(queue) == {"READY": 2, "FAILED": 1, "SUCCEEDED": 22}
     assert queue.latest("work", ["item-0"])["item-0"].attempt == 0
-    at_the_end = {each.round: (each.claimed, each.done) for each in told}
+    at_the_end = {each.round: (each.claimed, each.done) for each in reports}
     assert at_the_end == {1: (10, 8), 2: (20, 18), 3: (26, 24), 4: (27, 25)}
     assert "drain progress: topic=work round=2 done=18 claimed=20" in caplog.text
     assert queue.conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
@@ -131,7 +131,7 @@ def test_a_deadline_that_passes_in_the_first_round_prevents_only_the_second(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Clock(datetime):
-        """The clock, which somebody sets."""
+        """A clock that the test sets."""
 
         moment = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -185,10 +185,10 @@ def test_progress_is_reported_while_spark_works(
     gate = tmp_path / "gate"
     halfway = threading.Event()
 
-    def hear(told: DrainProgress) -> None:
-        assert told.claimed == 100
+    def hear(reports: DrainProgress) -> None:
+        assert reports.claimed == 100
         half_a_bar = {"status": "RUNNING", "numTasks": 2, "numCompletedTasks": 1}
-        if told.done == 50 and shown(spark, "watched", *half_a_bar)[-1:] == [half_a_bar]:
+        if reports.done == 50 and shown(spark, "watched", *half_a_bar)[-1:] == [half_a_bar]:
             halfway.set()
             gate.touch()
         raise ValueError("an error of the hook ends nothing")

@@ -88,7 +88,7 @@ def test_only_follow_ups_of_continued_tasks_of_the_successful_attempt_are_pushed
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 1, [(a, 3, None), (b, 3, None), (c, 3, None)])
     put(conn, stage, 2, [(a, 3, None), (b, 2, None), (c, 2, True)])
-    for _ in range(2):  # the second time is a driver that asks again
+    for _ in range(2):  # the second time, as a driver whose first answer was lost
         complete_stage(conn, owner, stage, 2, 3)
     assert identifiers(queue, "next") == [f"2-{a}", f"2-{c}"]
     assert conn.execute("SELECT taskq.count_stage_pushed(%s)", (stage,)).fetchall() == [(2,)]
@@ -196,7 +196,7 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
     with connect(dsn, autocommit=True) as waiting:
         waiting.execute("LISTEN taskq")
         result = drain(spark, "work", "me", by_task(batch), dsn=dsn)
-        assert [told.payload for told in waiting.notifies(timeout=10, stop_after=1)] == ["next"]
+        assert [notification.payload for notification in waiting.notifies(timeout=10, stop_after=1)] == ["next"]
     assert (result.done, result.pushed) == (6, 4)
     following = queue.latest("next", ["3-0", "3-1", "4-0", "4-1", "wait-0", "wait-1", "wait-2"])
     assert {name: (task.state, task.priority) for name, task in following.items()} == {

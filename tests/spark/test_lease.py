@@ -1,4 +1,4 @@
-"""A lease is kept, or its loss is told in time."""
+"""A lease is kept, or its loss is reported in time."""
 
 import socket
 import threading

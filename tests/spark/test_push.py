@@ -291,7 +291,7 @@ def test_rows_lost_in_a_server_crash_are_noticed(dsn: str, queue: TaskQueue) -> 
 def test_a_stage_that_is_pruned_during_its_push_pushes_nothing(
     dsn: str, conn: psycopg.Connection[Any], queue: TaskQueue
 ) -> None:
-    """As somebody's expire() may do when it has lain for a day."""
+    """As an expire() does after a day."""
     stage = uuid4()
     body = conn.execute("SELECT pg_get_functiondef('taskq_internal.check_staged_tasks'::regproc)").fetchall()[0][0]
     conn.execute("    DELETE FROM taskq.staged_task;\nEND".join(body.rsplit("END", 1)).encode())

@@ -131,7 +131,7 @@ def test_a_reader_that_stops_early_ends_its_session(dsn: str, held: Callable[[in
         ({"owner": ""}, "option 'owner' is missing"),
         ({"fence": "-1"}, "option 'fence' must be a whole number from 1, not '-1'"),
         ({"partitions": "many"}, "option 'partitions' must be a whole number from 1, not 'many'"),
-        ({"partition": "4"}, "unknown option 'partition'; there are fence, owner, partitions, topic"),
+        ({"partition": "4"}, "unknown option 'partition': use fence, owner, partitions, topic"),
         ({"dsn": "postgresql://u:secret@h/d"}, "unknown option 'dsn'"),
     ],
 )

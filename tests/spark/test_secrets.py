@@ -37,7 +37,7 @@ def marked_dsn(dsn: str) -> Iterator[str]:
 
 
 def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
-    """What Spark's interface and the process table tell anybody who asks."""
+    """What Spark's UI and the process table show to every user."""
     context = spark.sparkContext
     for page in PAGES:
         url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{page}"

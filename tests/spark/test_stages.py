@@ -252,7 +252,7 @@ def test_many_decisions_are_carried_out_together(
 
 
 def fill(conn: Connection, queue: TaskQueue, owner: Owner, stage: str, count: int = 50_000) -> int:
-    """Pushes, claims and stages so many successes more, with which a stage is one of many; returns how many."""
+    """Pushes, claims and stages this number of further successes, so that the stage is large; returns the number."""
     queue.push_stream("work", (f"filler-{number}" for number in range(count)))
     assert queue.claim("work", owner, count) == count
     conn.execute(

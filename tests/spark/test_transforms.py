@@ -118,8 +118,8 @@ def test_decisions_are_converted_to_one_schema() -> None:
     ("batch", "words"),
     [
         ({"sequence": [1]}, "need a column result"),
-        ({"sequence": [1], "result": ["SUCCESS"], "mesage": ["1"]}, "no column 'mesage'"),
-        ({"sequence": ["one"], "result": ["SUCCESS"]}, "column sequence is string, not int64"),
+        ({"sequence": [1], "result": ["SUCCESS"], "mesage": ["1"]}, "unknown column 'mesage'"),
+        ({"sequence": ["one"], "result": ["SUCCESS"]}, "column sequence of the decisions is string, not int64"),
     ],
 )
 def test_batches_that_are_not_decisions_are_refused(batch: dict[str, list[Any]], words: str) -> None:

@@ -101,7 +101,7 @@ def test_a_batch_that_fails_as_a_whole_is_failed_and_the_next_one_is_not() -> No
 
 def test_what_cannot_be_sent_to_the_driver_is_refused_in_a_sentence() -> None:
     holding = Composite("holding").with_step(lambda _, batch: batch.after_commit(batch.cancelled.set), name="hold")
-    with pytest.raises(TaskQueueError, match="'holding': a function of in_commit or after_commit cannot be sent"):
+    with pytest.raises(TaskQueueError, match="'holding': cannot send a function of in_commit or after_commit"):
         decided(CompositeTransform(holding, 2), "a")
 
 

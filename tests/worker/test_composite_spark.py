@@ -141,7 +141,7 @@ def test_what_spark_cannot_do_is_refused_in_a_sentence_and_the_tasks_are_given_b
     unpicklable = Composite("locked").with_step(lambda _: locked.locked() and None, name="a")
     for composite, condition, words in (
         (Composite("empty"), Condition.NONE, "composite 'empty' has no steps"),
-        (unpicklable, Condition.NONE, "composite 'locked' cannot be sent to Spark's executors"),
+        (unpicklable, Condition.NONE, "composite 'locked': cannot send it to Spark's executors"),
         (taking_part, Condition.SINGULAR_BY_IDENTIFIER, "supports no in_commit, no after_commit"),
     ):
         with pytest.raises(TaskQueueError, match=words):
@@ -173,7 +173,7 @@ def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
     batch.in_commit(note)
     batch.push(task, "next", ["b"], Insertion.REPLACE)
     batch.after_commit((tmp_path / "committed").touch)
-    company = DriverActions.of("orders", batch, {task: made}, Condition.NONE).pickled()
+    actions = DriverActions.of("orders", batch, {task: made}, Condition.NONE).pickled()
     stage = open_stage(conn, owner.name, owner.fence)
     conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
@@ -182,7 +182,7 @@ def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
     options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
     for _ in range(2):  # the second time as if the first answer had been lost
         commit_on_driver(
-            CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 1)], [company]
+            CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 1)], [actions]
         )
     assert conn.execute("SELECT count(*) FROM noted").fetchall() == [(1,)]
     assert [task.identifier for task in queue.page("next")] == ["b"]
@@ -201,7 +201,7 @@ def test_nothing_follows_a_decision_that_a_stage_of_rounds_has_dropped(
     batch = Batch([young, old])
     for task in (young, old):
         batch.push(task, "next", [f"after {task.identifier}"], Insertion.REPLACE)
-    company = DriverActions.of("orders", batch, {young: made, old: made}, Condition.NONE).pickled()
+    actions = DriverActions.of("orders", batch, {young: made, old: made}, Condition.NONE).pickled()
     [(stage,)] = conn.execute(
         "SELECT taskq.open_stage(%s, %s, 'NONE', true)::text", (owner.name, owner.fence)
     ).fetchall()
@@ -211,6 +211,6 @@ def test_nothing_follows_a_decision_that_a_stage_of_rounds_has_dropped(
             (stage, task.sequence),
         )
     options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
-    commit_on_driver(CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 2)], [company])
+    commit_on_driver(CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 2)], [actions])
     assert [task.identifier for task in queue.page("next")] == ["after old"]
     assert [task.identifier for task in queue.held(owner)] == ["young"]

@@ -40,7 +40,7 @@ def wait_and_note(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
         part = context.partitionId()
         note = Path(notes) / f"{part}-{context.attemptNumber()}"
         note.with_suffix(".new").write_text(str(os.getpid()))
-        note.with_suffix(".new").rename(note)  # whoever sees it finds it whole
+        note.with_suffix(".new").rename(note)  # atomic: a reader never sees half of it
         while part > 0 and not (Path(notes) / "gate").exists():
             time.sleep(0.05)  # between two looks at the gate
 

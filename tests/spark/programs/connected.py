@@ -17,35 +17,35 @@ def work(spark: SparkSession, queue: TaskQueue, dsn: str, checkpoint: Path) -> d
     """Claims here, lets the server read and decide what is held, looks, pushes, tries to drain, and copies a log."""
     spark.dataSource.register(TaskQDataSource.with_connection(ConnectionInfo.resolve(dsn)))
     owner = queue.register("me")
-    told: dict[str, Any] = {"session": type(spark).__module__, "claimed": queue.claim("work", owner, 6)}
+    output: dict[str, Any] = {"session": type(spark).__module__, "claimed": queue.claim("work", owner, 6)}
     held = {"owner": owner.name, "fence": str(owner.fence)}
     tasks = spark.read.format("taskq").options(mode="held", partitions="2", **held).load()
     decisions = tasks.selectExpr("sequence", "'SUCCESS' AS result", "payload AS message")
     decisions.write.format("taskq").mode("append").options(mode="complete", **held).save()
     every = spark.read.format("taskq").options(mode="tasks", topic="work").load()
-    told["states"] = sorted(row.state for row in every.where("state = 'SUCCEEDED'").select("state").collect())
+    output["states"] = sorted(row.state for row in every.where("state = 'SUCCEEDED'").select("state").collect())
     new = spark.createDataFrame([("a",), ("b",)], "identifier string").coalesce(1)
     new.write.format("taskq").mode("append").options(mode="push", topic="work").save()
     try:
         drain(spark, "work", "me", lambda tasks: tasks, dsn=dsn)
-    except Exception as error:  # noqa: BLE001  whatever it is, it is told
-        told["drain"] = f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 -- the test reads the error
+        output["drain"] = f"{type(error).__name__}: {error}"
     limit = {"maxTasksPerTrigger": "5"} if ADMISSION_CONTROL else {}
     log = spark.readStream.format("taskq").options(mode="log", topic="work", **limit).load()
     stream = log.select("identifier", "payload").writeStream.format("taskq").outputMode("append")
     stream = stream.options(mode="push", topic="copies", checkpointLocation=str(checkpoint))
     for _ in range(2):
-        told["ended"] = stream.trigger(availableNow=True).start().awaitTermination(120)
-    return told
+        output["ended"] = stream.trigger(availableNow=True).start().awaitTermination(120)
+    return output
 
 
 def main(dsn_file: Path) -> None:
-    """The database comes from a file, so that the server, a child of this process, is not told of it."""
+    """The database comes from a file, so that the server, a child of this process, does not inherit it."""
     dsn = dsn_file.read_text()
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     with connect(dsn, autocommit=True) as conn:
-        told = work(spark, TaskQueue(conn), dsn, dsn_file.with_name("checkpoint"))
-    print(json.dumps(told), flush=True)  # noqa: T201
+        output = work(spark, TaskQueue(conn), dsn, dsn_file.with_name("checkpoint"))
+    print(json.dumps(output), flush=True)  # noqa: T201
     spark.stop()
 
 

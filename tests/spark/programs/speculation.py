@@ -40,7 +40,7 @@ def decide(tasks: DataFrame) -> DataFrame:
 
 
 def push(spark: SparkSession, dsn: str, count: int) -> None:
-    """Pushes so many tasks to the topic `pushed`."""
+    """Pushes this number of tasks to the topic `pushed`."""
     frame = spark.range(0, count, 1, PARTS).selectExpr("string(id) AS identifier")
     frame = frame.mapInArrow(slow_once, "identifier string")
     source = register_source(spark, ConnectionInfo.resolve(dsn))
@@ -74,7 +74,7 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 def main(dsn_file: Path) -> None:
-    """The database comes as an argument of the function, from a file that no executor is told of."""
+    """The database comes as an argument of the function, from a file that no executor knows."""
     with cluster(dsn_file.parent) as master:
         spark = (
             SparkSession.builder.master(master)

@@ -1,4 +1,4 @@
-"""A large claim, shared out among connections (spark/claimer.py)."""
+"""A large claim on several connections (spark/claimer.py)."""
 
 from typing import Any
 
