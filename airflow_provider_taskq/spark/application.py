@@ -42,7 +42,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.spark.composite import by_composite
 from airflow_provider_taskq.spark.drain import drain
-from airflow_provider_taskq.spark.errors import error_summary
+from airflow_provider_taskq.spark.errors import describe_error
 from airflow_provider_taskq.spark.session import Transform
 from airflow_provider_taskq.spark.transforms import BatchTransform, TaskTransform, by_task, in_arrow, in_pandas
 from airflow_provider_taskq.worker.composite import Composite
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             TaskQueue(conn).policy(options.topic)
         _run(options, transform)
     except Exception as error:
-        print(f"drain of topic {options.topic} failed: {error_summary(error)}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"drain of topic {options.topic} failed: {describe_error(error)}", file=sys.stderr, flush=True)  # noqa: T201
         logger.debug("the error in full", exc_info=True)
         return 1
     return 0

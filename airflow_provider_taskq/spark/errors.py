@@ -20,7 +20,7 @@ def queue_error(error: BaseException) -> TaskQueueError | None:
     return None
 
 
-def error_summary(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The cause of an error in one line."""
     if cause := queue_error(error):
         return str(cause)

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Owner, TaskQueue
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.errors import error_summary, queue_error
+from airflow_provider_taskq.spark.errors import describe_error, queue_error
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.staging import StagedAttempt
 from airflow_provider_taskq.spark.writers import CompleteWriter
@@ -138,8 +138,8 @@ def test_invalid_decisions_are_refused_in_one_line_and_change_nothing(
     options = held_beside(queue, conn, held)
     with pytest.raises(PySparkException) as failed:
         complete(tasks(options, partitions=1).orderBy("sequence").selectExpr(*columns), options)
-    assert words in error_summary(failed.value)
-    assert "marked" not in error_summary(failed.value)
+    assert words in describe_error(failed.value)
+    assert "marked" not in describe_error(failed.value)
     assert states(queue) == {"READY": 1, "ACTIVE": 10}
     assert staged(conn) == 0
 
@@ -184,4 +184,4 @@ def test_decisions_are_appended_never_overwritten(source: str, tasks: Tasks, hel
     decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result")
     with pytest.raises(PySparkException) as failed:
         decisions.write.format(source).mode("overwrite").options(mode="complete", **options).save()
-    assert 'use .mode("append")' in error_summary(failed.value)
+    assert 'use .mode("append")' in describe_error(failed.value)

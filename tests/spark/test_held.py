@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, State, TaskQueue, UnknownTopic
-from airflow_provider_taskq.spark.errors import error_summary, queue_error
+from airflow_provider_taskq.spark.errors import describe_error, queue_error
 from airflow_provider_taskq.spark.readers import HELD_SCHEMA
 
 pytestmark = [
@@ -68,7 +68,7 @@ def test_reading_under_a_lost_lease_raises_lease_lost(tasks: Tasks, held: Held, 
     with pytest.raises(PySparkException) as failed:
         frame.count()
     assert isinstance(queue_error(failed.value), LeaseLost)
-    assert error_summary(failed.value).startswith("the lease of owner 'owner' under fence")
+    assert describe_error(failed.value).startswith("the lease of owner 'owner' under fence")
 
 
 def test_without_fence_and_topic_all_held_tasks_are_read(
@@ -89,7 +89,7 @@ def test_without_fence_and_topic_all_held_tasks_are_read(
 def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
     with pytest.raises(PySparkException) as failed:
         tasks({"owner": "nobody"}).count()
-    assert error_summary(failed.value) == "format taskq, mode held: owner 'nobody' has no lease"
+    assert describe_error(failed.value) == "format taskq, mode held: owner 'nobody' has no lease"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
 def test_invalid_read_options_are_explained(tasks: Tasks, held: Held, change: Mapping[str, str], words: str) -> None:
     with pytest.raises(PySparkException) as failed:
         tasks({**held(1), **change}).count()
-    assert words in error_summary(failed.value)
+    assert words in describe_error(failed.value)
     assert "sesame" not in str(failed.value)
     assert isinstance(queue_error(failed.value), UnknownTopic) == ("topic" in change)
 
@@ -112,4 +112,4 @@ def test_the_schema_cannot_be_changed(spark: SparkSession, source: str, held: He
     reader = spark.read.format(source).schema("sequence string").options(mode="held", **held(1))
     with pytest.raises(PySparkException) as failed:
         reader.load().collect()
-    assert "the schema cannot be changed: struct<sequence:bigint" in error_summary(failed.value)
+    assert "the schema cannot be changed: struct<sequence:bigint" in describe_error(failed.value)

@@ -18,7 +18,7 @@ from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
 from airflow_provider_taskq.spark.encoding import COPY_TASKS, encode_tasks
-from airflow_provider_taskq.spark.errors import error_summary, queue_error
+from airflow_provider_taskq.spark.errors import describe_error, queue_error
 from airflow_provider_taskq.spark.options import PushOptions
 from airflow_provider_taskq.spark.staging import StagedAttempt, stage_rows, task_context
 from airflow_provider_taskq.spark.writers import PushWriter, push_stage
@@ -191,8 +191,8 @@ def test_a_row_that_breaks_a_rule_is_named_and_nothing_is_pushed(
 ) -> None:
     with pytest.raises(PySparkException) as failed:
         write(spark.range(0, 20, 1, 3).selectExpr(*columns))
-    assert words in error_summary(failed.value)
-    assert "marked" not in error_summary(failed.value)
+    assert words in describe_error(failed.value)
+    assert "marked" not in describe_error(failed.value)
     assert everything(queue) == []
     assert staged(conn) == 0
 
@@ -217,7 +217,7 @@ def test_options_are_checked(
 ) -> None:
     with pytest.raises(PySparkException) as failed:
         write(spark.range(3).selectExpr("string(id) AS identifier"), **options)
-    assert words in error_summary(failed.value)
+    assert words in describe_error(failed.value)
     assert everything(queue) == []
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, connect
 from airflow_provider_taskq.spark import streams
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.errors import error_summary
+from airflow_provider_taskq.spark.errors import describe_error
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, LogOptions, LogReader
 
 LIMITED = pytest.mark.skipif(not ADMISSION_CONTROL, reason="maxTasksPerTrigger needs Spark 4.2 or later")
@@ -242,4 +242,4 @@ def test_options_are_checked(options: dict[str, str], words: str) -> None:
 def test_a_log_is_a_stream_only(spark: SparkSession, source: str) -> None:
     with pytest.raises(PySparkException) as failed:
         spark.read.format(source).options(mode="log", topic="work").load().collect()
-    assert "to read, set option mode to 'held' or 'tasks', not 'log'" in error_summary(failed.value)
+    assert "to read, set option mode to 'held' or 'tasks', not 'log'" in describe_error(failed.value)

@@ -13,7 +13,7 @@ from pyspark.sql.functions import count
 
 from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.errors import error_summary
+from airflow_provider_taskq.spark.errors import describe_error
 from airflow_provider_taskq.spark.readers import TasksOptions, TasksReader
 
 pytestmark = [
@@ -197,7 +197,7 @@ def test_columns_that_cannot_be_read_are_named(
 ) -> None:
     with pytest.raises(PySparkException) as failed:
         load(schema, **options).collect()
-    assert words in error_summary(failed.value)
+    assert words in describe_error(failed.value)
 
 
 def test_a_reader_may_read_tasks_and_nothing_else(

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
-from airflow_provider_taskq.spark.errors import error_summary, queue_error
+from airflow_provider_taskq.spark.errors import describe_error, queue_error
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
 
 pytestmark = [
@@ -108,7 +108,7 @@ def test_the_name_of_a_stream_belongs_to_one_checkpoint_until_it_is_forgotten(
     shutil.rmtree(tmp_path / "one")
     with pytest.raises(PySparkException) as failed:
         run(logged.select("identifier"), "one", **named)
-    assert "stream 'named' is that of another query, which has committed up to batch 0" in error_summary(failed.value)
+    assert "stream 'named' is that of another query, which has committed up to batch 0" in describe_error(failed.value)
     assert len(names(queue, "copies")) == 4
     assert conn.execute("SELECT taskq.forget_stream('named'), taskq.forget_stream('named')").fetchall() == [
         (True, False)
@@ -147,7 +147,7 @@ def test_a_batch_that_breaks_a_rule_stops_the_stream_and_can_be_tried_again(
     push(8)
     with pytest.raises(PySparkException) as failed:
         run(logged.selectExpr("if(identifier = 'item-6', ' ', identifier) AS identifier"), mode="push", topic="copies")
-    assert "its identifier is blank" in error_summary(failed.value)
+    assert "its identifier is blank" in describe_error(failed.value)
     assert names(queue, "copies") == [f"item-{number}" for number in range(5 if ADMISSION_CONTROL else 0)]
     run(logged.select("identifier"), mode="push", topic="copies")
     assert names(queue, "copies") == [f"item-{number}" for number in range(8)]
@@ -189,7 +189,7 @@ def test_a_stream_refuses_invalid_options(run: Run, logged: DataFrame, push: Any
     push(1)
     with pytest.raises(PySparkException) as failed:
         run(logged.select("identifier"), mode="push", topic="work", stream="s", batch="1")
-    assert "writeStream numbers its batches" in error_summary(failed.value)
+    assert "writeStream numbers its batches" in describe_error(failed.value)
 
 
 def test_streams_that_stopped_long_ago_are_pruned(conn: psycopg.Connection[Any]) -> None:
