@@ -1,16 +1,13 @@
-"""What the queue's tests share: one database emptied for each test, tasks put into any state, time moved by SQL."""
+"""What the queue's tests share: tasks put into any state, and time moved by SQL."""
 
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import TypeVar
-from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import (
     NewTask,
@@ -57,39 +54,6 @@ RESULTS = {
     State.FILTERED: Result.FILTER,
     State.SUCCEEDED: Result.SUCCESS,
 }
-
-
-@pytest.fixture(scope="session")
-def shared_dsn(server_dsn: str, template: str) -> Iterator[str]:
-    """One database for all tests here, which is ten times faster than one each."""
-    name = sql.Identifier(f"taskq_queue_{uuid4().hex[:12]}")
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(template)))
-        yield make_conninfo(server_dsn, dbname=name.as_string(admin).strip('"'))
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
-
-
-@pytest.fixture
-def dsn(shared_dsn: str) -> str:
-    """A database with the schema and no topic: emptied, whatever the test before left behind."""
-    with connect(shared_dsn, autocommit=True) as conn:
-        conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
-        for table in TABLES:
-            conn.execute(f"DELETE FROM taskq.{table}".encode())  # of few rows: cheaper than TRUNCATE
-    return shared_dsn
-
-
-@pytest.fixture
-def own_dsn(server_dsn: str, template: str) -> Iterator[str]:
-    """A database for one test alone, whose tables nobody has written to or analysed before."""
-    name = sql.Identifier(f"taskq_own_{uuid4().hex[:12]}")
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(template)))
-        yield make_conninfo(server_dsn, dbname=name.as_string(admin).strip('"'))
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
 
 
 @pytest.fixture
