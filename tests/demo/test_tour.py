@@ -16,6 +16,7 @@ from airflow_provider_taskq.demo.flights import TOPIC, flights
 from airflow_provider_taskq.demo.tour import DAGS, environment, prepare
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect
 from tests.demo.expected import expected
+from tests.spark.session import SHORT_LIVED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,7 +34,7 @@ def test_the_files_are_whole_and_are_read_without_importing_their_package() -> N
 
 
 def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: str, tmp_path: Path) -> None:
-    environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(tmp_path)}
+    environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(tmp_path), **SHORT_LIVED}
     demo = subprocess.run(
         [sys.executable, "-m", "airflow_provider_taskq.demo", "--flights", str(SLICE)],
         env=environ,
@@ -52,7 +53,9 @@ def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: s
 @pytest.fixture
 def site(dsn: str, metadata: str, tmp_path: Path) -> Iterator[AirflowSite]:
     prepare(dsn)
-    with AirflowSite(tmp_path / "airflow", DAGS, metadata_dsn=metadata, env=environment(dsn)) as site:
+    with AirflowSite(
+        tmp_path / "airflow", DAGS, metadata_dsn=metadata, env={**environment(dsn), **SHORT_LIVED}
+    ) as site:
         site.wait_dags("flights_push", "flights_drain")
         yield site
 
