@@ -10,7 +10,7 @@ from airflow_provider_taskq.demo.airflow_site import AirflowSite
 from airflow_provider_taskq.queue import NewTask, Result, State, TaskQueue, connect
 from tests.airflow.site import instance, returned, xcoms
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

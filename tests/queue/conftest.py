@@ -83,7 +83,7 @@ def background() -> Iterator[Callable[[Callable[[], T]], "Future[T]"]]:
         yield lambda call: pool.submit(call)
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 300) -> None:
     """Returns once the condition holds; fails the test where it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
