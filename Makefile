@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv, which the first target that needs it makes.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test test-matrix check format bench constraints clean
+.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check format bench constraints clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -33,6 +33,9 @@ demo: setup-spark  ## real flights from push to Spark to done; FLIGHTS=20000 tak
 
 test: setup-test check  ## check, then every test, on a second server the queue's; ARGS='-k lease' goes to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py "$(SYSTEM_POSTGRES)")
+
+test-fast: setup  ## the tests that start neither Airflow nor Spark nor a browser, in a few minutes
+	@$(RUN) .ci/lanes.py --fast
 
 test-matrix: setup  ## Airflow's tests up to dag.test() on Airflow 3.1, 3.2, .venv's own, and the wheel beside FAB; Spark's on 4.1; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)

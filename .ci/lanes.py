@@ -1,8 +1,10 @@
-"""Run all tests in two lanes beside each other: Airflow's, which mostly wait for its processes, and all others.
+"""Run the tests in three lanes side by side: the queue; Airflow, the demonstration and the page; everything else.
 
-Each lane has servers of its own. What the long lane prints is shown as it comes, what the other one printed when both
-are done, and what failed once more at the end. The arguments: a folder of PostgreSQL's programs, to run the queue's
-tests on that server, too. Whoever ends this ends the tests as Ctrl-C does, so that they take their servers down.
+Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has servers of its own. The output of
+the first lane appears as it comes, that of the others when all are done, and every failure once more at the end.
+Arguments: `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser; any other argument is a
+folder of PostgreSQL's programs, and the tests of the queue and of faults run on that server, too. An interrupt of this
+program interrupts each pytest, so that they stop their servers.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from types import FrameType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+OF_QUEUE = "tests/queue"
 OF_AIRFLOW = ("tests/airflow", "tests/demo", "tests/plugin")
 PATIENCE = 120  # seconds that tests which were told to end may take to end their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
@@ -98,13 +101,24 @@ def say(text: str) -> None:
     print("test: " + text, flush=True)
 
 
+def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
+    """The lanes; the first one is expected to take the longest."""
+    choice = ("-m", "not slow") if fast else ()
+    queue = Run((*choice, OF_QUEUE))
+    airflow = Run((*choice, *OF_AIRFLOW))
+    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, *OF_AIRFLOW))))
+    if os.environ.get("TASKQ_TEST_DSN"):  # one server: tests of one lane would meet transactions of another
+        return [Lane([queue, others, airflow])]
+    return [Lane([others]), Lane([queue, *([] if fast else second_server(programs))]), Lane([airflow])]
+
+
 def second_server(programs: str) -> list[Run]:
-    """The tests of the queue and of faults on the server whose programs lie there, if any do."""
+    """The tests of the queue and of faults on the server whose programs are in that folder, if there is one."""
     if not programs:
         say("there is no PostgreSQL of the system, 14 or newer: the queue is tested on the embedded one only")
         return []
     say("the queue, and its workers under faults, once more on the server in " + programs)
-    return [Run(("-q", "-m", "not slow", "tests/queue", "tests/faults"), programs)]
+    return [Run(("-q", "-m", "not slow", OF_QUEUE, "tests/faults"), programs)]
 
 
 def follow(lane: Lane) -> None:
@@ -115,8 +129,8 @@ def follow(lane: Lane) -> None:
     lane.show()
 
 
-def finish(lanes: tuple[Lane, Lane]) -> None:
-    """Wait for both; when told to end, or after any error, end them and wait for what they clean up."""
+def finish(lanes: list[Lane]) -> None:
+    """Wait for all; when told to end, or after any error, end them and wait for what they clean up."""
 
     def told(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -146,24 +160,19 @@ def finish(lanes: tuple[Lane, Lane]) -> None:
 def main() -> int:
     """Run all; 0 if all passed."""
     began = time.monotonic()
-    of_airflow = Run(OF_AIRFLOW)
-    others = Run(tuple("--ignore=" + folder for folder in OF_AIRFLOW))
-    if os.environ.get("TASKQ_TEST_DSN"):  # one server for all: tests of the one would meet transactions of the other
-        long, other = Lane([others, of_airflow]), Lane([])
-    else:
-        long, other = Lane([others]), Lane([of_airflow, *second_server(sys.argv[1] if len(sys.argv) > 1 else "")])
-        say("%s beside all the others; what they print follows at the end" % ", ".join(OF_AIRFLOW))
+    fast = "--fast" in sys.argv[1:]
+    lanes = make_lanes(fast=fast, programs=next((given for given in sys.argv[1:] if given != "--fast"), ""))
     try:
-        finish((long, other))
+        finish(lanes)
     except KeyboardInterrupt:
-        say("told to end; what the tests had printed else:")
-        long.show()
-        other.show()
+        say("interrupted; the output of the lanes that was not shown yet:")
+        for lane in lanes:
+            lane.show()
         return 130
-    for lane in (long, other):
+    for lane in lanes:
         for line in SUMMARY.findall(lane.printed().decode(errors="replace")):
             say(line.strip("= "))
-    passed = long.passed and other.passed
+    passed = all(lane.passed for lane in lanes)
     say("%s after %d s" % ("passed" if passed else "FAILED", time.monotonic() - began))
     return 0 if passed else 1
 

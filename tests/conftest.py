@@ -1,7 +1,9 @@
-"""One PostgreSQL server a session, one database a test, made from a template that holds the schema."""
+"""One PostgreSQL server a session; on it one database that is emptied for each test, and others for single tests."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,9 +12,11 @@ import pytest
 from hypothesis import settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
 from demo.postgres import EmbeddedPostgres
+from tests.queue.conftest import TABLES
 from tests.spark.session import python_environment, spark, spark_log
 
 __all__ = ["python_environment", "spark", "spark_log"]  # fixtures that pytest finds here
@@ -34,6 +38,7 @@ def server_dsn() -> Iterator[str]:
         return
     programs = os.environ.get("TASKQ_TEST_PROGRAMS")
     with EmbeddedPostgres(settings=FAST, programs=Path(programs) if programs else None) as server:
+        _hash_password_cheaply(server.dsn)
         yield server.dsn
 
 
@@ -47,10 +52,31 @@ def template(server_dsn: str) -> Iterator[str]:
     _drop_database(server_dsn, TEMPLATE)
 
 
+@pytest.fixture(scope="session")
+def shared_database(server_dsn: str, template: str) -> Iterator["SharedDatabase"]:
+    """One database for most tests: to create one costs as much CPU as twenty small tests."""
+    name = f"taskq_shared_{uuid4().hex[:12]}"
+    _create_database(server_dsn, name, template)
+    with psycopg.connect(server_dsn, autocommit=True) as admin:  # else the tables of tests go to the schema of the user
+        admin.execute(sql.SQL("ALTER DATABASE {} SET search_path = public").format(sql.Identifier(name)))
+    with closing(SharedDatabase(make_conninfo(server_dsn, dbname=name))) as database:
+        yield database
+    _drop_database(server_dsn, name)
+
+
 @pytest.fixture
-def dsn(server_dsn: str, template: str) -> Iterator[str]:
-    """A fresh database with the schema and no topic."""
-    name = f"taskq_test_{uuid4().hex[:12]}"
+def dsn(request: pytest.FixtureRequest, shared_database: "SharedDatabase") -> str:
+    """A database with the schema and no topic: the shared one, emptied, unless the test is marked `own_database`."""
+    if request.node.get_closest_marker("own_database"):
+        return str(request.getfixturevalue("own_dsn"))
+    shared_database.empty()
+    return shared_database.dsn
+
+
+@pytest.fixture
+def own_dsn(server_dsn: str, template: str) -> Iterator[str]:
+    """A database for one test alone, to change its schema, or because tables must be new and without statistics."""
+    name = f"taskq_own_{uuid4().hex[:12]}"
     _create_database(server_dsn, name, template)
     yield make_conninfo(server_dsn, dbname=name)
     _drop_database(server_dsn, name)
@@ -66,10 +92,13 @@ def empty_dsn(server_dsn: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def conn(dsn: str) -> Iterator[psycopg.Connection]:
+def conn(dsn: str, shared_database: "SharedDatabase") -> Iterator[psycopg.Connection]:
     """A connection in autocommit: every verb is its own transaction."""
-    with connect(dsn, autocommit=True) as connection:
-        yield connection
+    if dsn == shared_database.dsn:
+        yield shared_database.connection()
+    else:
+        with connect(dsn, autocommit=True) as connection:
+            yield connection
 
 
 @pytest.fixture
@@ -98,6 +127,84 @@ def queue(conn: psycopg.Connection) -> TaskQueue:
 def owner(queue: TaskQueue) -> Owner:
     """An owner with the usual lease."""
     return queue.register("owner")
+
+
+class SharedDatabase:
+    """A database that is emptied for each test, and one session on it that all tests use.
+
+    A new session loads the catalog and compiles each function that it calls. That takes longer than most tests.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self._conn = connect(dsn, autocommit=True)
+        self._used = [self._conn]
+
+    def empty(self) -> None:
+        """Ends all other sessions, resets this one, deletes all rows, and drops what tests left in `public`."""
+        self._reset()
+        deadline = time.monotonic() + 10  # what a test left running may connect again and again
+        while self._conn.execute(_END_OTHERS).rowcount and time.monotonic() < deadline:
+            time.sleep(0.002)  # until the server has ended them
+        if self._conn.execute(_CREATED_BY_TESTS).rowcount:
+            self._conn.execute(
+                "DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO public"
+            )
+        self._conn.execute(_DELETE_ALL)
+        for names in self._conn.execute(_BLOATED).fetchall():  # the queue estimates figures of large tables
+            self._conn.execute(sql.SQL("VACUUM {}").format(sql.Identifier(*names)))
+        self._conn.execute(
+            "SELECT setval('taskq_internal.task_sequence', 1, false), setval('taskq_internal.fence', 1, false)"
+        )
+
+    def connection(self) -> psycopg.Connection:
+        """The session as a new object of psycopg: handlers, factories and adapters of other tests are gone."""
+        self._conn = psycopg.Connection(self._conn.pgconn)
+        self._conn.autocommit = True
+        self._conn.prepare_threshold = None
+        self._used.append(self._conn)
+        return self._conn
+
+    def close(self) -> None:
+        """Ends the session."""
+        for conn in self._used:
+            conn.close()
+
+    def _reset(self) -> None:
+        """Takes back what a test has set; a session that a test closed, killed or left in a transaction is replaced."""
+        try:
+            if self._conn.pgconn.transaction_status == TransactionStatus.IDLE:
+                self._conn.execute("DISCARD ALL")
+                return
+        except psycopg.OperationalError:
+            pass
+        self._conn.close()
+        self._conn = connect(self.dsn, autocommit=True)
+        self._used.append(self._conn)
+
+
+_END_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+)
+_CREATED_BY_TESTS = (
+    "SELECT FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+    " UNION ALL SELECT FROM pg_proc WHERE pronamespace = 'public'::regnamespace LIMIT 1"
+)
+_BLOATED = (
+    "SELECT relnamespace::regnamespace::text, relname FROM pg_class"
+    " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind = 'r'"
+    " AND relname NOT IN ('identifier_lock', 'offer_lock') AND pg_relation_size(oid) > 1000000"  # made with the schema
+)
+_DELETE_ALL = ";".join(f"DELETE FROM {table}" for table in TABLES).encode()  # of few rows: cheaper than TRUNCATE
+
+
+def _hash_password_cheaply(dsn: str) -> None:
+    """Store the password with one round of hashing: with the usual 4,096, most of a login's CPU time goes there."""
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        if admin.info.server_version >= 160_000:
+            admin.execute("SET scram_iterations = 1")
+            admin.execute(sql.SQL("ALTER ROLE CURRENT_USER PASSWORD {}").format(admin.info.password))
 
 
 def _create_database(server_dsn: str, name: str, template: str = "template0") -> None:

@@ -12,7 +12,7 @@ from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.chaos_run import SECONDS, Run
 from tests.airflow.chaos_site import Installation, installed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from airflow_provider_taskq.queue import State, TaskQueue, connect
 from demo.airflow_site import AirflowSite
 from tests.airflow.site import MARK, PASSWORD, Arguments, instance, returned, xcoms
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -104,7 +104,7 @@ def producer(trigger: TaskQEventTrigger) -> SharedStreamProducer:
     return type(trigger).create_shared_stream_producer(trigger.serialize()[1])
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 200) -> None:
     async with asyncio.timeout(seconds):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110  what happens, happens in the server
             await asyncio.sleep(0.02)

@@ -39,7 +39,7 @@ class Peeking:
         self._events = TaskQEventTrigger(**{"topic": "work", "poll_interval": 0.05, **arguments}).run()
         self._next: asyncio.Task[TriggerEvent] | None = None
 
-    async def event(self, seconds: float = 30) -> Any:
+    async def event(self, seconds: float = 200) -> Any:
         """The next event, or None where there is none in time."""
         self._next = self._next or asyncio.create_task(anext(self._events))  # type: ignore[arg-type]
         done, _ = await asyncio.wait({self._next}, timeout=seconds)

@@ -203,6 +203,7 @@ def test_a_stopped_server_is_logged_once(own_server: EmbeddedPostgres, connect_a
     assert sorted(set(lines.triggers)) == ["trigger 1", "trigger 2"]
 
 
+@pytest.mark.own_database
 def test_a_status_that_cannot_be_read_ends_no_wait(
     queue: TaskQueue, conn: psycopg.Connection, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:

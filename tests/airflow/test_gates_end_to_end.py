@@ -10,7 +10,7 @@ from demo.airflow_api import until
 from demo.airflow_site import AirflowSite
 from tests.airflow.site import instance, returned, xcoms
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -161,6 +161,7 @@ def test_the_connection_test_says_what_to_run_where_the_schema_is_not(connect_ai
     assert "airflow_provider_taskq.queue install" in sentence
 
 
+@pytest.mark.own_database
 def test_the_connection_test_says_that_the_schema_is_newer(airflow_connection: str, conn: psycopg.Connection) -> None:
     conn.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', '')")
     passed, sentence = TaskQHook(airflow_connection).test_connection()

@@ -87,12 +87,11 @@ def test_each_batch_is_committed_on_its_own(queue: TaskQueue, conn: psycopg.Conn
     """The third batch fails: what the first two removed stays removed."""
     sequences = ended(queue, *map(str, range(10)))
     conn.execute(
-        f"CREATE FUNCTION taskq.refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f"CREATE FUNCTION refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         f" IF OLD.sequence = {sequences[7]} THEN RAISE EXCEPTION 'not this one'; END IF; RETURN OLD; END $$"
     )
     conn.execute(
-        "CREATE TRIGGER refuse_one BEFORE DELETE ON taskq_internal.task FOR EACH ROW"
-        " EXECUTE FUNCTION taskq.refuse_one()"
+        "CREATE TRIGGER refuse_one BEFORE DELETE ON taskq_internal.task FOR EACH ROW EXECUTE FUNCTION refuse_one()"
     )
     with pytest.raises(psycopg.errors.RaiseException):
         purge(topic="work", state="SUCCEEDED", batch=3)

@@ -13,7 +13,7 @@ from airflow_provider_taskq.triggers.waits import ReadyWait
 from airflow_provider_taskq.triggers.watcher import watcher
 from tests.airflow.test_trigger import LINES, in_loop, until
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [pytest.mark.usefixtures("airflow_connection"), pytest.mark.own_database]
 
 
 def make_read_only(conn: psycopg.Connection, *, on: bool) -> None:

@@ -29,7 +29,8 @@ from airflow_provider_taskq.spark import application_path
 from tests.airflow.conftest import context_of
 from tests.airflow.storing import restored
 from tests.airflow.test_metrics import Receiver, receive
-from tests.spark.cluster import SHORT_LIVED, python_without_us
+from tests.spark.cluster import python_without_us
+from tests.spark.session import SHORT_LIVED
 
 PROGRAMS = Path(__file__).parents[1] / "spark" / "programs"
 EXAMPLES = Path(__file__).parents[2] / "example_dags"

@@ -33,7 +33,7 @@ def waiting(topic: str = "work", **arguments: Any) -> "asyncio.Task[TriggerEvent
     return asyncio.create_task(first_event(TaskQTrigger(**{"topic": topic, "poke_interval": 0.05, **arguments})))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 200) -> None:
     async with asyncio.timeout(seconds):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110  what happens, happens in the server
             await asyncio.sleep(0.02)

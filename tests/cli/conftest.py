@@ -10,9 +10,8 @@ from click.testing import CliRunner, Result
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import standalone
 from tests.airflow.conftest import connection_json  # which gives Airflow a home before anything imports it
-from tests.queue.conftest import dsn, own_dsn, shared_dsn
 
-__all__ = ["connection_json", "dsn", "own_dsn", "shared_dsn"]
+__all__ = ["connection_json"]
 
 Run = Callable[..., Result]
 Ask = Callable[..., Any]

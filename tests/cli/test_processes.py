@@ -242,10 +242,10 @@ def test_a_worker_that_is_told_to_end_finishes_what_is_in_hand(
         text=True,
     )
     try:
-        until(begun.exists, 20)
+        until(begun.exists, 200)
         process.send_signal(signal.SIGTERM)
         go_on.touch()
-        told, _ = process.communicate(timeout=30)
+        told, _ = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

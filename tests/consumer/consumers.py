@@ -47,12 +47,12 @@ class Heard:
             self.failures.append(failure)
             self._changed.notify_all()
 
-    def wait(self, count: int, seconds: float = 20) -> list[str]:
+    def wait(self, count: int, seconds: float = 200) -> list[str]:
         """The identifiers of all events, once there are this many."""
         self._wait(lambda: len(self.events) >= count, seconds)
         return self.identifiers
 
-    def wait_failures(self, count: int, seconds: float = 20) -> list[EventFailure]:
+    def wait_failures(self, count: int, seconds: float = 200) -> list[EventFailure]:
         """All failures, once there are this many."""
         self._wait(lambda: len(self.failures) >= count, seconds)
         return self.failures

@@ -21,7 +21,7 @@ from tests.consumer.consumer_program import LEDGER
 from tests.consumer.consumers import at_end, table
 from tests.queue.conftest import until
 
-SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "25"))
+SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "12"))
 LONGER = 275.0  # until as much has happened as the test is about, where programs start slowly
 LEASE = 1.5
 

@@ -10,6 +10,12 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_provider_taskq.queue import connect
 
 
+@pytest.fixture
+def dsn(own_dsn: str) -> str:
+    """A database of its own, as the demonstration installs the schema."""
+    return own_dsn
+
+
 @pytest.fixture(scope="module")
 def metadata(server_dsn: str) -> Iterator[str]:
     """Its URL; it goes when the module's tests are done."""

@@ -55,7 +55,7 @@ def command(process: psutil.Process) -> list[str]:
         return []
 
 
-def gone(pid: int, seconds: float = 20) -> bool:
+def gone(pid: int, seconds: float = 200) -> bool:
     try:
         process = psutil.Process(pid)
     except psutil.NoSuchProcess:
@@ -177,10 +177,10 @@ def test_the_server_ends_however_its_program_ends(number: signal.Signals | None)
     assert child.stdout is not None
     postmaster, place, guardian = child.stdout.readline().split()
     if number is None:
-        child.communicate("go on\n", timeout=30)
+        child.communicate("go on\n", timeout=300)
     else:
         child.send_signal(number)
-        child.communicate(timeout=30)
+        child.communicate(timeout=300)
     assert gone(int(postmaster))
     assert gone(int(guardian))
     assert not Path(place).exists()
@@ -195,7 +195,7 @@ def test_a_server_that_lost_program_and_guardian_is_ended_by_the_next_start(fold
     orphan, _, guardian = child.stdout.readline().split()
     os.kill(int(guardian), signal.SIGKILL)
     child.kill()
-    child.communicate(timeout=30)
+    child.communicate(timeout=300)
     assert alive(psutil.Process(int(orphan)))
     with EmbeddedPostgres(folder, settings=FAST) as server:
         assert gone(int(orphan))

@@ -16,8 +16,9 @@ from demo.airflow_site import AirflowSite
 from demo.flights import TOPIC, flights
 from demo.tour import DAGS, environment, prepare
 from tests.demo.expected import expected
+from tests.spark.session import SHORT_LIVED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SLICE = 4_000
 
@@ -33,13 +34,13 @@ def test_the_files_are_whole_and_are_read_without_importing_their_package() -> N
 
 
 def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: str, tmp_path: Path) -> None:
-    environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(tmp_path)}
+    environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(tmp_path), **SHORT_LIVED}
     demo = subprocess.run(
         [sys.executable, "-m", "demo", "--flights", str(SLICE)],
         env=environ,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1700,
         check=False,
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
@@ -52,7 +53,9 @@ def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: s
 @pytest.fixture
 def site(dsn: str, metadata: str, tmp_path: Path) -> Iterator[AirflowSite]:
     prepare(dsn)
-    with AirflowSite(tmp_path / "airflow", DAGS, metadata_dsn=metadata, env=environment(dsn)) as site:
+    with AirflowSite(
+        tmp_path / "airflow", DAGS, metadata_dsn=metadata, env={**environment(dsn), **SHORT_LIVED}
+    ) as site:
         site.wait_dags("flights_push", "flights_drain")
         yield site
 
@@ -61,14 +64,14 @@ def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_do
     site: AirflowSite, dsn: str
 ) -> None:
     push = site.trigger("flights_push", conf={"flights": SLICE})
-    site.wait_run("flights_push", push, {"success"}, 120)
+    site.wait_run("flights_push", push, {"success"}, 600)
     drain = site.trigger("flights_drain")
     _wait_until_held(dsn)
     driver = _driver(site)
     for process in [*driver.children(recursive=True), driver]:
         with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself where what it started does
             process.kill()
-    assert site.wait_run("flights_drain", drain, {"success"}, 300) == "success"
+    assert site.wait_run("flights_drain", drain, {"success"}, 900) == "success"
     assert site.get(f"/dags/flights_drain/dagRuns/{drain}/taskInstances/drain")["try_number"] == 2
     assert counts(dsn) == expected(SLICE)
     with connect(dsn) as conn:
@@ -88,7 +91,7 @@ def test_a_topic_with_other_tasks_is_not_emptied_by_the_demo(dsn: str) -> None:
 
 def _wait_until_held(dsn: str) -> None:
     """Returns once the driver has claimed, which is before it has read anything."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 900
     while not counts(dsn).get(State.ACTIVE):
         assert time.monotonic() < deadline, "the drain never claimed"
         time.sleep(0.1)  # between two looks at the database

@@ -17,6 +17,12 @@ MakeWorker = Callable[..., Worker]
 
 
 @pytest.fixture
+def dsn(own_dsn: str) -> str:
+    """A database of its own, as tests change settings of it, and leave sessions that do not answer."""
+    return own_dsn
+
+
+@pytest.fixture
 def proxy(dsn: str) -> Iterator[TcpProxy]:
     """A proxy before the server of the tests."""
     address = conninfo_to_dict(dsn)

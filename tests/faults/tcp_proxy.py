@@ -150,7 +150,7 @@ class TcpProxy:
         with self._changed:
             return [link for link in self._links if not link.is_cancel and name in (None, link.name)]
 
-    def wait_for(self, name: str | None = None, *, after: int = 0, seconds: float = 20) -> Link:
+    def wait_for(self, name: str | None = None, *, after: int = 0, seconds: float = 200) -> Link:
         """The first open connection of this application_name whose number is above `after`, waited for."""
         with self._changed:
             found = self._changed.wait_for(lambda: [x for x in self.links(name) if x.number > after], seconds)

@@ -9,14 +9,24 @@ from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import Condition, NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, TaskResultException, batch, each
 from airflow_provider_taskq.worker.grouped import GroupedWorker, GroupMode
+from tests.conftest import SharedDatabase
 from tests.consumer.consumers import Heard, quick, until_at_end
 from tests.faults.poison import POISON, poison
-from tests.queue.conftest import dsn, everything, shared_dsn, states
+from tests.queue.conftest import everything, states
 from tests.worker.conftest import MakeWorker, make_worker
 
-__all__ = ["dsn", "make_worker", "shared_dsn"]  # fixtures that pytest finds here
+__all__ = ["make_worker"]  # fixtures that pytest finds here
 
 SOON = timedelta(milliseconds=50)
+
+
+@pytest.fixture
+def dsn(shared_database: SharedDatabase) -> str:
+    """The database that is emptied for each test: nothing here cuts connections."""
+    shared_database.empty()
+    return shared_database.dsn
+
+
 unreadable = pytest.mark.parametrize("text", POISON.values(), ids=POISON.keys())
 
 

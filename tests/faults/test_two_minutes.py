@@ -1,4 +1,4 @@
-"""Two minutes under load for each of three faults: nothing is lost, nothing is done twice, nothing stops."""
+"""Three faults under load, each for TASKQ_FAULT_SECONDS: nothing is lost, nothing is done twice, nothing stops."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,16 +1,13 @@
-"""What the queue's tests share: one database emptied for each test, tasks put into any state, time moved by SQL."""
+"""What the queue's tests share: tasks put into any state, and time moved by SQL."""
 
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import TypeVar
-from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import (
     NewTask,
@@ -60,39 +57,6 @@ RESULTS = {
 }
 
 
-@pytest.fixture(scope="session")
-def shared_dsn(server_dsn: str, template: str) -> Iterator[str]:
-    """One database for all tests here, which is ten times faster than one each."""
-    name = sql.Identifier(f"taskq_queue_{uuid4().hex[:12]}")
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(template)))
-        yield make_conninfo(server_dsn, dbname=name.as_string(admin).strip('"'))
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
-
-
-@pytest.fixture
-def dsn(shared_dsn: str) -> str:
-    """A database with the schema and no topic: emptied, whatever the test before left behind."""
-    with connect(shared_dsn, autocommit=True) as conn:
-        conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
-        for table in TABLES:
-            conn.execute(f"DELETE FROM {table}".encode())  # of few rows: cheaper than TRUNCATE
-    return shared_dsn
-
-
-@pytest.fixture
-def own_dsn(server_dsn: str, template: str) -> Iterator[str]:
-    """A database for one test alone, whose tables nobody has written to or analysed before."""
-    name = sql.Identifier(f"taskq_own_{uuid4().hex[:12]}")
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(template)))
-        yield make_conninfo(server_dsn, dbname=name.as_string(admin).strip('"'))
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
-
-
 @pytest.fixture
 def own_queue(own_dsn: str) -> Iterator[TaskQueue]:
     """A queue with a topic `work` in a database for one test alone, which no autovacuum reads or analyses beside it."""
@@ -120,7 +84,7 @@ def background() -> Iterator[Callable[[Callable[[], T]], "Future[T]"]]:
         yield lambda call: pool.submit(call)
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 300) -> None:
     """Returns once the condition holds; fails the test where it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():

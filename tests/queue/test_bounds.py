@@ -481,7 +481,7 @@ CALLS: dict[str, Callable[[World, Arguments], object]] = {
 def test_any_argument_is_refused_in_words_or_stored_within_the_bounds(queue: TaskQueue, verb: str) -> None:
     world = make_world(queue)
 
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
     @given(ARGUMENTS)
     def calls(arguments: Arguments) -> None:
         with queue.conn.transaction(force_rollback=True):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -48,18 +49,16 @@ def look(queue: TaskQueue, owner: Owner, verb: str) -> int:
     return len(queue.poll("work", owner, 5, Order[name], Condition(condition)))
 
 
-LOOKS = [
-    ("failed", f"FIRST_IN_FIRST_OUT {ON_FAILURE}"),
-    ("failed", f"LAST_IN_FIRST_OUT {UNTIL_SUCCESS}"),
-    ("failed", f"ready {ON_FAILURE}"),
-    ("failed", "batch"),
-    ("held", f"FIRST_IN_FIRST_OUT {SINGULAR}"),
-    ("held", f"ready {UNTIL_SUCCESS}"),
-    ("held", "batch"),
-    ("undue", f"FIRST_IN_FIRST_OUT {SINGULAR}"),
-    ("undue", f"ready {ON_FAILURE}"),
-    ("undue", "batch"),
-]
+LOOKS = {
+    "failed": [
+        f"FIRST_IN_FIRST_OUT {ON_FAILURE}",
+        f"LAST_IN_FIRST_OUT {UNTIL_SUCCESS}",
+        f"ready {ON_FAILURE}",
+        "batch",
+    ],
+    "held": [f"FIRST_IN_FIRST_OUT {SINGULAR}", f"ready {UNTIL_SUCCESS}", "batch"],
+    "undue": [f"FIRST_IN_FIRST_OUT {SINGULAR}", f"ready {ON_FAILURE}", "batch"],
+}
 
 
 @pytest.fixture(params=[True, False], ids=["analyzed", "never analyzed"])
@@ -73,15 +72,17 @@ def analyzed(request: pytest.FixtureRequest, own_queue: TaskQueue) -> Callable[[
     return analyze
 
 
-@pytest.mark.parametrize(("kind", "verb"), LOOKS)
+@pytest.mark.parametrize("kind", LOOKS)
 def test_a_look_searches_no_index_for_each_of_many_closed_lanes(
-    own_queue: TaskQueue, kind: str, verb: str, analyzed: Callable[[], None]
+    own_queue: TaskQueue, kind: str, analyzed: Callable[[], None]
 ) -> None:
     close_lanes(own_queue, kind, LANES)
     analyzed()
     owner = own_queue.register("looking")
-    seen = explain(own_queue.conn, lambda: look(own_queue, owner, verb))
-    assert seen.scans <= MOST_SCANS, seen
+    for verb in LOOKS[kind]:
+        with own_queue.conn.transaction(force_rollback=True):
+            seen = explain(own_queue.conn, partial(look, own_queue, owner, verb))
+        assert seen.scans <= MOST_SCANS, (verb, seen)
 
 
 def test_few_free_lanes_are_found_behind_and_among_many_closed_ones(queue: TaskQueue, owner: Owner) -> None:

@@ -20,6 +20,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
+from tests.conftest import SharedDatabase
 from tests.queue.conftest import identifiers, in_second, known, lapse, last_failure, pass_time, task_in
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -246,8 +247,8 @@ POLICIES = st.builds(
 
 
 @pytest.fixture(scope="module")
-def reckoning(shared_dsn: str) -> Any:
-    with connect(shared_dsn, autocommit=True) as conn:
+def reckoning(shared_database: SharedDatabase) -> Any:
+    with connect(shared_database.dsn, autocommit=True) as conn:
         yield conn
 
 

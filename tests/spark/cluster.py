@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 
 from demo.processes import Servers, free_port, tail
+from tests.spark.session import SHORT_LIVED
 
 HOST = "127.0.0.1"
-# JVMs that live for seconds spend most of them on compiling what they run a few times.
-SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 WORKERS = 2
 # What executors have to have installed: psycopg and pyarrow, which are compiled, and what these and Spark import.
 NEEDED = (

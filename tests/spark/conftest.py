@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
+def dsn(own_dsn: str) -> str:
+    """A database of its own, as executors and drivers may still be connected when a test is over."""
+    return own_dsn
+
+
+@pytest.fixture
 def push(queue: TaskQueue) -> Callable[[int], list[int]]:
     """Pushes `count` tasks to the topic `work`, numbered in their payloads; returns their sequences."""
 

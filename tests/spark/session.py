@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
+# The JVMs of tests live for seconds or minutes: the optimizing compiler and a parallel collector cost more CPU time
+# than they save.
+SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
 
 @pytest.fixture(scope="session")
 def python_environment() -> dict[str, str]:
@@ -26,7 +30,7 @@ def python_environment() -> dict[str, str]:
     assert spec is not None
     home = str(Path(str(spec.origin)).parent)  # spark-submit's own search for it fails where a path has a space
     named = {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1"}
-    return {**env, **named}
+    return {**env, **named, **SHORT_LIVED}
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskq.queue import State, TaskQueue
-from tests.spark.cluster import SHORT_LIVED
 
 PROGRAM = Path(__file__).parent / "programs" / "connected.py"
 
@@ -22,8 +21,9 @@ def test_the_data_source_works_through_spark_connect_and_the_drain_claims_nothin
     queue.create_topic("copies")
     (tmp_path / "dsn").write_text(dsn)
     command = [sys.executable, str(PROGRAM), str(tmp_path / "dsn")]
-    environment = {**python_environment, **SHORT_LIVED}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=dict(python_environment), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("drain").startswith(

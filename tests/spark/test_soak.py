@@ -20,11 +20,11 @@ import pytest
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
 
-SECONDS = float(os.environ.get("TASKQ_SOAK_SECONDS", "40"))
+SECONDS = float(os.environ.get("TASKQ_SOAK_SECONDS", "20"))
 KILLS = max(2, int(SECONDS / 30))
 RATE = 2_000
 EVERY = 0.1  # seconds between two pushes
-PATIENCE = max(180.0, SECONDS)
+PATIENCE = max(600.0, SECONDS)
 PROGRAM = Path(__file__).parent / "programs" / "soak.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 3 * PATIENCE)]

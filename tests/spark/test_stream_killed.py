@@ -15,7 +15,6 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect
-from tests.spark.cluster import SHORT_LIVED
 from tests.spark.programs.decided_stream import decide
 
 pytestmark = [
@@ -45,7 +44,7 @@ def test_a_stream_of_decisions_killed_after_a_commit_ends_each_task_once(
     command = [sys.executable, str(PROGRAM), str(tmp_path / "dsn"), *where]
     with connect(dsn) as task, connect(dsn) as stage:
         hold_a_task_of_the_second_batch(task)
-        with killed_at_the_end(command, {**python_environment, **SHORT_LIVED}) as driver:
+        with killed_at_the_end(command, python_environment) as driver:
             wait_until(conn, WAITING.format("complete_staged"), driver)
             assert states(queue) == {"ACTIVE": 5, "SUCCEEDED": 2, "FILTERED": 3}
             stage.execute("SELECT FROM taskq.staged FOR UPDATE")  # what the driver forgets after its commit

@@ -1,4 +1,4 @@
-"""What the tests of processing share: one database emptied for each test, and workers that end with it."""
+"""What the tests of processing share: workers that end with their test."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -8,9 +8,6 @@ import pytest
 
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.worker import BatchHandler, Worker
-from tests.queue.conftest import dsn, shared_dsn
-
-__all__ = ["dsn", "shared_dsn"]  # fixtures that pytest finds here
 
 MakeWorker = Callable[..., Worker]
 HOUR = timedelta(hours=1)
@@ -33,7 +30,6 @@ def make_worker(dsn: str) -> Iterator[MakeWorker]:
 @pytest.fixture
 def effects(queue: TaskQueue) -> Iterator[Callable[[], list[str]]]:
     """A table `effect` for what handlers do; tells the identifiers in it."""
-    queue.conn.execute("DROP TABLE IF EXISTS effect")  # of a test that was cut off
     queue.conn.execute("CREATE TABLE effect (place bigserial, sequence bigint, identifier text, number int)")
     query = "SELECT identifier FROM effect ORDER BY 1"
     yield lambda: [row[0] for row in queue.conn.execute(query).fetchall()]

@@ -1,6 +1,6 @@
 """Two worker processes under load, killed with -9 at random: nothing lost, effects once, order kept.
 
-TASKQ_CHAOS_SECONDS says for how long: 25 unless set.
+TASKQ_CHAOS_SECONDS says for how long: 15 unless set.
 """
 
 import os
@@ -22,7 +22,7 @@ from tests.worker.chaos_worker import LEASE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "25"))
+SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "15"))
 IDENTIFIERS = 40
 BACKLOG = 400
 DOUBLED = "SELECT sequence FROM effect GROUP BY sequence HAVING count(*) > 1"
