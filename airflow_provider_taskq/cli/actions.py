@@ -95,7 +95,7 @@ def reassign(session: Session, /, topic: str, result: str, dry_run: bool, yes: b
 
 @click.command(
     "run-now",
-    help=f"Make waiting tasks of TOPIC due now, {_BY_SELECTION} Blocked and paused tasks stay so for other reasons.",
+    help=f"Make waiting tasks of TOPIC due now, {_BY_SELECTION} Dependencies, the probe and paused topics still apply.",
 )
 @topic_argument
 @_waiting_tasks
