@@ -1,4 +1,4 @@
-"""The queue: typed verbs over the schema `taskq` in PostgreSQL. Needs psycopg, and nothing else.
+"""The queue: typed verbs over the SQL functions of the schema `taskq`. Needs psycopg and nothing else.
 
     with psycopg.connect(dsn) as conn:
         queue = TaskQueue(conn)

@@ -1,4 +1,4 @@
-"""`python -m airflow_provider_taskq.queue install|verify|uninstall|expire|health`: upkeep from the command line."""
+"""`python -m airflow_provider_taskq.queue install|verify|uninstall|expire|health`: maintenance without Airflow."""
 
 import argparse
 import sys
@@ -13,12 +13,10 @@ from airflow_provider_taskq.queue.schema import install, uninstall, verify
 
 
 def _expire(conn: psycopg.Connection[Any]) -> None:
-    """Takes the leases that have lapsed, and says how many tasks were held under them."""
     sys.stdout.write(f"{TaskQueue(conn).expire()} tasks of owners whose lease had lapsed\n")
 
 
 def _health(conn: psycopg.Connection[Any]) -> None:
-    """Says what slows or threatens the queue, the worst first."""
     for finding in TaskQueue(conn).health():
         sys.stdout.write(f"{finding.severity.name:<8} {finding.subject}: {finding.detail}\n")
 
@@ -27,7 +25,7 @@ _ACTIONS = {"verify": verify, "uninstall": uninstall, "expire": _expire, "health
 
 
 def main() -> int:
-    """Does what the first argument says; 1, with one sentence, where it cannot."""
+    """Runs the action of the first argument. Returns 1, with one sentence on stderr, if it fails."""
     parser = argparse.ArgumentParser(
         prog="python -m airflow_provider_taskq.queue",
         description="The schema taskq, in the database that TASKQ_DSN, TASKQ_DSN_FILE or PGHOST names.",

@@ -1,26 +1,24 @@
-"""Claims: the tasks that one program took, as it passes them on to the next: from a gate to the tasks of its DAG."""
+"""Claims: how a gate passes the tasks that it claimed on to the tasks of its DAG."""
 
 import ast
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import psycopg
+
+from airflow_provider_taskq.queue.client import TaskQueue
 from airflow_provider_taskq.queue.errors import InvalidArgument, LeaseLost
-
-if TYPE_CHECKING:
-    import psycopg
-
-    from airflow_provider_taskq.queue.client import TaskQueue
-    from airflow_provider_taskq.queue.models import Owner
+from airflow_provider_taskq.queue.models import Owner
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a gate with `claim=n` returns: the topic, the owner, the fence of its registration, the number of tasks.
+    """The claim of a gate with `claim=n`: the topic, the owner, the fence of its registration, the number of tasks.
 
     The fence is the key to the tasks. The next task of the DAG uses them under this fence, or takes them over by it
-    (`TaskQueue.take_over`); a later claim under the same owner name ends this one.
+    (`TaskQueue.take_over`). A later claim under the same owner name ends this one.
     """
 
     topic: str
@@ -30,9 +28,9 @@ class Claim:
 
     @classmethod
     def parse(cls, given: Any) -> Self:
-        """The claim in a dict (`gate.output`), or in the text that a template makes of one.
+        """Returns the claim in a dict (`gate.output`), or in the text that a template makes of one.
 
-        InvalidArgument if it is no claim: None, a text of something else, or a dict that lacks a field.
+        :raises InvalidArgument: for None, another text, or a dict that lacks a field.
         """
         read = _read(given) if isinstance(given, str) else given
         if isinstance(read, cls):
@@ -47,21 +45,21 @@ class Claim:
             raise InvalidArgument(f"invalid claim {_shown(given)}: {type(error).__name__} {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
-        """The claim as an XCom value."""
+        """Returns the claim as an XCom value."""
         return asdict(self)
 
-    def holder(self, queue: "TaskQueue") -> "Owner":
-        """The registration that holds the claim now: the gate's, or that of a task which took the claim over.
+    def holder(self, queue: TaskQueue) -> Owner:
+        """Returns the registration that holds the claim now: the gate's, or that of a task that took the claim over.
 
-        LeaseLost, saying why and what to do, if there is none.
+        :raises LeaseLost: if there is none; says why and what to do.
         """
         owner = queue.owner(self.owner, self.fence)
         if owner is None:
             raise LeaseLost(f"the claim of {self.claimed} tasks in topic {self.topic!r} {self._end(queue)}")
         return owner
 
-    def _end(self, queue: "TaskQueue") -> str:
-        """How the claim ended, and what to do about it."""
+    def _end(self, queue: TaskQueue) -> str:
+        """Says how the claim ended, and what to do about it."""
         name = f"under owner {self.owner!r} and fence {self.fence}"
         current = queue.owner(self.owner)
         if current is None:
@@ -76,8 +74,8 @@ class Claim:
         )
 
 
-def held_sequences(connection: "psycopg.Connection[Any]", owner: "Owner", topic: str | None = None) -> list[int]:
-    """The sequences that an owner holds, in a topic or in all, without payloads."""
+def held_sequences(connection: psycopg.Connection[Any], owner: Owner, topic: str | None = None) -> list[int]:
+    """Returns the sequences that an owner holds, in a topic or in all topics, without payloads."""
     rows = connection.execute(
         "SELECT sequence FROM taskq.held(%s::text, %s::bigint, %s::text)", (owner.name, owner.fence, topic)
     )
@@ -85,7 +83,7 @@ def held_sequences(connection: "psycopg.Connection[Any]", owner: "Owner", topic:
 
 
 def _read(text: str) -> Any:
-    """The value of a template's text: JSON or, as Jinja renders a dict, Python; None if it is neither."""
+    """Parses the text of a template: JSON or, as Jinja renders a dict, Python; None if it is neither."""
     try:
         return json.loads(text)
     except ValueError:
@@ -97,7 +95,7 @@ def _read(text: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """What a value is, without what it holds: it may be the output of any task."""
+    """Describes a value without its contents: it may be the output of any task."""
     if value is None or value in ("", "None"):
         return "None"
     keys = f" with the keys {sorted(map(str, value))[:10]}" if isinstance(value, Mapping) else ""

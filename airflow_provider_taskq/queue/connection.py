@@ -1,4 +1,4 @@
-"""Connections to the queue's database, for programs that bring none of their own."""
+"""Connections to the queue's database: opening them, deadlines for their calls, and calls of SQL functions."""
 
 import os
 import threading
@@ -6,15 +6,19 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, LiteralString, NoReturn, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
-from psycopg.rows import tuple_row
+from psycopg.rows import BaseRowFactory, TupleRow, tuple_row
 
-from airflow_provider_taskq.queue.encoding import decode_tolerantly, load_bounded
+from airflow_provider_taskq.queue.encoding import register_loaders
 from airflow_provider_taskq.queue.errors import CallTimeout, TaskQueueError, first_line, translate_errors
+
+T = TypeVar("T")
+
+# Opening
 
 DSN_VARIABLE = "TASKQ_DSN"
 DSN_FILE_VARIABLE = "TASKQ_DSN_FILE"
@@ -30,27 +34,31 @@ _TCP_DEFAULTS: Mapping[str, int] = {
 
 
 def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
-    """Opens a connection: by `dsn`, or as the environment says.
+    """Opens a connection to the queue's database.
 
-    That is TASKQ_DSN, else the file that TASKQ_DSN_FILE names, else libpq's own variables (PGHOST, PGSERVICE,
-    ...). `options` are those of `psycopg.connect`. Statements are not prepared, so that a transaction pooler
-    may stand between. Timeouts of TCP, and with several hosts `target_session_attrs=read-write`, are set unless
-    the DSN or the environment sets them. TaskQueueError in one sentence, without the password, where no server
-    can be reached.
+    Statements are not prepared, so that the connection works through a transaction pooler. Unless the DSN or the
+    environment sets them, timeouts of TCP are set, and `target_session_attrs=read-write` if several hosts are named.
+
+    :param dsn: a connection string. None: TASKQ_DSN, else the file that TASKQ_DSN_FILE names, else the variables of
+        libpq (PGHOST, PGSERVICE, ...).
+    :param options: options of `psycopg.connect`.
+    :raises TaskQueueError: in one sentence without the password, if no server can be reached or the DSN is malformed.
     """
-    found = resolve_dsn(dsn)
+    resolved = resolve_dsn(dsn)
     try:
-        if "@" in str(conninfo_to_dict(found).get("host")):
-            raise TaskQueueError("the DSN of the queue's database is not well formed: write @ in its password as %40")
-        return psycopg.connect(found, **{"prepare_threshold": None, **connection_defaults(found, options), **options})
+        if "@" in str(conninfo_to_dict(resolved).get("host")):
+            raise TaskQueueError("the DSN of the queue's database is malformed: write @ in its password as %40")
+        defaults = connection_defaults(resolved, options)
+        return psycopg.connect(resolved, **{"prepare_threshold": None, **defaults, **options})
     except psycopg.OperationalError as error:
         raise TaskQueueError(f"cannot connect to the queue's database: {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
-        raise TaskQueueError(f"the DSN of the queue's database is not well formed: {_hidden(error)}") from None
+        reason = first_line(error).split('"')[0].strip(" :")  # libpq then quotes the DSN, which may hold the password
+        raise TaskQueueError(f"the DSN of the queue's database is malformed: {reason}") from None
 
 
 def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of libpq that TaskQ sets if neither a DSN nor `options` nor libpq's environment sets them.
+    """Returns the libpq parameters that TaskQ sets if neither the DSN nor `options` nor libpq's environment sets them.
 
     These are a limit for connecting and TCP's keepalives and user timeout. If several hosts are named, also
     `target_session_attrs=read-write`: a queue cannot work on a standby.
@@ -67,13 +75,16 @@ def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_dsn(dsn: str | None = None) -> str:
-    """The connection string to use; empty where libpq's own environment says it all."""
+    """Returns the connection string to use; empty if libpq's own variables name the database.
+
+    :raises TaskQueueError: if nothing names a database, or the file of TASKQ_DSN_FILE cannot be read.
+    """
     if dsn is not None:
         return dsn
     if from_variable := os.environ.get(DSN_VARIABLE):
         return from_variable
     if file := os.environ.get(DSN_FILE_VARIABLE):
-        return _dsn_in_file(Path(file))
+        return _read_dsn(Path(file))
     if not any(name in os.environ for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")):
         raise TaskQueueError(
             f"no database is named: set {DSN_VARIABLE} (postgresql://user@host/database),"
@@ -82,38 +93,35 @@ def resolve_dsn(dsn: str | None = None) -> str:
     return ""
 
 
-def _dsn_in_file(file: Path) -> str:
-    """The connection string that stands in a file, such as a mounted secret."""
+def _read_dsn(file: Path) -> str:
     try:
-        found = file.read_text(encoding="utf-8").strip()
+        dsn = file.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise TaskQueueError(f"cannot read the file that {DSN_FILE_VARIABLE} names: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise TaskQueueError(f"the file that {DSN_FILE_VARIABLE} names holds no text") from None
-    if not found:
+        raise TaskQueueError(f"the file that {DSN_FILE_VARIABLE} names is not UTF-8 text") from None
+    if not dsn:
         raise TaskQueueError(f"the file that {DSN_FILE_VARIABLE} names is empty")
-    return found
+    return dsn
 
 
-def _hidden(error: psycopg.Error) -> str:
-    """A parse error without the text that was parsed, which libpq quotes and which may hold the password."""
-    return first_line(error).split('"')[0].strip(" :")
+# Deadlines
 
-
-T = TypeVar("T")
-
-_CANCEL_SECONDS = 1.0  # how long to wait until the server has taken the request to cancel a call
+_CANCEL_SECONDS = 1.0  # how long to wait until the server has received the request to cancel a call
 _GROWTH = 2.0
-_MOST = 8.0  # times the limit, however often calls were given up
-_MEMORY = 10.0  # after this many limits without a call given up, the limit is the base again
+_MAX_FACTOR = 8.0
+_MEMORY = 10.0  # after this many limits without an exceeded one, the limit is the base again
 
 
 class CallLimit:
-    """How long a call may wait for the server's next answer, in seconds.
+    """How long a call may wait for the server's next answer.
 
-    `seconds`: for calls of the queue. `handler_statements`: for statements of user code in the queue's transaction.
-    After a call was given up the limit doubles, up to eight times, and shrinks again after a while. So a call that
-    takes longer than the limit on a healthy server succeeds at a later attempt. `grows=False` keeps the limit.
+    An exceeded limit doubles the next ones, up to eight times, and they shrink again after a while. So a call that
+    takes longer than the limit on a healthy server succeeds at a later attempt.
+
+    :param seconds: for calls of the queue.
+    :param handler_statements: seconds for statements of user code in the queue's transaction, if longer.
+    :param grows: False keeps the limit constant.
     """
 
     def __init__(self, seconds: float, handler_statements: float | None = None, *, grows: bool = True) -> None:
@@ -132,9 +140,9 @@ class CallLimit:
         return self._base * self._factor
 
     def exceed(self) -> None:
-        """Notes that a call was given up."""
+        """Records that a call exceeded the limit."""
         if self._grows:
-            self._factor = min(self._factor * _GROWTH, _MOST)
+            self._factor = min(self._factor * _GROWTH, _MAX_FACTOR)
             self._exceeded = time.monotonic()
 
     @contextmanager
@@ -152,7 +160,7 @@ class _Silent(Exception):
 
 
 def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
-    """Makes every call on a connection raise CallTimeout, and close the connection, after `limit` without an answer.
+    """Makes each call on a connection raise CallTimeout, and close the connection, after `limit` without an answer.
 
     The statement is also cancelled on the server if the server can be reached, so that it does not keep its locks.
     """
@@ -161,10 +169,10 @@ def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
     def limited(generator: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         seconds = limit.seconds
         try:
-            return wait(_silent_for(generator, seconds), *args, **options)
+            return wait(_raise_when_silent(generator, seconds), *args, **options)
         except _Silent:
             limit.exceed()
-            _abandon(conn)
+            _cancel_and_close(conn)
             message = f"the server sent no answer within {seconds:.3g} seconds; the connection was closed"
             raise CallTimeout(message) from None
 
@@ -172,17 +180,17 @@ def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
     conn.wait = limited  # type: ignore[method-assign, assignment]
 
 
-def _silent_for(generator: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """The steps of a call; raises _Silent if nothing arrives for so long. psycopg resumes it ten times a second."""
+def _raise_when_silent(generator: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+    """Passes on the steps of a call, which psycopg resumes ten times a second; raises _Silent after the limit."""
     try:
         wanted = next(generator)
-        heard = time.monotonic()
+        last_answer = time.monotonic()
         while True:
             ready = yield wanted
             now = time.monotonic()
             if ready:
-                heard = now
-            elif now - heard > seconds:
+                last_answer = now
+            elif now - last_answer > seconds:
                 raise _Silent
             wanted = generator.send(ready)
     except StopIteration as end:
@@ -190,9 +198,7 @@ def _silent_for(generator: Generator[Any, Any, T], seconds: float) -> Generator[
         return value
 
 
-def _abandon(conn: psycopg.Connection[Any]) -> None:
-    """Cancels what runs on a connection, and closes it."""
-
+def _cancel_and_close(conn: psycopg.Connection[Any]) -> None:
     def cancel() -> None:
         with suppress(Exception):  # the server may be out of reach
             conn.cancel_safe(timeout=_CANCEL_SECONDS)
@@ -204,10 +210,48 @@ def _abandon(conn: psycopg.Connection[Any]) -> None:
     conn.close()
 
 
+# Calls of SQL functions
+
+
+class FunctionCaller:
+    """Calls SQL functions of the schema `taskq` through a connection that belongs to the caller."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self.conn = require_connection(conn)
+
+    @property
+    def _commits_each_call(self) -> bool:
+        """Whether the next call is a transaction of its own, which ends with the call."""
+        return self.conn.autocommit and self.conn.info.transaction_status == TransactionStatus.IDLE
+
+    def _fetch(self, factory: BaseRowFactory[T], call: LiteralString, arguments: Sequence[object] = ()) -> list[T]:
+        """Returns all rows of one call, made by a row factory, whatever the connection's own row factory is."""
+        with translate_errors(), self.conn.cursor(row_factory=factory) as cursor:
+            register_loaders(cursor)
+            return cursor.execute(call, arguments).fetchall()
+
+    def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[TupleRow]:
+        """Returns all rows of one call as tuples."""
+        return self._fetch(tuple_row, call, arguments)
+
+    def _value(self, call: LiteralString, arguments: Sequence[object] = ()) -> Any:
+        """Returns the one value of one call."""
+        return self._rows(call, arguments)[0][0]
+
+
+@contextmanager
+def all_or_nothing(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Makes several calls atomic: a savepoint in the caller's transaction, which only the caller commits."""
+    if not conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
+        conn.execute("SELECT")  # opens the caller's transaction: else the block below would commit its own
+    with conn.transaction():
+        yield
+
+
 _SQLALCHEMY_URL = "the URL of the engine has to begin with postgresql+psycopg://"
 _SYNCHRONOUS = "TaskQueue is synchronous: open a connection with psycopg.connect()"
 
-# By module and name of a class, so that no other library is imported. A class is found by its bases as well.
+# By module and name of a class, so that no other library is imported. A class is also found by its bases.
 _ALTERNATIVES = {
     ("psycopg2", "connection"): "pass a connection of psycopg 3: psycopg.connect(connection.dsn, password=...)",
     ("psycopg", "AsyncConnection"): _SYNCHRONOUS,
@@ -229,8 +273,13 @@ _ALTERNATIVES = {
 }
 
 
-def reject_connection(given: Any) -> NoReturn:
-    """Raises TypeError, which names the class that was given and the object to pass instead."""
+def require_connection(given: Any) -> psycopg.Connection[Any]:
+    """Returns the connection.
+
+    :raises TypeError: if it is not one of psycopg 3; names the class that was given and the object to pass instead.
+    """
+    if isinstance(given, psycopg.Connection):
+        return given
     kinds = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(given).__mro__]
     alternative = next((_ALTERNATIVES[kind] for kind in kinds if kind in _ALTERNATIVES), None)
     name = f"{type(given).__module__}.{type(given).__qualname__}"
@@ -238,40 +287,3 @@ def reject_connection(given: Any) -> NoReturn:
         f"TaskQueue needs a psycopg.Connection (psycopg 3), not a {name}: "
         f"{alternative or 'open one with psycopg.connect()'}"
     )
-
-
-def require_connection(given: Any) -> "psycopg.Connection[Any]":
-    """Returns the connection; TypeError if it is not one of psycopg 3."""
-    return given if isinstance(given, psycopg.Connection) else reject_connection(given)
-
-
-class FunctionCaller:
-    """Calls the functions of the schema `taskq` through a connection that belongs to the caller."""
-
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
-        self.conn = require_connection(conn)
-
-    @property
-    def _alone(self) -> bool:
-        """Whether the next call is a transaction of its own, which ends with it."""
-        return self.conn.autocommit and self.conn.info.transaction_status == TransactionStatus.IDLE
-
-    def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """All rows of one call, as tuples whatever the connection's own row factory; JSON is read by decode_json."""
-        with translate_errors(), self.conn.cursor(row_factory=tuple_row) as cursor:
-            load_bounded(cursor)
-            decode_tolerantly(cursor)
-            return cursor.execute(call, arguments).fetchall()
-
-    def _value(self, call: LiteralString, arguments: Sequence[object] = ()) -> Any:
-        """The one value of one call."""
-        return self._rows(call, arguments)[0][0]
-
-
-@contextmanager
-def all_or_nothing(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Makes several calls one: a savepoint in the caller's transaction, which stays the caller's to commit."""
-    if not conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
-        conn.execute("SELECT")  # opens the caller's transaction: else the block below would commit its own
-    with conn.transaction():
-        yield

@@ -1,4 +1,4 @@
-"""Drains: the report of one, what it has ended, and `max_failed`, the limit for its failed tasks."""
+"""Drains: their reports, the counts of the tasks that they ended, and the limit `max_failed`."""
 
 import json
 import math
@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue.connection import FunctionCaller
+from airflow_provider_taskq.queue.encoding import model_row
 from airflow_provider_taskq.queue.errors import InvalidArgument, TaskQueueError
 from airflow_provider_taskq.queue.models import Owner, State
 
@@ -24,12 +25,12 @@ class FailedTask:
     error: str | None
 
     def __str__(self) -> str:
-        return f"{self.identifier} (sequence {self.sequence}): {self.error or 'no error was noted'}"
+        return f"{self.identifier} (sequence {self.sequence}): {self.error or 'no error was recorded'}"
 
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The latest drain of a name. `finished` and `report` are None until its end, and if its program was killed."""
+    """The latest drain of a name. `finished` and `report` are None until it ends, or if its program was killed."""
 
     topic: str
     began: datetime
@@ -39,9 +40,9 @@ class DrainReport:
 
 @dataclass(frozen=True, slots=True)
 class DrainCounts:
-    """What a drain has ended so far: FAILED tasks, all ended tasks with these, and the first failed ones by sequence.
+    """Counts of the tasks that a drain has ended: FAILED tasks, all ended tasks, and the first failed ones.
 
-    A failure that the topic's policy retries is in no count: its task has not ended. Neither is a snoozed task.
+    `first` is in order of sequence. A task that will be retried has not ended, nor has a snoozed one.
     """
 
     failed: int
@@ -55,10 +56,10 @@ class TooManyFailures(TaskQueueError):
 
 @dataclass(frozen=True, slots=True)
 class FailureLimit:
-    """The limit that `max_failed` names: a count of tasks, or a share of the tasks that ended.
+    """The limit `max_failed`: a count of tasks, or a share of the tasks that ended.
 
     An int is a count: `0` allows no failed task, `10` allows ten. A float from 0 to 1 is a share: `0.05` allows 5 % of
-    the tasks that ended. Text is read by the same rule (`"10"`, `"0.05"`), and `"5%"` is a share, too.
+    the tasks that ended. Text follows the same rule (`"10"`, `"0.05"`), and `"5%"` is also a share.
     """
 
     count: int | None = None
@@ -66,9 +67,9 @@ class FailureLimit:
 
     @classmethod
     def of(cls, max_failed: MaxFailed) -> "FailureLimit | None":
-        """The limit for a value of `max_failed`. None, and the texts "" and "None", are no limit.
+        """Returns the limit for a value of `max_failed`. None, and the texts "" and "None", are no limit.
 
-        InvalidArgument for a negative count, a share outside 0 to 1, and anything else.
+        :raises InvalidArgument: for a negative count, a share outside 0 to 1, and any other value.
         """
         if max_failed is None or max_failed in ("", "None"):
             return None
@@ -88,7 +89,7 @@ class FailureLimit:
         return self.share is not None and counts.failed > self.share * counts.ended
 
     def exceeded(self, topic: str, counts: DrainCounts) -> TooManyFailures | None:
-        """The error to raise, with the counts and the first errors, if more tasks failed than the limit allows."""
+        """Returns an error with the counts and the first errors, if more tasks failed than the limit allows."""
         if not self.is_exceeded(counts):
             return None
         allowed = f"{self.count:,}" if self.count is not None else f"{100 * (self.share or 0):.4g} % of them"
@@ -122,22 +123,24 @@ def _number(text: str) -> int | float | None:
 
 
 class DrainMixin(FunctionCaller):
-    """The start, the counts and the report of a drain."""
+    """Verbs of programs that drain: they work until a topic has no more tasks for them."""
 
     def begin_drain(self, name: str, topic: str, owner: Owner | None = None) -> datetime:
-        """Stores that a drain of this name begins, and returns the moment from which its tasks count.
+        """Stores that a drain of this name begins. Returns the moment from which its tasks count.
 
-        After a drain of the same name that was killed before its report, this is the moment at which that one began.
-        `owner`: the owner that drains; None if several do, whose names are `name/...`. UnknownTopic.
+        If the previous drain of the name was killed before its report, this is the moment at which that one began.
+
+        :param owner: the owner that drains; None if several do, whose names are `name/...`.
         """
         fence = None if owner is None else owner.fence
         began: datetime = self._value("SELECT taskq.begin_drain(%s::text, %s::bigint, %s::text)", (name, fence, topic))
         return began
 
     def end_drain(self, name: str, report: Mapping[str, Any], owner: Owner | None = None) -> bool:
-        """Stores the report of a drain, at most 64 KiB of JSON.
+        """Stores the report of a drain. Returns False, and stores nothing, if a later drain of this name has begun.
 
-        False, and nothing is stored, if a later drain of this name has begun under another fence.
+        :param report: at most 64 KiB of JSON.
+        :param owner: as given to `begin_drain`.
         """
         fence = None if owner is None else owner.fence
         return bool(
@@ -145,27 +148,30 @@ class DrainMixin(FunctionCaller):
         )
 
     def drain_report(self, name: str) -> DrainReport | None:
-        """The latest drain of this name; None if there was none."""
-        rows = self._rows("SELECT topic, began, finished, report FROM taskq.find_drain(%s::text)", (name,))
-        return DrainReport(*rows[0]) if rows else None
+        """Returns the latest drain of a name; None if there was none."""
+        found = self._fetch(
+            model_row(DrainReport), "SELECT topic, began, finished, report FROM taskq.find_drain(%s::text)", (name,)
+        )
+        return found[0] if found else None
 
     def drain_counts(self, topic: str, name: str, since: datetime, first: int = 5) -> DrainCounts:
-        """What the owner of this name, and owners named `name/...`, have ended in a topic since a moment.
+        """Counts what the owner of a name, and owners named `name/...`, have ended in a topic since a moment.
 
-        `first`: how many of the failed tasks are named, those with the lowest sequences. Costs about 2 s for each
-        million tasks that ended since then. UnknownTopic.
+        Costs about 2 s for each million tasks that ended since then.
+
+        :param first: how many failed tasks to name, those with the lowest sequences.
         """
-        asked = (topic, name, since)
-        rows = self._rows("SELECT state, count FROM taskq.count_ended_by(%s::text, %s::text, %s::timestamptz)", asked)
-        by_state = dict(rows)
-        failed = by_state.get(State.FAILED, 0)
-        named = (
-            self._rows(
-                "SELECT sequence, identifier, error FROM taskq.find_failed_by(%s::text, %s::text,"
-                " %s::timestamptz, %s::int)",
-                (*asked, first),
-            )
-            if failed
-            else []
+        arguments = (topic, name, since)
+        by_state: dict[int, int] = dict(
+            self._rows("SELECT state, count FROM taskq.count_ended_by(%s::text, %s::text, %s::timestamptz)", arguments)
         )
-        return DrainCounts(failed, sum(by_state.values()), tuple(FailedTask(*row) for row in named))
+        failed = by_state.get(State.FAILED, 0)
+        if not failed:
+            return DrainCounts(0, sum(by_state.values()))
+        named = self._fetch(
+            model_row(FailedTask),
+            "SELECT sequence, identifier, error FROM taskq.find_failed_by(%s::text, %s::text,"
+            " %s::timestamptz, %s::int)",
+            (*arguments, first),
+        )
+        return DrainCounts(failed, sum(by_state.values()), tuple(named))

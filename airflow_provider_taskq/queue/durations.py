@@ -24,7 +24,7 @@ _TOO_MANY_DIGITS = re.compile(r"(?<![\d.,])\d{10}")
 
 
 def parse_duration(text: str, longest: timedelta = LONGEST_DURATION) -> timedelta:
-    """The duration that a text says.
+    """Parses a duration.
 
     :param text: parts with the units w, d, h, m (or min), s, ms, as in `90s`, `5m`, `1h30m`; a number of seconds, as in
         `300`; or an ISO 8601 duration, as in `PT5M`, `P1DT2H`. ISO 8601 needs pendulum.
@@ -43,7 +43,7 @@ def to_timedelta(value: DurationLike) -> timedelta: ...
 @overload
 def to_timedelta(value: DurationLike | None) -> timedelta | None: ...
 def to_timedelta(value: DurationLike | None) -> timedelta | None:
-    """The duration of a setting: a timedelta, a number of seconds, a text as `parse_duration` reads it, or None."""
+    """Converts a timedelta, a number of seconds or a text as `parse_duration` reads it. None stays None."""
     if value is None or isinstance(value, timedelta):
         return value
     if isinstance(value, str):

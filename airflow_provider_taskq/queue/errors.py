@@ -1,4 +1,4 @@
-"""What the queue refuses, and how PostgreSQL's codes become these errors."""
+"""Errors of the queue: their types, their translation from PostgreSQL, and their text as it is stored."""
 
 import traceback
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ import psycopg
 
 
 class TaskQueueError(Exception):
-    """Anything that the queue refuses or cannot do."""
+    """Base of all errors of the queue."""
 
 
 class UnknownTopic(TaskQueueError):
-    """No topic of that name was created."""
+    """There is no topic of that name."""
 
 
 class InvalidTask(TaskQueueError):
-    """A task, or something said of one, breaks a rule; the message names its position, counted from 0."""
+    """A task or an argument about a task breaks a rule. The message names the task's position, counted from 0."""
 
 
 class InvalidState(TaskQueueError):
-    """The task is not in a state in which this can be done to it."""
+    """The state of a task does not allow the operation."""
 
 
 class NotHeld(TaskQueueError):
@@ -29,19 +29,19 @@ class NotHeld(TaskQueueError):
 
 
 class LeaseLost(NotHeld):
-    """The owner's lease is gone, or too old for what was asked."""
+    """The owner's lease is gone, or has lapsed and the operation needs a valid one."""
 
 
 class InvalidArgument(TaskQueueError, ValueError):
-    """An argument that nothing can be made of; a ValueError too, as Python's own functions raise."""
+    """An invalid argument; also a ValueError, as Python's own functions raise."""
 
 
 class SchemaMismatch(TaskQueueError):
-    """The schema in the database is missing, or not the one that this package was made for."""
+    """The schema taskq is missing in the database, or is not the one of this package."""
 
 
 class CallTimeout(psycopg.OperationalError):
-    """The server sent nothing for as long as a call may wait. The connection is closed, the outcome is not known."""
+    """The server sent nothing for as long as a call may wait. The connection is closed, and the outcome unknown."""
 
 
 INSTALL = "python -m airflow_provider_taskq.queue install"
@@ -58,22 +58,22 @@ _OWN_CODES: dict[str, type[TaskQueueError]] = {
     "TQ008": InvalidArgument,
 }
 
-# A verb that meets these speaks to a database without our schema, or with that of another version.
+# These codes mean a database without the schema, or with the schema of another version.
 _SCHEMA_CODES = {"3F000": "is missing", "42883": "is another version", "42P01": "is another version"}
 
-# A rule that a table's own constraint holds, such as the length of a topic's name.
+# Violations of a table's own constraint, such as the length of a topic's name.
 _RULE_CODES = {"23514", "23502", "22P02", "22P05", "22007", "22008", "22015", "22021"}
-_DATA_EXCEPTIONS = "22"  # the class of all codes for values that a statement cannot compute with
-_DIVISION_BY_ZERO = "22012"  # no verb divides by an argument: this comes from a trigger, say
+_DATA_EXCEPTIONS = "22"  # the class of codes for values that a statement cannot compute with
+_DIVISION_BY_ZERO = "22012"  # no verb divides by an argument, so this comes from a user's trigger
 
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turns what PostgreSQL reports inside the block into the queue's own errors, the original as cause."""
+    """Raises errors of PostgreSQL inside the block as the queue's own errors, with the original as cause."""
     try:
         yield
     except UnicodeEncodeError as error:
-        raise InvalidTask("a name holds a lone surrogate, which no text in PostgreSQL can") from error
+        raise InvalidTask("a name holds a lone surrogate, which PostgreSQL cannot store") from error
     except psycopg.Error as error:
         own = to_queue_error(error)
         if own is None:
@@ -82,7 +82,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
-    """The queue's error for one of PostgreSQL's, or None where it has nothing to add."""
+    """Returns the queue's error for one of PostgreSQL's; None if the queue has nothing to add."""
     code = error.sqlstate or ""
     message = error.diag.message_primary or str(error)
     if code in _OWN_CODES:
@@ -106,7 +106,7 @@ def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error: the reason without hints. libpq names host, port and user, never the password."""
+    """Returns the first line of an error, without hints. libpq names host, port and user in it, never the password."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -116,8 +116,8 @@ def _rule(constraint: str) -> str:
     return constraint.partition("_")[2].removesuffix("_check") + " is out of its range"
 
 
-# The session has ended or cannot write: 08 connection exceptions, 57P01 to 57P05 shutdowns and the end of idle
-# sessions, 25P03 and 25P04 transactions that the server cut off, 25006 a server that became read-only.
+# SQLSTATEs of a session that has ended or cannot write: 08 connection exceptions, 57P01 to 57P05 shutdowns and the end
+# of idle sessions, 25P03 and 25P04 transactions that the server cut off, 25006 a server that became read-only.
 _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "25006")
 
 # 40 rollbacks (deadlock, serialization), 53 resources (disk, memory, connections), 55006 and 55P03 locks,
@@ -130,25 +130,25 @@ _READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether an error says that its session is over, or can never write: another connection has to be opened."""
+    """Whether the session has ended or can never write, so that another connection has to be opened."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_LOST)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the transaction was rolled back for a reason that may pass: the same one may succeed later."""
+    """Whether the transaction was rolled back for a reason that may pass, so that a repetition may succeed."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
 
 
 def is_session_timeout(error: BaseException) -> bool:
-    """Whether a session was ended because its own transaction or call took too long: another one may end like it."""
+    """Whether the session ended because its own transaction or call took too long, which a repetition may do again."""
     return isinstance(error, CallTimeout) or (isinstance(error, psycopg.Error) and error.sqlstate in _CUT_OFF)
 
 
 def is_read_only(conn: psycopg.Connection | psycopg.AsyncConnection) -> bool:
-    """Whether the server said that this session cannot write: it is a standby, or its default is read-only.
+    """Whether the server reported that the session cannot write: it is a standby, or its default is read-only.
 
-    Costs no round trip: PostgreSQL reports both settings when they change. A pooler may not pass the report on. A
-    connection that is closed is not read-only.
+    Costs no round trip: PostgreSQL reports both settings when they change. A pooler may not pass the report on. False
+    for a closed connection.
     """
     return not conn.closed and any(conn.pgconn.parameter_status(name) == b"on" for name in _READ_ONLY)
 
@@ -159,37 +159,37 @@ _MAX_LEAVES = 3
 
 
 class ErrorTrace(str):
-    """A traceback as text that still knows the summary of its exception, also after pickling."""
+    """A traceback as text that keeps the summary of its exception, also after pickling."""
 
     __slots__ = ("summary",)
     summary: str
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """The bounded traceback of an exception."""
+        """Returns the bounded traceback of an exception."""
         trace = cls(trace_text(error))
         trace.summary = _summary(error)
         return trace
 
 
 def picklable_error(error: BaseException | str | None) -> str | None:
-    """An error in a form that always pickles and loses neither traceback nor summary."""
+    """Converts an error to a form that always pickles, and keeps its traceback and summary."""
     return ErrorTrace.of(error) if isinstance(error, BaseException) else error
 
 
 def trace_text(error: BaseException | str | None) -> str | None:
-    """An error as text of at most 10,000 characters: of a longer one the first line and the end, where the cause is."""
+    """Returns an error as text of at most 10,000 characters: the first line, and the end, which has the cause."""
     if error is None:
         return None
     text = _storable(error if isinstance(error, str) else "".join(traceback.format_exception(error)))
     if len(text) <= MAX_TRACE:
         return text
-    first = _summary(error) if isinstance(error, BaseException) else _shortened(text.split("\n", 1)[0])
+    first = _summary(error) if isinstance(error, BaseException) else _cut_summary(text.split("\n", 1)[0])
     return f"{first}\n... {text[len(first) + 5 - MAX_TRACE :]}"
 
 
 def error_summary(error: BaseException | str | None) -> str | None:
-    """The error in one line of at most 200 characters, such as `ValueError: no mailbox for bad-1`.
+    """Returns an error in one line of at most 200 characters, such as `ValueError: no mailbox for bad-1`.
 
     None for a plain text: the database finds the line in it (taskq_internal.error_summary).
     """
@@ -201,7 +201,7 @@ def error_summary(error: BaseException | str | None) -> str | None:
 def _summary(error: BaseException) -> str:
     message = _group_message(error) if isinstance(error, BaseExceptionGroup) else _message(error)
     name = _type_name(type(error))
-    return _shortened(f"{name}: {message}" if message else name)
+    return _cut_summary(f"{name}: {message}" if message else name)
 
 
 def _type_name(kind: type[BaseException]) -> str:
@@ -214,7 +214,7 @@ def _message(error: BaseException) -> str:
     """The first line of an exception's message that is not blank."""
     try:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
-    except Exception:  # noqa: BLE001 -- whatever a foreign __str__ raises, the task still failed
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
         return "<exception str() failed>"
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
@@ -236,7 +236,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[str]:
     ]
 
 
-def _shortened(text: str) -> str:
+def _cut_summary(text: str) -> str:
     """A text of at most 200 characters that PostgreSQL can store."""
     text = _storable(text)
     return text if len(text) <= MAX_SUMMARY else text[: MAX_SUMMARY - 3] + "..."

@@ -1,4 +1,4 @@
-"""A topic as a log: cursors, partitions, and groups of readers with their progress."""
+"""A topic as a log: cursors, partitions, and consumer groups with their leases and progress."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -7,18 +7,18 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from airflow_provider_taskq.queue.connection import FunctionCaller
-from airflow_provider_taskq.queue.encoding import interval_text, to_int4
+from airflow_provider_taskq.queue.encoding import interval_text, model_row, to_int4
 from airflow_provider_taskq.queue.errors import InvalidArgument, trace_text
 from airflow_provider_taskq.queue.models import Task
 
-_GREATEST = 2**63 - 1
+_MAX_PLACE = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A place in a topic's log: after the task that it came with.
+    """A place in a topic's log: after the task that it came with. Cursors of one topic compare.
 
-    Opaque: keep it as its text, `str(cursor)`, and make it anew by `Cursor.parse`. Places of one topic compare.
+    Opaque: store it as its text, `str(cursor)`, and restore it by `Cursor.parse`.
     """
 
     place: int
@@ -28,32 +28,35 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The cursor of that text; InvalidArgument for any text that no cursor has."""
+        """Restores the cursor of a text.
+
+        :raises InvalidArgument: for a text that no cursor has.
+        """
         if text.isascii() and text.isdecimal():
             place = int(text) if len(text) < 20 else -1
-            if str(place) == text and place <= _GREATEST:
+            if str(place) == text and place <= _MAX_PLACE:
                 return cls(place)
-        raise InvalidArgument(f"{text!r:.50} is no cursor: it has to be the text of one that events gave")
+        raise InvalidArgument(f"invalid cursor {text!r:.50}: expected the text of a cursor that events returned")
 
 
 class Events(list[tuple[Cursor, Task]]):
-    """What one read of a log found: a list of tasks, each with the place after it.
+    """The tasks that one read of a log returned, each with the cursor after it.
 
-    `cursor` is the place up to which the log was read, past tasks of other partitions as well. A reader that
-    stores it has nothing to look at twice, even where it found nothing.
+    `cursor` is the place up to which the log was read, past tasks of other partitions as well. A consumer that stores
+    it reads nothing twice, also if the read found no task.
     """
 
-    def __init__(self, found: Iterable[tuple[Cursor, Task]], cursor: Cursor) -> None:
-        super().__init__(found)
+    def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor) -> None:
+        super().__init__(events)
         self.cursor = cursor
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How a group shares a topic out: `partitions` by `level`, as `sequence_id` has it.
+    """How a consumer group divides a topic: into `partitions` by `level`, as in `sequence_id`.
 
-    `generation` counts the ways so far. `next_partitions` and `next_level` are set while the partitions read up to the
-    end of this generation, so that the next may begin.
+    `generation` counts the divisions so far. `next_partitions` and `next_level` are set while the consumers read up to
+    the end of this generation, after which the next one begins.
     """
 
     generation: int
@@ -65,9 +68,9 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLease:
-    """A partition that somebody leads, under a fence that only grows.
+    """A consumer's lease on a partition, under a fence that only grows.
 
-    `taken_over`: somebody else led it, whose lease lapsed.
+    `taken_over`: the lease of another consumer lapsed.
     """
 
     group: str
@@ -81,25 +84,26 @@ class PartitionLease:
 
 
 class PartitionBatch(Events):
-    """The tasks that a leader was handed, each with the place after it.
+    """The next tasks of a leased partition, each with the cursor after it.
 
-    `after` is where progress is, before the first of them; `cursor` how far the log was read. `at_end`: that is the end
-    of the partition's generation, and there is nothing left to lead.
+    `after` is the progress before the first of them, and `cursor` how far the log was read. `at_end`: `cursor` is the
+    end of the partition's generation, so the lease can be given back.
     """
 
-    def __init__(self, found: Iterable[tuple[Cursor, Task]], cursor: Cursor, after: Cursor, *, at_end: bool) -> None:
-        super().__init__(found, cursor)
+    def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor, after: Cursor, *, at_end: bool) -> None:
+        super().__init__(events, cursor)
         self.after = after
         self.at_end = at_end
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition of a group of readers, for people to look at.
+    """The state of one partition of a consumer group.
 
-    `lapsed`: its leader's lease is, and somebody may take over. `cursor` is its progress, `ends` the place where its
-    generation ends, once another is wanted. `behind_since` is when the first task was pushed that it has not passed.
-    `failed` and `error` tell that a leader gave up, and nobody has made progress since.
+    `lapsed`: the lease of its consumer (`leader`) lapsed, and another consumer may take over. `cursor` is the progress,
+    and `ends` the place where the generation ends, once the group wants another division. `behind_since` is when the
+    first task after the progress was pushed. `failed` and `error`: a consumer gave up then, and the group has made no
+    progress since.
     """
 
     group: str
@@ -119,8 +123,39 @@ class PartitionState:
     error: str | None
 
 
+def sequence_id(identifier: str, level: int | None = None, sequence: int | None = None) -> str:
+    """Returns the text that decides on a task's partition. Tasks with the same text stay in order.
+
+    :param level: None: the whole identifier. n: its first n levels, from the first slash to the one after n levels; the
+        text before the first slash is no level, and an identifier without a slash is taken whole. 0: the task's own
+        sequence, so that tasks spread evenly.
+    :param sequence: the task's sequence, for level 0.
+    :raises InvalidArgument: for a negative level, or level 0 without a sequence.
+    """
+    if level is None:
+        return identifier
+    if level < 0 or (level == 0 and sequence is None):
+        raise InvalidArgument(
+            f"invalid level {level} with sequence {sequence}: 0 is the task's own sequence, n its first n levels"
+        )
+    if level == 0:
+        return str(sequence)
+    _, slash, levels = identifier.partition("/")
+    return "/" + "/".join(levels.split("/")[:level]) if slash else identifier
+
+
+def partition_of(identifier: str, partitions: int, level: int | None = None, sequence: int | None = None) -> int:
+    """Returns the partition of a task: the CRC-32 of its `sequence_id`, modulo `partitions`.
+
+    :raises InvalidArgument: for less than one partition, and as `sequence_id` does.
+    """
+    if partitions < 1:
+        raise InvalidArgument(f"invalid number of partitions {partitions}: expected at least 1")
+    return zlib.crc32(sequence_id(identifier, level, sequence).encode()) % partitions
+
+
 class LogMixin(FunctionCaller):
-    """Verbs that read a topic as a log, alone or in groups, without taking tasks."""
+    """Verbs that read a topic in order, any number of times, without claiming tasks."""
 
     def events(
         self,
@@ -132,144 +167,128 @@ class LogMixin(FunctionCaller):
         partitions: int = 1,
         level: int | None = None,
     ) -> Events:
-        """The next tasks of a topic's log after a place (None: from its beginning), in order, at most `size`.
+        """Returns the next tasks of a topic's log, in order. Needs READ COMMITTED.
 
-        No committed task is ever skipped: while a transaction that pushed to this topic is open, the log ends
-        before its first task. Tasks come as they were pushed, whatever their state is now, until they are
-        deleted or purged. With `partitions`, only those of one: see `partition_of`. An empty list says that there
-        is nothing more as yet; its `cursor` says how far that was seen. Needs READ COMMITTED.
+        No committed task is ever skipped: while a transaction that pushed to this topic is open, the log ends before
+        its first task. Tasks come as they were pushed, whatever their state is now, until they are deleted or purged.
+        An empty list means that there is nothing more yet; its `cursor` says how far that was read.
+
+        :param after: the place to continue from; None for the beginning.
+        :param size: the most tasks.
+        :param partition: the partition to read, of `partitions` by `level`; see `partition_of`.
         """
         begin = after or Cursor(0)
         rows = self._rows(
             "SELECT * FROM taskq.events(%s::text, %s::bigint, %s::int, %s::int, %s::int, %s::int)",
             (topic, begin.place, to_int4(size), partition, partitions, level),
         )
-        found = [
-            (Cursor(row[0]), Task(row[0], topic, row[1], row[2], row[3], 0, False))
-            for row in rows
-            if row[1] is not None
-        ]
-        return Events(found, Cursor(rows[-1][0]) if rows else begin)
+        return Events(_events(topic, rows), Cursor(rows[-1][0]) if rows else begin)
 
     def progress(self, group: str, topic: str, partition: int = 0) -> Cursor | None:
-        """How far a group of readers has handled a partition of a topic; None where it has not begun."""
+        """Returns how far a consumer group has handled a partition; None if it has stored no progress."""
         place = self._value("SELECT taskq.progress(%s::text, %s::text, %s::int)", (group, topic, partition))
         return None if place is None else Cursor(place)
 
     def advance(self, group: str, topic: str, partition: int, cursor: Cursor) -> None:
-        """Stores how far a group of readers has handled a partition: in its handler's transaction, best.
+        """Stores how far a consumer group has handled a partition; best in the transaction of the handler.
 
-        An earlier place than before is stored as well, which replays what came after it.
+        An earlier place than before is stored as well, which replays the tasks after it.
         """
         self._rows(
             "SELECT taskq.advance(%s::text, %s::text, %s::int, %s::bigint)", (group, topic, partition, cursor.place)
         )
 
     def join_group(self, group: str, topic: str, partitions: int = 1, level: int | None = None) -> Partitioning:
-        """Enters a group, or asks for another number of partitions or level; whoever asks last has the say.
+        """Creates a consumer group, or asks for another division of its topic; the last caller decides.
 
-        Returns how the topic is shared out now: where that is to change, the partitions first read up to a common
-        place, so that each task is in one partition of one generation.
+        Before a change takes effect, the consumers read all partitions up to a common place, so that each task is in
+        one partition of one generation.
+
+        :return: the division that is in effect now.
         """
         call = "SELECT * FROM taskq.join_group(%s::text, %s::text, %s::int, %s::int)"
-        return Partitioning(*self._rows(call, (group, topic, partitions, level))[0])
+        return self._fetch(model_row(Partitioning), call, (group, topic, partitions, level))[0]
 
     def acquire_partition(
         self, group: str, topic: str, leader: str, lease: timedelta, except_: Sequence[int] = ()
     ) -> PartitionLease | None:
-        """Takes the lead of a partition that nobody leads, or whose leader's lease has lapsed.
+        """Leases a partition that has no consumer, or whose consumer's lease has lapsed. Never waits.
 
-        None where there is none. `leader` names one program while it runs: no other may use the name. Never waits.
-        `lease`: more than 0 and at most 3650 days; else InvalidArgument.
+        :param leader: the name of one running program; no other program may use it.
+        :param lease: the length of the lease; more than 0, at most 3650 days.
+        :param except_: partitions to leave out.
+        :return: None if there is no such partition.
+        :raises InvalidArgument: for another lease.
         """
-        rows = self._rows(
-            "SELECT * FROM taskq.acquire_partition(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
-            (group, topic, leader, interval_text(lease), list(except_)),
+        found = self._fetch(
+            model_row(PartitionLease),
+            'SELECT %s::text AS "group", %s::text AS topic, generation, partitions, level, partition, fence, taken_over'
+            " FROM taskq.acquire_partition(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
+            (group, topic, group, topic, leader, interval_text(lease), list(except_)),
         )
-        return PartitionLease(group, topic, *rows[0]) if rows else None
+        return found[0] if found else None
 
     def renew_partitions(self, group: str, topic: str, leader: str) -> set[int]:
-        """Extends the leases of all partitions that this leader leads, and returns their fences."""
+        """Extends the leases of all partitions of a consumer. Returns their fences."""
         call = "SELECT * FROM taskq.renew_partitions(%s::text, %s::text, %s::text)"
         return {fence for (fence,) in self._rows(call, (group, topic, leader))}
 
-    def read_partition(self, led: PartitionLease, size: int = 100) -> PartitionBatch:
-        """The next tasks of a partition, from where its progress is; LeaseLost where somebody else leads it.
+    def read_partition(self, lease: PartitionLease, size: int = 100) -> PartitionBatch:
+        """Returns the next tasks of a leased partition after its progress; best in a transaction of its own.
 
-        Where there are none, that is stored as progress. Best in a transaction of its own. InvalidArgument for a
-        `size` below 1.
+        If there are none, how far the log was read is stored as progress.
+
+        :param size: the most tasks, at least 1.
+        :raises LeaseLost: if another consumer has the partition.
         """
         rows = self._rows(
             "SELECT * FROM taskq.read_partition(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
-            (led.group, led.topic, led.partition, led.fence, to_int4(size)),
+            (lease.group, lease.topic, lease.partition, lease.fence, to_int4(size)),
         )
         place, _, _, _, after, at_end = rows[-1]
-        found = [
-            (Cursor(row[0]), Task(row[0], led.topic, row[1], row[2], row[3], 0, False))
-            for row in rows
-            if row[1] is not None
-        ]
-        return PartitionBatch(found, Cursor(place), Cursor(after), at_end=at_end)
+        return PartitionBatch(_events(lease.topic, rows), Cursor(place), Cursor(after), at_end=at_end)
 
-    def advance_partition(self, led: PartitionLease, after: Cursor, cursor: Cursor) -> bool:
-        """Stores progress from one place to another: last in the transaction that has the effects, best.
+    def advance_partition(self, lease: PartitionLease, after: Cursor, cursor: Cursor) -> bool:
+        """Moves progress from one place to another; best last in the transaction that has the effects.
 
-        False, and nothing stored, where somebody has put progress elsewhere since. LeaseLost where somebody else leads.
+        :return: False, and nothing stored, if progress was moved in the meantime.
+        :raises LeaseLost: if another consumer has the partition.
         """
         return bool(
             self._value(
                 "SELECT taskq.advance_partition(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)",
-                (led.group, led.topic, led.partition, led.fence, after.place, cursor.place),
+                (lease.group, lease.topic, lease.partition, lease.fence, after.place, cursor.place),
             )
         )
 
-    def release_partition(self, led: PartitionLease, error: BaseException | str | None = None) -> bool:
-        """Gives the lead of a partition back, with the error if one is why; False where it was led no longer."""
+    def release_partition(self, lease: PartitionLease, error: BaseException | str | None = None) -> bool:
+        """Gives a partition back. Returns False if the lease was lost before.
+
+        :param error: the reason, if the consumer gives up; `partition_states` has it.
+        """
         return bool(
             self._value(
                 "SELECT taskq.release_partition(%s::text, %s::text, %s::int, %s::bigint, %s::text)",
-                (led.group, led.topic, led.partition, led.fence, trace_text(error)),
+                (lease.group, lease.topic, lease.partition, lease.fence, trace_text(error)),
             )
         )
 
     def partition_states(self, topic: str | None = None) -> list[PartitionState]:
-        """Every partition of every group of readers: who leads it, and how far it is."""
-        return [_state_of(row) for row in self._rows("SELECT * FROM taskq.partition_states(%s::text)", (topic,))]
+        """Returns the state of every partition of every consumer group, of a topic or of all topics."""
+        return self._fetch(
+            model_row(PartitionState, cursor=Cursor, ends=Cursor),
+            'SELECT group_name AS "group", topic, generation, partitions, level, partition, leader, fence,'
+            " lease_until, lapsed, cursor, ends, behind_since, failed, error FROM taskq.partition_states(%s::text)",
+            (topic,),
+        )
 
     def forget_group(self, group: str, topic: str) -> bool:
-        """Forgets a group of readers of a topic, with its progress; False where there is none."""
+        """Removes a consumer group of a topic with its progress. Returns False if there is none."""
         return bool(self._value("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic)))
 
 
-def sequence_id(identifier: str, level: int | None = None, sequence: int | None = None) -> str:
-    """What decides on a task's partition, so that tasks which have to stay in order share it.
-
-    By `level` None the whole identifier; n, its first n levels: what reaches from its first slash to the one
-    after n levels. What stands before the first slash is no level; an identifier without any is taken whole.
-    0 is the task's own sequence, so that tasks spread evenly.
-    """
-    if level is None:
-        return identifier
-    if level < 0 or (level == 0 and sequence is None):
-        raise InvalidArgument(
-            f"level {level} with sequence {sequence}: 0 is the task's own sequence, n its first n levels"
-        )
-    if level == 0:
-        return str(sequence)
-    _, slash, levels = identifier.partition("/")
-    return "/" + "/".join(levels.split("/")[:level]) if slash else identifier
-
-
-def partition_of(identifier: str, partitions: int, level: int | None = None, sequence: int | None = None) -> int:
-    """The partition of a task: the CRC-32 of its sequence id, modulo `partitions`."""
-    if partitions < 1:
-        raise InvalidArgument(f"{partitions} partitions: there is at least one")
-    return zlib.crc32(sequence_id(identifier, level, sequence).encode()) % partitions
-
-
-def _state_of(row: Sequence[Any]) -> PartitionState:
-    """The state of a partition from a row of taskq.partition_states."""
-    values = list(row)
-    values[10] = Cursor(values[10])
-    values[11] = None if values[11] is None else Cursor(values[11])
-    return PartitionState(*values)
+def _events(topic: str, rows: Iterable[Sequence[Any]]) -> list[tuple[Cursor, Task]]:
+    """The tasks in rows of (place, identifier, payload, reference, ...). The last row may have a place and no task."""
+    return [
+        (Cursor(row[0]), Task(row[0], topic, row[1], row[2], row[3], 0, False)) for row in rows if row[1] is not None
+    ]

@@ -1,4 +1,4 @@
-"""The queue's few concepts: tasks, owners, decisions, and the words for their states."""
+"""The concepts of the queue: tasks, owners, decisions, and the enumerations of their states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,16 +8,19 @@ from typing import NoReturn, Self, TypeAlias, Union
 
 from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask, trace_text
 
-# The last is only ever read, in the place of a whole value, and never stored.
+# An UnreadablePayload is only ever read, in the place of a whole value, and never stored.
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], "UnreadablePayload", None]
 
 
 class NamedEnum(Enum):
-    """Base of enumerations whose members are also found by name in any case: State.of("failed")."""
+    """Base of enumerations whose members are also found by name in any case, as in State.of("failed")."""
 
     @classmethod
     def of(cls, value: Self | str) -> Self:
-        """The member itself, or the member of that name; InvalidArgument, which lists the names, for another name."""
+        """Returns the member itself, or the member of a name.
+
+        :raises InvalidArgument: for another name; lists the names.
+        """
         return cls(value)
 
     @classmethod
@@ -30,7 +33,7 @@ class NamedEnum(Enum):
 
 
 class State(NamedEnum, IntEnum):
-    """Where a task is in its life; EXPIRED to SUCCEEDED are ended, FAILED to SUCCEEDED completed."""
+    """The state of a task. EXPIRED to SUCCEEDED are the ended states, FAILED to SUCCEEDED the completed ones."""
 
     ACTIVE = 0
     READY = 1
@@ -44,7 +47,7 @@ class State(NamedEnum, IntEnum):
 
 
 class Result(NamedEnum, IntEnum):
-    """How a task ended; the lower wins when two results of one task are merged."""
+    """How a task ended. When two results of one task are merged, the lower number wins."""
 
     FAILURE = 0
     SUSPENSION = 1
@@ -88,7 +91,7 @@ class Insertion(NamedEnum, StrEnum):
 
 
 class Revival(NamedEnum, StrEnum):
-    """How an ended task goes on: itself, or as a copy that is pushed by that insertion."""
+    """How an ended task is revived: itself (RESET), or as a copy that is pushed by that insertion."""
 
     RESET = "RESET"
     APPEND = "APPEND"
@@ -97,14 +100,14 @@ class Revival(NamedEnum, StrEnum):
 
 
 class Order(NamedEnum, StrEnum):
-    """The order in which due tasks of one priority go out."""
+    """The order in which a poll claims due tasks of one priority."""
 
     FIRST_IN_FIRST_OUT = "FIRST_IN_FIRST_OUT"
     LAST_IN_FIRST_OUT = "LAST_IN_FIRST_OUT"
 
 
 class Condition(NamedEnum, StrEnum):
-    """What else of its identifier keeps a task from going out."""
+    """Which other tasks of its identifier keep a task from being polled."""
 
     NONE = "NONE"
     SINGULAR_BY_IDENTIFIER = "SINGULAR_BY_IDENTIFIER"
@@ -121,7 +124,10 @@ class Outcome(NamedEnum, StrEnum):
 
 
 class Junction(NamedEnum, StrEnum):
-    """What each identifier of a group needs for the group to be released: a suspended task, or any but a redundant."""
+    """What each identifier of a group needs before the group is released.
+
+    SINGULAR: a SUSPENDED task. ETERNAL: a task in any state but REDUNDANT.
+    """
 
     SINGULAR = "SINGULAR"
     ETERNAL = "ETERNAL"
@@ -132,7 +138,7 @@ class UnreadablePayload:
     """Stands for a payload, or another JSON value, that is stored but cannot be decoded by Python.
 
     `reason` says why, without any of the text. Every use as data raises InvalidTask with that reason, so that a handler
-    which takes the payload for granted fails this one task. Tell it apart by `isinstance`.
+    that expects a payload fails this one task only. Check for it with `isinstance`.
     """
 
     reason: str
@@ -145,7 +151,7 @@ class UnreadablePayload:
     )
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Names that protocols look for (copy, pickle, inspection) are absent, as is a reason that is not set yet.
+        # Names of protocols (copy, pickle, inspection) are absent, as is a reason that is not set yet.
         if name.startswith("_") or name == "reason":
             raise AttributeError(name)
         raise InvalidTask(self.reason)
@@ -153,11 +159,17 @@ class UnreadablePayload:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task to push: what it is about, and when and how it may be handed out.
+    """A task to push.
 
-    `identifier` has 1 to 500 characters, `priority` is -100..100 (higher first), and at most one of
-    `available_at` and `delay` says when it is due. While it is younger than `ttl`, failures are not noted. `delay`
-    and `ttl` are at most 3650 days, and `available_at` lies in the years 1 to 9999.
+    :param identifier: what the task is about, 1 to 500 characters; several tasks may have the same.
+    :param payload: any JSON value.
+    :param reference: a text that pages and counts can be filtered by.
+    :param suspended: stores the task as SUSPENDED, so that a junction or `revive` releases it.
+    :param available_at: when the task is due, in the years 1 to 9999; at most one of this and `delay`.
+    :param delay: how long after the push the task is due, at most 3650 days.
+    :param ttl: while the task is younger than this, at most 3650 days, its failures are not counted.
+    :param priority: -100 to 100; higher first.
+    :param depends_on: pairs of topic and identifier. The task waits until the latest task of each has SUCCEEDED.
     """
 
     identifier: str
@@ -173,10 +185,10 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A task as its holder sees it; equal and hashed by topic and sequence.
+    """A task as its owner sees it; equal and hashed by topic and sequence.
 
-    `attempt` is 1 at the first poll and 0 for a task just pushed; `redelivered` tells that an owner before
-    lost its lease while it held the task. A payload that Python cannot decode is an UnreadablePayload.
+    `attempt` is 1 at the first poll and 0 for a task just pushed. `redelivered`: a previous owner lost its lease while
+    it held the task. A payload that Python cannot decode is an UnreadablePayload.
     """
 
     sequence: int
@@ -198,12 +210,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskInfo(Task):
-    """Everything about a task: `status` says in a word what a person wants to know of its state.
+    """A task with all its columns.
 
-    `error` is the bounded traceback of the last failure, `error_summary` the same in one line of at most 200
-    characters, such as `ValueError: no mailbox for bad-1`.
-    `polled` is when the last attempt was claimed; None while the task is READY, and for a task that ended without being
-    polled or is EXPIRED.
+    `status` is one of `reports.STATUSES`, or `exhausted` for a FAILED task without attempts left. `descent` is the
+    state that a RECREATED or REDUNDANT task had before. `output` is the message of its decision. `error` is the bounded
+    traceback of the last failure, `error_summary` the same in one line of at most 200 characters, such as `ValueError:
+    no mailbox for bad-1`. `polled` is when the last attempt was claimed; None while the task is READY, and for a task
+    that ended without being polled or is EXPIRED.
     """
 
     state: State
@@ -223,13 +236,16 @@ class TaskInfo(Task):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a task ended, with an optional JSON message and, for a failure, its error.
+    """How a task ended.
 
-    `result` is a Result, or its name in any case; InvalidArgument for another name.
-
-    `continued` tells a composite whether later steps see the task: unless set, for SUCCESS only. `delay`
-    turns a SUSPENSION into a snooze: the task is READY again, due then, and the attempt is not counted. A longer
-    one than to the year 9999 ends there.
+    :param result: a Result, or its name in any case.
+    :param message: any JSON value, stored as the task's `output`.
+    :param error: of a failure; an exception is stored as a bounded traceback.
+    :param continued: whether later steps of a composite get the task. None: for SUCCESS only.
+    :param delay: turns a SUSPENSION into a snooze: the task is READY again, due then, and the attempt is not counted. A
+        delay beyond the year 9999 ends there.
+    :raises InvalidArgument: for an unknown result.
+    :raises ValueError: for a delay with another result.
     """
 
     result: Result
@@ -247,22 +263,21 @@ class Decision:
             object.__setattr__(self, "continued", self.result is Result.SUCCESS)
 
     def merge(self, other: Self) -> Self:
-        """The decision that stands when both were made: by result, and continued only if both are.
+        """Returns the decision that applies when both were made: the lower result, continued only if both are.
 
-        Of two with the same result this one stands; both errors are kept, one after the other.
+        Of two decisions with the same result this one applies. Both errors are kept, one after the other.
         """
         first, second = (self, other) if self.result <= other.result else (other, self)
         return type(self)(
             result=first.result,
             message=first.message if first.message is not None else second.message,
-            error=_both(first.error, second.error),
+            error=_merge_errors(first.error, second.error),
             continued=bool(self.continued and other.continued),
             delay=first.delay,
         )
 
 
-def _both(first: BaseException | str | None, second: BaseException | str | None) -> BaseException | str | None:
-    """Two errors as one: an exception group of exceptions, else their texts."""
+def _merge_errors(first: BaseException | str | None, second: BaseException | str | None) -> BaseException | str | None:
     if first is None or second is None or first is second:
         return first if first is not None else second
     if isinstance(first, BaseException) and isinstance(second, BaseException):
@@ -272,9 +287,9 @@ def _both(first: BaseException | str | None, second: BaseException | str | None)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whoever holds tasks: a name with a lease on the server's clock, and a fence that only grows.
+    """A registration that may hold tasks: a name, a lease on the database's clock, and a fence that only grows.
 
-    `resumed` tells that the name held tasks when it registered, and holds them still.
+    `resumed`: the name held tasks when it registered, and holds them still.
     """
 
     name: str
@@ -286,7 +301,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a streamed push stored: tasks taken from the iterator, lowest and highest sequence stored."""
+    """The result of `push_stream`: tasks taken from the iterator, lowest and highest sequence stored."""
 
     count: int
     first: int | None
@@ -295,7 +310,7 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What an offer did, and the sequence of the task that now waits under the identifier."""
+    """The outcome of an offer, and the sequence of the task that now waits under the identifier."""
 
     outcome: Outcome
     sequence: int
@@ -303,7 +318,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tasks, and the highest sequence among them."""
+    """A number of tasks, and the highest sequence among them."""
 
     count: int
     last: int

@@ -1,4 +1,4 @@
-"""Partitions of their own for busy topics (sql/api/partitions.sql)."""
+"""Tables of their own for busy topics: moving a topic's tasks out of the shared tables and back."""
 
 import time
 from contextlib import suppress
@@ -11,8 +11,8 @@ from airflow_provider_taskq.queue.connection import FunctionCaller
 from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import TaskQueueError
 
-PATIENCE = timedelta(minutes=1)
-MOST = 1_000
+_ONE_MINUTE = timedelta(minutes=1)
+_MAX_MOVED_BACK = 1_000
 
 _MAKE_TABLES = "SELECT taskq.create_own_tables(%s::text, %s::bigint, %s::text::interval)"
 _CLOSE_SHARED = "SELECT taskq.close_shared_tables(%s::text, %s::bigint, %s::text::interval)"
@@ -21,20 +21,22 @@ _UNDO = "SELECT taskq.undo_partition_move(%s::text, %s::bigint, %s::text::interv
 
 
 class PartitionMixin(FunctionCaller):
-    """Where a topic's tasks are kept: with those of all others, or in tables of their own."""
+    """Verbs that move a topic's tasks between the shared tables and tables of its own."""
 
-    def own_partition(self, topic: str, patience: timedelta = PATIENCE) -> bool:
-        """Gives a topic tables of its own, with all its tasks; False where it has them.
+    def own_partition(self, topic: str, patience: timedelta = _ONE_MINUTE) -> bool:
+        """Gives a topic tables of its own, and moves all its tasks there. Returns False if the topic has them.
 
-        Pauses the topic, waits until nothing of it is held, moves it, and resumes it if it was not paused before.
-        Meanwhile it hands out nothing, pushes to it wait, and reviving or purging its tasks fails; other topics wait
-        for milliseconds. Works in several transactions, so it takes a connection in autocommit that is not shared by a
-        transaction pooler. If an earlier call was killed, this call finishes its move.
+        Pauses the topic, waits until none of its tasks is held, moves it, and resumes it if it was not paused before.
+        Meanwhile the topic hands out nothing, pushes to it wait, and reviving or purging its tasks fails. Other topics
+        wait for milliseconds. If an earlier call was killed, this call finishes its move.
 
-        TaskQueueError, and all is as it was, if another session moves the topic, or if something stays in the way for
-        longer than `patience`.
+        The move takes several transactions under a lock of the session, so it needs a connection in autocommit without
+        a transaction pooler.
+
+        :param patience: how long each wait may take.
+        :raises TaskQueueError: if another session moves the topic, or a wait takes longer; the move is undone.
         """
-        self._need_a_session_of_its_own()
+        self._require_own_session()
         token = self._value(
             "SELECT taskq.begin_partition_move(%s::text, %s::text::interval)", (topic, interval_text(patience))
         )
@@ -50,16 +52,17 @@ class PartitionMixin(FunctionCaller):
                 self._value("SELECT taskq.end_move_session(%s::bigint)", (token,))
         return True
 
-    def shared_partition(self, topic: str, most: int = MOST, patience: timedelta = PATIENCE) -> bool:
-        """Puts a topic back among the others; False where it is there.
+    def shared_partition(self, topic: str, most: int = _MAX_MOVED_BACK, patience: timedelta = _ONE_MINUTE) -> bool:
+        """Moves a topic's tasks back to the shared tables. Returns False if they are there. Needs autocommit.
 
-        All topics wait while its tasks move, so a topic of more than `most` tasks is refused. For a connection in
-        autocommit. If an `own_partition` of the topic was killed, this call undoes its move, and returns True.
+        If an `own_partition` of the topic was killed, this call undoes its move, and returns True.
 
-        TaskQueueError, and all is as it was, if another session moves the topic, or if something stays in the way for
-        longer than `patience`.
+        :param most: the most tasks of the topic; all topics wait while they move.
+        :param patience: how long each wait may take.
+        :raises TaskQueueError: if the topic has more tasks, another session moves it, or a wait takes longer. Nothing
+            is changed then.
         """
-        self._need_autocommit()
+        self._require_autocommit()
         return bool(
             self._value(
                 "SELECT taskq.move_to_shared_tables(%s::text, %s::bigint, %s::text::interval)",
@@ -67,35 +70,32 @@ class PartitionMixin(FunctionCaller):
             )
         )
 
-    def drop_vacant_partitions(self, patience: timedelta = PATIENCE) -> int:
-        """Drops the tables that dropped topics had for themselves, and returns how many topics those were.
-
-        For a connection in autocommit.
-        """
-        self._need_autocommit()
+    def drop_vacant_partitions(self, patience: timedelta = _ONE_MINUTE) -> int:
+        """Drops the tables of dropped topics. Returns the number of these topics. Needs autocommit."""
+        self._require_autocommit()
         return int(self._value("SELECT taskq.drop_vacant_tables(%s::text::interval)", (interval_text(patience),)))
 
     def _move(self, topic: str, token: int, patience: timedelta) -> None:
-        """Moves a topic that is paused, as soon as nothing of it is held and no push to it is open."""
+        """Moves a paused topic as soon as none of its tasks is held and no push to it is open."""
         deadline = time.monotonic() + patience.total_seconds()
         self._await_nothing_held(topic, patience)
         self._step(_MAKE_TABLES, topic, token, patience)
         while not self._try_to_move(topic, token, patience):
             if time.monotonic() > deadline:
                 raise TaskQueueError(
-                    f"topic {topic!r} cannot move: its tasks are held again and again, or transactions that use other"
-                    " topics push to it: repeat this when they have ended"
+                    f"topic {topic!r} cannot move: its tasks are polled again and again, or transactions that use other"
+                    " topics push to it. Repeat this when they have ended"
                 )
             self._await_nothing_held(topic, patience)
 
     def _try_to_move(self, topic: str, token: int, patience: timedelta) -> bool:
-        """Moves a topic while pushes to it wait; False if they have to go on before."""
+        """Moves a topic while pushes to it wait. False if a task is held, so that pushes have to continue first."""
         number = self._value("SELECT taskq.lock_pushes(%s::text, %s::text::interval)", (topic, interval_text(patience)))
         try:
-            # A poll that started before the pause may have taken some after all were given back.
+            # A poll that started before the pause may have claimed a task since the wait.
             return self._step(_CLOSE_SHARED, topic, token, patience) and self._step(_MOVE_ROWS, topic, token, patience)
         except BaseException:
-            with suppress(TaskQueueError, psycopg.Error):  # tried again once pushes are let in
+            with suppress(TaskQueueError, psycopg.Error):  # repeated by own_partition, after pushes are unlocked
                 self._step(_UNDO, topic, token, patience)
             raise
         finally:
@@ -107,13 +107,13 @@ class PartitionMixin(FunctionCaller):
         return bool(self._value(step, (topic, token, interval_text(patience))))
 
     def _undo(self, topic: str, token: int, patience: timedelta, error: BaseException) -> None:
-        """Puts back what was changed for a move that failed; where that fails as well, the error says so."""
+        """Undoes a move that failed. If that fails as well, adds a note to the error."""
         try:
             self._step(_UNDO, topic, token, patience)
         except (TaskQueueError, psycopg.Error) as another:
             error.add_note(
-                f"nor could this be undone ({another}): topic {topic!r} stays paused until own_partition finishes the"
-                " move, or shared_partition undoes it"
+                f"the move could not be undone ({another}): topic {topic!r} stays paused until own_partition finishes"
+                " the move, or shared_partition undoes it"
             )
 
     def _await_nothing_held(self, topic: str, patience: timedelta) -> None:
@@ -123,15 +123,15 @@ class PartitionMixin(FunctionCaller):
                 raise TaskQueueError(
                     f"tasks of topic {topic!r} are still held after {patience}: complete or release them"
                 )
-            time.sleep(0.05)  # nothing tells when the last holder is done
+            time.sleep(0.05)  # the database sends no notification for this
 
-    def _need_autocommit(self) -> None:
-        """Refuses a connection in a transaction, for whose end everybody would wait."""
-        if not self._alone:
-            raise TaskQueueError("all wait for the end of such a transaction: use a connection in autocommit")
+    def _require_autocommit(self) -> None:
+        # All topics would wait until the caller's transaction ends.
+        if not self._commits_each_call:
+            raise TaskQueueError("moving a topic cannot run inside a transaction: use a connection in autocommit")
 
-    def _need_a_session_of_its_own(self) -> None:
-        """Refuses a pooler that gives each transaction another session, too."""
-        self._need_autocommit()
+    def _require_own_session(self) -> None:
+        """Refuses a transaction, and a pooler that gives each transaction another session."""
+        self._require_autocommit()
         if self._value("SELECT pg_backend_pid()") != self.conn.info.backend_pid:
-            raise TaskQueueError("a topic moves under a lock of the session: connect without a transaction pooler")
+            raise TaskQueueError("own_partition() needs a session of its own: connect without a transaction pooler")

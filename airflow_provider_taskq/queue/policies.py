@@ -1,4 +1,4 @@
-"""Policies: how a topic retries, and what becomes of tasks whose owner vanished."""
+"""Policies of topics: retries, expired leases, payload limits."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +14,19 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How a failed task is tried again. One attempt is the default: the first failure is final.
+    """How failed tasks are retried. By default the first failure is final.
 
-    After n noted failures the next try is due after min(base * factor ** (n - 1), max_delay), and no later
-    than `horizon` after the task was created. It is given up after `max_attempts` failures, or once the delays
-    so far add up to `max_elapsed`. `jitter`, 0..1, takes up to that share off each delay. `probe`: while
-    retries of the topic fail, one is tried at a time, in turn: the next when any of them becomes due, after `base` at
-    the latest. No duration of a policy is longer than 3650 days.
+    After n counted failures the next attempt is due after min(base * factor ** (n - 1), max_delay).
+
+    :param max_attempts: the task is FAILED after this many failures.
+    :param base: the delay after the first failure. No duration of a policy is longer than 3650 days.
+    :param factor: by which each delay grows.
+    :param max_delay: the longest delay.
+    :param horizon: no retry is due later than this after the task was created.
+    :param max_elapsed: the task is FAILED once its delays add up to this.
+    :param jitter: the share of each delay, 0 to 1, that chance may take off.
+    :param probe: while retries of the topic fail, one is tried at a time, in turn. The next one goes out when any retry
+        is due, after `base` at the latest.
     """
 
     max_attempts: int = 1
@@ -36,9 +42,9 @@ class RetryPolicy:
     def correlation(
         cls, *, base: float = 2.0, max_backoff: timedelta = timedelta(minutes=180), max_retries: int = 100
     ) -> Self:
-        """Minutes by powers of `base`, never due later than `max_backoff` after the task's creation.
+        """Delays of `base ** n` minutes, never due later than `max_backoff` after the task's creation.
 
-        `max_retries` counts noted failures in all. It reproduces the worked example in the guide of
+        `max_retries` is the number of failures in all. The policy reproduces the worked example in the guide of
         camunda-bpm-correlate, "Scheduled Processing", to the second.
         """
         return cls(max_attempts=max_retries, factor=base, max_delay=max_backoff, horizon=max_backoff)
@@ -53,26 +59,29 @@ class RetryPolicy:
         max_attempts: int | None = None,
         max_elapsed: timedelta | None = None,
     ) -> Self:
-        """Intervals that grow from `initial` by `multiplier` to `max_interval`.
+        """Delays that grow from `initial` by `multiplier` to `max_interval`.
 
-        `max_attempts` counts the retries after the first run, None for no end. The defaults are those of
+        `max_attempts` is the number of retries after the first run; None for no limit. The defaults are those of
         OpenCQRS's event handling.
         """
         attempts = UNLIMITED if max_attempts is None else max_attempts + 1
         return cls(attempts, initial, multiplier, max_interval, max_elapsed=max_elapsed)
 
     def delay(self, attempts: int) -> timedelta | None:
-        """The delay after so many noted failures (1 or more), jitter and horizon aside; None to give up."""
+        """Returns the delay after `attempts` counted failures, before jitter and horizon; None to give up.
+
+        :raises ValueError: for less than one failure.
+        """
         if attempts < 1:
-            raise ValueError(f"a delay follows a failure: attempts is {attempts}, less than 1")
+            raise ValueError(f"invalid attempts {attempts}: a delay follows at least 1 failure")
         if attempts >= self.max_attempts:
             return None
         if self.max_elapsed is not None and self._elapsed_before(attempts, self.max_elapsed) >= self.max_elapsed:
             return None
-        return self._back_off(attempts)
+        return self._growing_delay(attempts)
 
-    def _back_off(self, attempts: int) -> timedelta:
-        """min(base * factor ** (attempts - 1), max_delay), compared by logarithms so that no power overflows."""
+    def _growing_delay(self, attempts: int) -> timedelta:
+        """Returns min(base * factor ** (attempts - 1), max_delay); logarithms keep the power from overflowing."""
         if not self.base:
             return timedelta(0)
         growth = (attempts - 1) * math.log(self.factor)
@@ -81,10 +90,10 @@ class RetryPolicy:
         return min(self.base * self.factor ** (attempts - 1), self.max_delay)
 
     def _elapsed_before(self, attempts: int, bound: timedelta) -> timedelta:
-        """The delays of the failures before this one added up, no further than `bound`."""
+        """The sum of the delays before this failure; stops at `bound`."""
         elapsed = timedelta(0)
         for earlier in range(1, attempts):
-            elapsed += self._back_off(earlier)
+            elapsed += self._growing_delay(earlier)
             if elapsed >= bound:
                 break
         return elapsed
@@ -92,16 +101,16 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """How a topic treats its tasks. One attempt is the default: the first failure of a task is final.
+    """How a topic treats its tasks.
 
-    `retry=RetryPolicy(max_attempts=5)` allows five attempts. `on_expiry`: tasks of a lapsed owner are handed out again
-    ("redeliver") or wait as EXPIRED ("expire"); the `max_crashes`-th crash of a task makes it FAILED.
-    `max_payload_bytes` counts compact JSON in UTF-8. `ttl` is for tasks that set none.
-
-    `notify`: a push, an offer, a revival or a junction's release sends a notification when its transaction commits, as
-    `TaskQueue.notify` does, so that workers and waits that listen look at once. PostgreSQL commits one transaction with
-    notifications at a time in the whole server, and cannot prepare such a transaction for a two-phase commit.
-    docs/performance.md has the cost.
+    :param retry: how failed tasks are retried; by default the first failure is final.
+    :param on_expiry: tasks of an expired owner are READY again ("redeliver") or wait as EXPIRED ("expire").
+    :param max_crashes: a task is FAILED at this many crashes of its owners.
+    :param max_payload_bytes: the limit of a payload, as compact JSON in UTF-8.
+    :param ttl: the time to live of tasks that set none.
+    :param notify: a push, an offer, a revival or a junction's release notifies listening workers and waits at its
+        commit, as `TaskQueue.notify` does. PostgreSQL commits one transaction with notifications at a time in the whole
+        server, and cannot prepare one for a two-phase commit. docs/performance.md has the cost.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -113,9 +122,9 @@ class TopicPolicy:
 
 
 class PolicyChanges(TypedDict, total=False):
-    """Fields of a policy to change: those of TopicPolicy and of its RetryPolicy; durations also as `90s` or seconds.
+    """Fields of a policy to change, by name. Durations may be a text such as `90s` or a number of seconds.
 
-    `retry` stands for all fields of the RetryPolicy; a field that is given as well counts more.
+    `retry` sets all fields of the RetryPolicy; a field that is also given overrides it.
     """
 
     retry: RetryPolicy
@@ -140,7 +149,7 @@ _DURATIONS = {"base", "max_delay", "horizon", "max_elapsed", "ttl"}
 _OPTIONAL = {"horizon", "max_elapsed", "ttl"}
 _TYPES: Mapping[str, tuple[type[Any], str]] = {
     "max_attempts": (int, "an integer"),
-    "factor": (int | float, "a number"),  # type: ignore[dict-item]  # isinstance() takes it
+    "factor": (int | float, "a number"),  # type: ignore[dict-item]  # isinstance() accepts it
     "jitter": (int | float, "a number"),  # type: ignore[dict-item]
     "probe": (bool, "True or False"),
     "on_expiry": (str, "a text"),
@@ -151,7 +160,7 @@ _TYPES: Mapping[str, tuple[type[Any], str]] = {
 
 
 def policy_fields(policy: TopicPolicy) -> dict[str, Any]:
-    """All fields of a policy by name, those of its RetryPolicy first."""
+    """Returns all fields of a policy by name, those of its RetryPolicy first."""
     return {
         **{name: getattr(policy.retry, name) for name in _RETRY_FIELDS},
         **{name: getattr(policy, name) for name in _TOPIC_FIELDS},
@@ -159,7 +168,10 @@ def policy_fields(policy: TopicPolicy) -> dict[str, Any]:
 
 
 def parse_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that changes name, `retry` replaced by its fields; InvalidArgument for an unknown or a wrong field."""
+    """Returns the changed fields by name, with `retry` replaced by its fields.
+
+    :raises InvalidArgument: for an unknown field or a value of another type.
+    """
     named = dict(changes)
     retry = named.pop("retry", None)
     if retry is not None and not isinstance(retry, RetryPolicy):
@@ -168,19 +180,18 @@ def parse_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
         known = ", ".join(("retry", *_RETRY_FIELDS, *_TOPIC_FIELDS))
         raise InvalidArgument(f"unknown field {', '.join(map(repr, unknown))} of a policy: expected one of {known}")
     of_retry = {} if retry is None else {name: getattr(retry, name) for name in _RETRY_FIELDS}
-    return {**of_retry, **{name: _field(name, value) for name, value in named.items()}}
+    return {**of_retry, **{name: _parse_field(name, value) for name, value in named.items()}}
 
 
 def apply_changes(policy: TopicPolicy, changes: Mapping[str, Any]) -> TopicPolicy:
-    """The policy with the fields that changes name."""
+    """Returns the policy with the changed fields. Raises what `parse_changes` raises."""
     values = {**policy_fields(policy), **parse_changes(changes)}
     return TopicPolicy(
         RetryPolicy(**{name: values[name] for name in _RETRY_FIELDS}), **{name: values[name] for name in _TOPIC_FIELDS}
     )
 
 
-def _field(name: str, value: Any) -> Any:
-    """The value of a field, a duration as a timedelta; InvalidArgument for a value of another type."""
+def _parse_field(name: str, value: Any) -> Any:
     if value is None and name in _OPTIONAL:
         return None
     if name in _DURATIONS and isinstance(value, timedelta | int | float | str) and not isinstance(value, bool):

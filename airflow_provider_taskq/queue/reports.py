@@ -1,4 +1,4 @@
-"""What a page shows of topics, tasks, owners and the rest: cut to what a person can look at."""
+"""Results of the inspection verbs: rows of searches, history events, statistics, health findings, audit entries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from airflow_provider_taskq.queue.models import NamedEnum, State
 
-# What a person sees of a task: the words of filters, of counts, of the page and of the command line.
+# The statuses of filters, counts, the page and the command line.
 STATUSES = (
     *("ready", "scheduled", "blocked", "paused", "retrying", "running", "failed", "suspended", "filtered", "succeeded"),
     *("expired", "redundant", "recreated"),
@@ -16,11 +16,11 @@ STATUSES = (
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
-    """A topic with counts by status (TaskInfo.status) that stop at a cap.
+    """A topic with counts of tasks by status (TaskInfo.status), which stop at a cap.
 
-    `paused` is about the topic, `paused_tasks` counts tasks: all that are READY in a paused topic. `failed` includes
-    `exhausted`. `running` and `consumers` are of the first 10,000 tasks that are held in the database;
-    `running_capped`: there are more.
+    `paused` is about the topic; `paused_tasks` counts all READY tasks of a paused topic. `failed` includes `exhausted`.
+    `running` and `consumers` are counted among the first 10,000 held tasks of the database; `running_capped`: there are
+    more.
     """
 
     topic: str
@@ -42,11 +42,11 @@ class TopicSummary:
 
 @dataclass(frozen=True, slots=True)
 class TaskFilter:
-    """Which tasks of a topic: every part may be None.
+    """Conditions on tasks of a topic, all of which have to hold; None is no condition.
 
-    `status` is one of STATUSES; `exhausted` are the failed without attempts left. `since` and `until` are about the
-    push, both included. `error` is contained in the error, in any case, `error_group` is its group (ErrorGroup);
-    without a state they look among EXPIRED, FAILED and SUSPENDED tasks.
+    `status` is one of STATUSES, or `exhausted`: FAILED without attempts left. `since` and `until` bound the push, both
+    included. The task's error contains `error`, in any case, and belongs to `error_group` (ErrorGroup.error); without a
+    state these two search EXPIRED, FAILED and SUSPENDED tasks.
     """
 
     state: State | None = None
@@ -61,7 +61,7 @@ class TaskFilter:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """Sequences that a filter found; `looked_to`: where it stopped looking, None where nothing is beyond."""
+    """Sequences of tasks that match a filter. `looked_to`: where the search stopped, None if no task is beyond."""
 
     sequences: Sequence[int]
     looked_to: int | None
@@ -69,10 +69,10 @@ class SearchPage:
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """A task without its payload and output, of which it has the bytes; `error` is cut, or None unless asked for.
+    """A task with the sizes of its payload and output instead of their values. `error` is cut, or None.
 
-    `waited` is the queue time of the last attempt, from when the task was due to its poll; `ran` its run time, from the
-    poll to the end, or to now while it runs. Both are None if no attempt runs or was completed.
+    `waited` is the queue time of the last attempt, from when the task was due to its poll. `ran` is its run time, from
+    the poll to the end, or to now while it runs. Both are None if no attempt runs or was completed.
     """
 
     sequence: int
@@ -101,7 +101,7 @@ class TaskSummary:
 
 @dataclass(frozen=True, slots=True)
 class TaskTexts:
-    """A task's payload and output as JSON texts that may be cut, with their whole bytes."""
+    """A task's payload and output as JSON texts, which may be cut, with their whole sizes in bytes."""
 
     payload: str | None
     payload_bytes: int | None
@@ -111,7 +111,7 @@ class TaskTexts:
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """What a task depends on: the newest task of an identifier, if there still is one, and the name of its state."""
+    """A dependency of a task: the newest task of an identifier, if one still exists, and the name of its state."""
 
     topic: str
     identifier: str
@@ -121,7 +121,7 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class OwnerSummary:
-    """An owner; `held` stops at 1,000, `topics` are those of these tasks, `fence` is None once the lease is gone."""
+    """An owner. `held` stops at 1,000; `topics` are those of the counted tasks; `fence` is None without a lease."""
 
     name: str
     fence: int | None
@@ -135,7 +135,7 @@ class OwnerSummary:
 
 @dataclass(frozen=True, slots=True)
 class TopicHolder:
-    """Who holds how many tasks of a topic."""
+    """An owner that holds tasks of a topic, and the number of these."""
 
     name: str
     held: int
@@ -145,7 +145,7 @@ class TopicHolder:
 
 @dataclass(frozen=True, slots=True)
 class LockSummary:
-    """A lock by name; nobody's until then where `held_by` is empty."""
+    """A lock by name. If `held_by` is empty, the lock was given back early and has no holder until `until`."""
 
     name: str
     held_by: str
@@ -156,7 +156,7 @@ class LockSummary:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLag:
-    """How far a group handled a partition, and how many tasks of the topic, of all partitions, come after."""
+    """The progress of a consumer group in a partition, and how many tasks of the topic, in all partitions, follow."""
 
     group: str
     topic: str
@@ -168,7 +168,7 @@ class ConsumerLag:
 
 @dataclass(frozen=True, slots=True)
 class LogBlocker:
-    """An open transaction before whose first task a topic's log ends."""
+    """An open transaction that holds a topic's log back: the log ends before its first task, `floor`."""
 
     pid: int | None
     since: datetime | None
@@ -178,9 +178,9 @@ class LogBlocker:
 
 @dataclass(frozen=True, slots=True)
 class TickSummary:
-    """Ticks of one prefix and hash that wait; the count stops at 1,000.
+    """The waiting ticks of one prefix and hash; the count stops at 1,000.
 
-    `schedule` is in words, as the last fifty nominal times tell it, in UTC.
+    `schedule` describes up to fifty of their nominal times in words, in UTC.
     """
 
     prefix: str
@@ -193,9 +193,9 @@ class TickSummary:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An action of the page or the command line.
+    """An action of the page or the command line, as recorded in the audit trail.
 
-    `actor` is the person, as the client said. `role` is the database role that was connected, as the database says.
+    `actor` is the person that the client named. `role` is the connected database role.
     """
 
     audit_id: int
@@ -210,7 +210,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class DurationStats:
-    """How durations are spread, in seconds: shortest, mean, longest, and percentiles."""
+    """Statistics of durations, in seconds: shortest, mean, longest, and percentiles."""
 
     shortest: float
     mean: float
@@ -223,10 +223,10 @@ class DurationStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatistics:
-    """What of a topic ended within a span of time.
+    """Statistics of a topic's tasks that ended within a span of time.
 
-    `retried` is how many tasks took more than one try, `retries` how many further tries those were. `took` is from when
-    the last try was due to the end: the wait for a worker and the work.
+    `retried` counts the tasks that took more than one attempt, and `retries` their further attempts. `took` is measured
+    from when the last attempt was due to the end: the wait for a worker and the work.
     """
 
     topic: str
@@ -239,13 +239,13 @@ class TopicStatistics:
 
     @property
     def retried_share(self) -> float:
-        """The share of tasks, 0..1, that took more than one try."""
+        """The share of tasks, 0 to 1, that took more than one attempt."""
         return self.retried / self.ended
 
 
 @dataclass(frozen=True, slots=True)
 class HandlingTimes:
-    """How long tasks of a topic were handled, as those who handled them noted: `count` of them."""
+    """How long handlers worked on a topic's tasks, as workers recorded it for `count` tasks."""
 
     topic: str
     count: int
@@ -254,9 +254,9 @@ class HandlingTimes:
 
 @dataclass(frozen=True, slots=True)
 class TopicErrors:
-    """Tasks of a topic that failed and have not succeeded since: FAILED, or to be tried again; each counted to 1,000.
+    """Counts of a topic's tasks that failed and have not succeeded since: FAILED or waiting for a retry, up to 1,000.
 
-    `sequence` is the first of them, pushed so long ago as `age` says.
+    `sequence` is the first of them, and `age` the time since its push.
     """
 
     topic: str
@@ -270,10 +270,10 @@ class TopicErrors:
 class ErrorGroup:
     """Tasks of a topic that failed for the same reason.
 
-    `error` is the summary of their error with # in the place of identifiers and numbers, such as
-    `ValueError: no mailbox for #`. `failed` tasks FAILED, `retrying` ones are READY to be tried again, with `messages`
-    different summaries, of which `example` is the newest. `newest` is the highest sequence, `last_failed` when a task
-    FAILED last. `looked_at` is how many FAILED tasks of the topic were looked at, of all groups together.
+    `error` is the summary of their error with # for identifiers and numbers, such as `ValueError: no mailbox for #`.
+    `failed` tasks are FAILED and `retrying` ones wait for a retry. Their summaries have `messages` different texts, of
+    which `example` is the newest. `newest` is the highest sequence, and `last_failed` the last time that a task became
+    FAILED. `looked_at` is the number of FAILED tasks of the topic that were examined, in all groups together.
     """
 
     error: str
@@ -288,7 +288,7 @@ class ErrorGroup:
 
 @dataclass(frozen=True, slots=True)
 class StuckOwner:
-    """An owner that holds tasks under a lease that lapsed so long ago, and when it gave its last sign of life."""
+    """An owner that holds tasks under a lapsed lease. `lapsed` is the time since then, `seen` its last sign of life."""
 
     name: str
     fence: int
@@ -301,14 +301,14 @@ class StuckOwner:
 class HistoryEvent:
     """One event in the life of a task.
 
-    `what`: pushed, failed (and is tried again), lapsed (its owner's lease), started anew, recreated, reassigned, held
-    (now, since `happened`), ended. `state` is what it was before; of held and ended, what it is. `actor` is the person
-    who did it, as the client said, `role` the database role that was connected, as the database says, `other` the
-    sequence of the copy that was recreated or the state that was assigned. `error` is the end of a traceback,
-    `error_summary` the line of it that says what went wrong.
+    `what` is one of: pushed, failed (a retry follows), lapsed (its owner's lease), started anew, recreated, reassigned,
+    held (now, since `happened`), ended. `state` is the state before the event; of held and ended, the state now.
+    `actor` is the person that the client named, and `role` the connected database role. `other` is the sequence of the
+    recreated copy, or the number of the assigned state. `error` is the end of a traceback, and `error_summary` its
+    telling line.
 
-    `waited` and `ran` are the queue time and the run time of the attempt that failed, lapsed or ended, or is held: from
-    when the task was due (or due again, after a failure) to its poll, and from the poll to the end, or to now.
+    `waited` is the queue time of the attempt, from when the task was due to its poll. `ran` is its run time, from the
+    poll to the end, or to now.
     """
 
     happened: datetime | None
@@ -327,9 +327,9 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How many tasks of a topic ended in a state within a span of time: span 0 is the last one, 1 that before.
+    """The number of a topic's tasks that ended in a state within a span of time; 0 is the last span, 1 the one before.
 
-    Where there is much history only a random share of it is read, `sampled`, and the count is an estimate.
+    Of a long history only the random share `sampled` is read, and the count is an estimate.
     """
 
     topic: str
@@ -340,7 +340,7 @@ class Throughput:
 
 
 class Severity(NamedEnum, IntEnum):
-    """How bad it is; what is worse is greater."""
+    """The severity of a health finding; a worse one is greater."""
 
     FINE = 0
     NOTICE = 1
@@ -350,10 +350,11 @@ class Severity(NamedEnum, IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """Something that slows or threatens the queue, or a value that would, told in a sentence.
+    """A measured condition that slows or threatens the queue, or would at a higher value.
 
-    `value` is what was measured (seconds, rows, bytes or transactions, as the sentence says), `pid` the session of
-    the server to look at. `topic`, `sequence` and `owner` say what it is about, where it is about one of these.
+    `detail` is a sentence. `value` is the measured number of seconds, rows, bytes or transactions that the sentence
+    names, and `pid` the server's session in question. `topic`, `sequence` and `owner` are set if the finding is about
+    one.
     """
 
     severity: Severity

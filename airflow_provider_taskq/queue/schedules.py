@@ -1,10 +1,10 @@
-"""The times of recurring tasks, worked out ahead, and the hash that stands for what they were worked out from.
+"""Schedules: the times of ticks, the hash of a configuration, and the description of a schedule in words.
 
-Nothing here touches the database: `TaskQueue.install_ticks` makes tasks of these times.
+Nothing here uses the database: `TaskQueue.install_ticks` makes tasks of these times.
 
-Of a clock that is put forward, the times that it skips give no tick. Of one that is put back, the hour that comes
-twice gives its ticks the first time only, whatever the schedule: also "every half hour" then pauses for an hour.
-Where each real half hour counts, use `ticks_every`, or a cron expression in UTC.
+A time that a change of the clock skips gives no tick. An hour that comes twice gives its ticks the first time only,
+also for "every half hour", which then pauses for an hour. If each real half hour counts, use `ticks_every`, or a cron
+expression in UTC.
 """
 
 import hashlib
@@ -19,15 +19,18 @@ from airflow_provider_taskq.queue.models import Json
 
 ONE_DAY = timedelta(days=1)
 ONE_MINUTE = timedelta(minutes=1)
-NONE = timedelta(0)
+_ZERO = timedelta(0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HASH_LENGTH = 32  # hexadecimal digits: 128 bits
 
 
 def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[datetime]:
-    """The next `ahead` boundaries of a period strictly after `now`, counted from the epoch in UTC."""
-    if period <= NONE or ahead < 1:
-        raise InvalidArgument(f"ticks every {period}, {ahead} of them: there is no such period, or no tick asked for")
+    """Returns the next `ahead` boundaries of a period strictly after `now`, counted from the epoch in UTC.
+
+    :raises InvalidArgument: for a period or an `ahead` that is not positive, and for times after the year 9999.
+    """
+    if period <= _ZERO or ahead < 1:
+        raise InvalidArgument(f"invalid period {period} or number of ticks {ahead}: both have to be greater than 0")
     past = (_moment(now) - EPOCH) // period
     try:
         return [EPOCH + period * (past + nth) for nth in range(1, ahead + 1)]
@@ -36,18 +39,20 @@ def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[dateti
 
 
 def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
-    """The times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one.
+    """Returns times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one.
 
     Needs pendulum, as Airflow does.
+
+    :raises InvalidArgument: for no hours, hours with a time zone, an unknown zone, and times after the year 9999.
     """
     if not hours or any(hour.tzinfo is not None for hour in hours):
-        raise InvalidArgument("daily ticks need at least one time of day, and the time zone beside it")
+        raise InvalidArgument("daily ticks need at least one time of day, and a time zone as an argument of its own")
     local, begin = _zone(zone), _moment(now)
     return _within(_daily(sorted(set(hours)), begin.astimezone(local).date()), local, begin, ahead)
 
 
 def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
-    """The times of a cron expression in a time zone, as `ticks_daily` gives them.
+    """Returns the times of a cron expression in a time zone, within the bounds of `ticks_daily`.
 
     Five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly, @monthly, @yearly.
     Needs croniter and pendulum, as Airflow does.
@@ -58,9 +63,9 @@ def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE
 
 
 def config_hash(*parts: Json) -> str:
-    """A hash of a configuration, the same in every process and version: 32 hexadecimal digits.
+    """Returns a hash of a configuration, the same in every process and version: 32 hexadecimal digits.
 
-    Equal parts give the same hash, whatever the order of keys. 1, 1.0, "1" and True are four configurations.
+    Equal parts have the same hash, in any order of keys. 1, 1.0, "1" and True are four configurations.
     """
     _check_json(parts)
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
@@ -68,11 +73,11 @@ def config_hash(*parts: Json) -> str:
 
 
 def _check_json(value: object) -> None:
-    """Refuses what JSON has no one text for: a key that is no text, a NaN, an object of another kind."""
+    """Refuses values without a unique JSON text: a key that is not text, a NaN, an object of another type."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise InvalidArgument(f"a configuration is hashed as JSON, and its key {key!r:.50} is no text")
+                raise InvalidArgument(f"a configuration is hashed as JSON, and its key {key!r:.50} is not text")
             _check_json(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
@@ -80,7 +85,7 @@ def _check_json(value: object) -> None:
     elif not (
         value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and value - value == 0)
     ):
-        raise InvalidArgument(f"a configuration is hashed as JSON, and {value!r:.50} is none")
+        raise InvalidArgument(f"a configuration is hashed as JSON, and {value!r:.50} is not JSON")
 
 
 def _daily(hours: list[time], first: date) -> Iterator[datetime]:
@@ -91,7 +96,7 @@ def _daily(hours: list[time], first: date) -> Iterator[datetime]:
 
 
 def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
-    """The times after `begin` on a clock that never changes: what a time change does to them is decided by us."""
+    """The times after `begin` on a clock without changes; `_within` decides what a change does to them."""
     from croniter import CroniterError, croniter
 
     fields = expression.split()
@@ -109,8 +114,8 @@ def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
 
 def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: timedelta) -> list[datetime]:
     """The moments of ascending clock times, strictly after `now` and no later than `ahead` after it; at least one."""
-    if ahead < NONE:
-        raise InvalidArgument(f"ticks are made ahead of their time, not {ahead}")
+    if ahead < _ZERO:
+        raise InvalidArgument(f"invalid ahead {ahead}: expected a duration of at least 0")
     found: list[datetime] = []
     for wall in walls:
         moment = _first_moment(wall, zone)
@@ -126,38 +131,38 @@ def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: tim
 
 
 def _first_moment(wall: datetime, zone: ZoneInfo) -> datetime | None:
-    """When clocks of the zone first show this time; None where a change skips it."""
+    """The first moment at which clocks of the zone show this time; None if a change skips it."""
     moment = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     return moment if moment.astimezone(zone).replace(tzinfo=None) == wall else None
 
 
 def _moment(now: datetime) -> datetime:
-    """The time in UTC; refuses one without a zone, which means another moment on every machine."""
+    """The time in UTC; refuses one without a zone, which would be another moment on every machine."""
     if now.tzinfo is None:
         raise InvalidArgument("now has no time zone")
     return now.astimezone(UTC)
 
 
 def _zone(name: str) -> ZoneInfo:
-    """The time zone of that name, from the data that pendulum brings along where the system has none."""
+    """The time zone of a name, from the data of pendulum if the system has none."""
     import pendulum  # not at the top: Spark executors have psycopg only, and make no ticks
 
     try:
         return pendulum.timezone(name)
-    except (ValueError, OSError, TypeError, AttributeError):  # AttributeError: it is no text
-        raise InvalidArgument(f"there is no time zone {name!r}") from None
+    except (ValueError, OSError, TypeError, AttributeError):  # AttributeError: not a text
+        raise InvalidArgument(f"unknown time zone {name!r}") from None
 
 
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _DAY = timedelta(days=1)
 _UNITS = ((timedelta(days=7), "week"), (_DAY, "day"), (timedelta(hours=1), "hour"), (timedelta(minutes=1), "minute"))
-_MOST_TIMES = 6  # times of day that a sentence names
+_MAX_TIMES = 6  # times of day that a description names
 
 
 def describe_schedule(moments: Iterable[datetime]) -> str:
-    """A schedule, in UTC: "every 15 minutes", "every day at 06:00", "Monday to Friday at 09:00 and 17:30".
+    """Describes a schedule by its times, in UTC: "every 15 minutes", "every day at 06:00", "Monday to Friday at 09:00".
 
-    It is as good as the times that are given: from a single one no schedule can be told.
+    The queue stores no other trace of a schedule. A single time has none.
     """
     times = sorted({moment.astimezone(UTC) for moment in moments})
     if len(times) < 2:
@@ -171,7 +176,6 @@ def describe_schedule(moments: Iterable[datetime]) -> str:
 
 
 def _regular(gap: timedelta, example: datetime) -> str:
-    """Times that are equally far apart."""
     if gap == _DAY:
         return f"every day at {_clock(example)}"
     if gap == 7 * _DAY:
@@ -182,7 +186,7 @@ def _regular(gap: timedelta, example: datetime) -> str:
 
 
 def _daily_words(times: Sequence[datetime]) -> str | None:
-    """The same times of day on days of the week, the first and the last day perhaps in part; None for anything else."""
+    """Describes the same times of day on days of the week; else None. The first and last day may lack some."""
     of_day: dict[date, set[str]] = {}
     for moment in times:
         of_day.setdefault(moment.date(), set()).add(_clock(moment))
@@ -190,7 +194,7 @@ def _daily_words(times: Sequence[datetime]) -> str | None:
     usual = max(of_day.values(), key=len)
     whole = days[1:-1] if len(days) > 2 else []
     if (
-        len(usual) > _MOST_TIMES
+        len(usual) > _MAX_TIMES
         or any(of_day[day] != usual for day in whole)
         or not set().union(*of_day.values()) <= usual
     ):

@@ -1,4 +1,4 @@
-"""The schema in the database: installed by numbered migrations, under a ledger with checksums."""
+"""The schema in the database: numbered migrations, functions and views, recorded with checksums."""
 
 import hashlib
 import re
@@ -18,14 +18,14 @@ from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQue
 from airflow_provider_taskq.queue.models import HistoryKind, Result, State, Waits
 
 OLDEST_SERVER = 140_000
-# One installer at a time. A lock on a table, as any role that can connect can take an advisory lock; in a mode that a
+# Serializes installers. Any role that can connect could take an advisory lock, so this locks a table, in a mode that a
 # role without rights cannot delay: nextval() of any relation's oid takes ROW EXCLUSIVE before it checks the rights.
 LOCK = "LOCK TABLE taskq_internal.migration IN SHARE UPDATE EXCLUSIVE MODE"
 _TABLE = sql.Identifier("taskq_internal", "migration")  # exists before the functions and views do
 _VIEW = sql.Identifier("taskq", "migrations")  # readable by every granted role
-_FUNCTIONS = 0  # the number in the ledger under which all function files together stand
+_FUNCTIONS = 0  # the number in the table of migrations of all function files together
 _VIEWS = -1  # the number of the readable views, or of the choice to leave them out
-RELEASE = 1  # of the functions: raised by every release that changes one, so that an older package leaves them alone
+RELEASE = 1  # raised by every release that changes a function, so that an older package leaves it alone
 
 _CONSTANT = re.compile(r"(?<![:\w]):([A-Z][A-Z_]+)\b")
 _CONSTANTS = {
@@ -36,7 +36,7 @@ _CONSTANTS = {
     "NOT_STORED": 0,  # in the place of a state: a task that a push with DELETE does not store
 }
 
-# They depend on each other, views on functions and functions on views: so what is left is tried again while any goes.
+# Functions and views depend on each other: so the rest is dropped again for as long as any of them can be dropped.
 _DROP_FUNCTIONS = """DO $$ DECLARE
     thing text; reason text; reasons text[]; kept text[];
     things text[] := ARRAY(
@@ -70,7 +70,7 @@ END $$"""
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One entry of the ledger: a numbered migration, all functions together, or the readable views."""
+    """A numbered migration, all functions together, or the readable views."""
 
     number: int
     name: str
@@ -78,13 +78,13 @@ class Step:
 
     @property
     def checksum(self) -> str:
-        """What tells this text from another."""
+        """The checksum of the script."""
         return hashlib.sha256(self.script.encode()).hexdigest()
 
 
 @cache
 def migrations() -> tuple[Step, ...]:
-    """The numbered migrations of this package, in order: tables, which a later release only adds to."""
+    """The numbered migrations of this package, in order. A later release only adds to them."""
     return tuple(
         Step(int(file.name[:4]), file.name.removesuffix(".sql"), _read(file)) for file in _sql_files("migrations")
     )
@@ -92,7 +92,7 @@ def migrations() -> tuple[Step, ...]:
 
 @cache
 def functions() -> Step:
-    """The functions of this package as one script: replaced as a whole when any of them changes."""
+    """The functions of this package as one script, which is replaced as a whole when any of them changes."""
     return Step(_FUNCTIONS, f"functions {RELEASE}", _scripts("api", "internal"))
 
 
@@ -123,20 +123,19 @@ def _sql_files(folder: str) -> Iterator[Traversable]:
 
 
 def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None:
-    """Creates or upgrades the schema `taskq` in the caller's transaction; safe to run at once from many places.
+    """Creates or upgrades the schema `taskq` in the caller's transaction. Several sessions may install at once.
 
-    `views`: whether the schema has the readable views `tasks` and `topics_at_a_glance`, and the function `newest`.
-    None keeps what the database has; a new schema has them. The database records the choice, so a later install or
-    upgrade without the argument does not create views that were left out.
-
-    SchemaMismatch where the schema in the database is newer than this package, or was changed by hand.
-    TaskQueueError if other views in the database depend on the views to remove.
+    :param views: whether the schema has the readable views `tasks` and `topics_at_a_glance`, and the function `newest`.
+        None keeps the recorded choice; a new schema has them.
+    :raises SchemaMismatch: if the schema in the database is newer than this package, or was installed by another text.
+    :raises TaskQueueError: if other objects in the database depend on functions or views to replace, or the server is
+        older than PostgreSQL 14.
     """
     if conn.info.server_version < OLDEST_SERVER:
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
     with all_or_nothing(conn):
         while not _create_ledger(conn):
-            pass  # another installer committed it: now it is there
+            pass  # another installer created it at the same time
         conn.execute(LOCK)
         ledger = _ledger(conn, _TABLE)
         _refuse_foreign(ledger)
@@ -150,7 +149,7 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
 
 
 def _wanted_views(ledger: dict[int, str], chosen: bool | None) -> Step:
-    """The views that the schema is to have: those chosen, else what the ledger says, else all."""
+    """The views that the schema is to have: as chosen, else as recorded, else all."""
     if chosen is None:
         chosen = ledger.get(_VIEWS) != NO_VIEWS.checksum
     return views() if chosen else NO_VIEWS
@@ -167,7 +166,10 @@ def uninstall(conn: psycopg.Connection[Any]) -> None:
 
 
 def verify(conn: psycopg.Connection[Any]) -> None:
-    """Returns where the schema is the one that this package was made for; else SchemaMismatch, saying what to run."""
+    """Checks that the schema in the database is the one of this package.
+
+    :raises SchemaMismatch: if it is missing, older or newer; names the command to run.
+    """
     with conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()
     if row is None or not row[0]:
@@ -183,7 +185,7 @@ def verify(conn: psycopg.Connection[Any]) -> None:
 
 
 def _create_ledger(conn: psycopg.Connection[Any]) -> bool:
-    """Creates schema and ledger if they are missing; False if another installer created them at the same time."""
+    """Creates the schemas and the table of migrations; False if another installer created them at the same time."""
     try:
         with conn.transaction():
             conn.execute("CREATE SCHEMA IF NOT EXISTS taskq")
@@ -205,7 +207,7 @@ def _ledger(conn: psycopg.Connection[Any], relation: sql.Identifier = _VIEW) -> 
 
 
 def _refuse_foreign(ledger: dict[int, str]) -> None:
-    """Refuses a ledger with steps that this package does not know, or knows with another text."""
+    """Refuses a schema with migrations that this package does not have, or has with another text."""
     known = {step.number: step for step in migrations()}
     newest = max(ledger, default=_FUNCTIONS)
     if newest > max(known):
@@ -222,7 +224,7 @@ def _refuse_foreign(ledger: dict[int, str]) -> None:
 
 
 def _apply(conn: psycopg.Connection[Any], step: Step) -> None:
-    """Runs one step and enters it in the ledger."""
+    """Runs one step and records it."""
     conn.execute(step.script.encode())
     conn.execute(
         "INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (%s, %s, %s)"
@@ -233,7 +235,7 @@ def _apply(conn: psycopg.Connection[Any], step: Step) -> None:
 
 
 def _refuse_newer_functions(conn: psycopg.Connection[Any], relation: sql.Identifier) -> None:
-    """Refuses functions of a later release, which this package would take back."""
+    """Refuses functions of a later release, which this package would replace by older ones."""
     query = sql.SQL("SELECT name FROM {} WHERE number = %s").format(relation)
     with conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(query, (_FUNCTIONS,)).fetchone()
@@ -248,7 +250,7 @@ def _refuse_newer_functions(conn: psycopg.Connection[Any], relation: sql.Identif
 def _replace_functions(conn: psycopg.Connection[Any], wanted: Step) -> None:
     """Replaces every function and view of the schema by those of the files; `wanted`: the readable views, or none.
 
-    Whatever somebody else built on them is not dropped along: it is named, and nothing is changed.
+    Objects outside the schema that depend on them are not dropped: the error names them, and nothing is changed.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
         before = cursor.execute("SELECT current_setting('check_function_bodies')").fetchone()

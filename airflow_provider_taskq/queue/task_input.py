@@ -1,4 +1,4 @@
-"""Tasks on their way in: columns for the wire, in chunks of bounded memory."""
+"""Tasks given to push and offer: converted to NewTask, checked, and cut into chunks for the SQL functions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,139 +10,16 @@ from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION, interval_
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.models import NewTask
 
-# A call carries at most so many tasks, or few more than so many characters: enough to make its round trip cheap,
-# little enough for 1,000,000 tasks to stream through 200 MB, and for the server to hold one call's arrays easily.
-CHUNK_TASKS = 10_000
-CHUNK_CHARACTERS = 8_000_000
-
-NONE = timedelta(0)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskChunk:
-    """Some tasks of a push with their payloads as JSON texts; `offset` counts the tasks before them."""
-
-    topic: str
-    offset: int
-    tasks: list[NewTask]
-    payloads: list[str | None]
-
-    def columns(self) -> tuple[list[Any] | None, ...]:
-        """The arguments of taskq.push from p_identifiers to p_priorities; all-empty columns travel as None."""
-        identifiers = self.identifiers()
-        self._check_texts("reference", [task.reference for task in self.tasks if task.reference is not None])
-        self._check_values()
-        return (
-            identifiers,
-            _filled(self.payloads),
-            _filled([task.reference for task in self.tasks]),
-            _filled([task.suspended or None for task in self.tasks]),
-            _filled([task.available_at for task in self.tasks]),
-            _filled([interval_text(task.delay) for task in self.tasks]),
-            _filled([interval_text(task.ttl) for task in self.tasks]),
-            _filled([task.priority or None for task in self.tasks]),
-        )
-
-    def identifiers(self) -> list[str]:
-        """The identifiers in order; InvalidTask for one that cannot be sent."""
-        identifiers = [task.identifier for task in self.tasks]
-        self._check_texts("identifier", identifiers)
-        return identifiers
-
-    def refuse_beyond_offer(self) -> None:
-        """Refuses tasks that can only be pushed: suspended ones, and those with dependencies."""
-        for place, task in enumerate(self.tasks):
-            if task.suspended or task.depends_on:
-                self._refuse(place, "an offered task is neither suspended nor depends on others: push it")
-
-    def single(self) -> tuple[Any, ...] | None:
-        """The arguments of taskq.push for one task, from `identifier` on, where this is one task that it can store."""
-        if len(self.tasks) > 1 or self.offset or self.tasks[0].suspended or self.tasks[0].depends_on:
-            return None
-        identifiers, payloads, references, _, *rest = self.columns()
-        return tuple(column and column[0] for column in (identifiers, payloads, references, *rest))
-
-    def dependencies(self) -> tuple[list[int] | None, list[str] | None, list[str] | None]:
-        """The dependencies of all tasks: place in the chunk, topic, identifier; None where there are none."""
-        found = [(place, *pair) for place, task in enumerate(self.tasks) for pair in task.depends_on]
-        if not found:
-            return None, None, None
-        return [place for place, _, _ in found], [topic for _, topic, _ in found], [name for _, _, name in found]
-
-    def _check_texts(self, name: str, texts: list[str]) -> None:
-        """Refuses what cannot even be sent: all texts at a glance, one by one only to name the first bad one."""
-        if _can_be_sent(texts):
-            return
-        for place, task in enumerate(self.tasks):
-            text = getattr(task, name)
-            if text is not None and not _can_be_sent([text]):
-                self._refuse(place, f"its {name} is no text, or holds a NUL or a lone surrogate")
-
-    def _check_values(self) -> None:
-        """Refuses what means another moment on every machine, or exceeds an int before it meets its rule."""
-        for place, task in enumerate(self.tasks):
-            if task.available_at is not None and task.available_at.tzinfo is None:
-                self._refuse(place, "its available_at has no time zone")
-            if task.priority and abs(task.priority) > 100:
-                self._refuse(place, f"its priority {task.priority} is outside -100..100")
-            if max(task.delay or NONE, task.ttl or NONE) > MAX_STORED_DURATION:
-                self._refuse(place, "its delay or ttl is longer than 3650 days")
-            if task.depends_on:
-                self._check_dependencies(place, task.depends_on)
-
-    def _check_dependencies(self, place: int, dependencies: Sequence[object]) -> None:
-        """Refuses what is no list of pairs of topic and identifier, and a task that would wait for itself."""
-        if isinstance(dependencies, str) or not all(_is_pair(pair) for pair in dependencies):
-            self._refuse(place, "its depends_on is no list of pairs of a topic and an identifier")
-        if (self.topic, self.tasks[place].identifier) in [tuple(pair) for pair in self.tasks[place].depends_on]:
-            self._refuse(place, "it depends on its own identifier")
-
-    def _refuse(self, place: int, reason: str) -> None:
-        raise InvalidTask(f"topic {self.topic!r}, task at position {self.offset + place}: {reason}")
-
-
-def split_into_chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[TaskChunk]:
-    """Cuts an iterable of any length into chunks. InvalidTask where a payload is not JSON."""
-    chunk, characters = TaskChunk(topic, 0, [], []), 0
-    for task in tasks:
-        try:
-            payload = json_text(task.payload)
-        except ValueError as error:
-            position = chunk.offset + len(chunk.tasks)
-            raise InvalidTask(f"topic {topic!r}, task at position {position}: its payload {error}") from None
-        chunk.tasks.append(task)
-        chunk.payloads.append(payload)
-        characters += len(payload) if payload else 0
-        if len(chunk.tasks) >= CHUNK_TASKS or characters >= CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = TaskChunk(topic, chunk.offset + len(chunk.tasks), [], []), 0
-    if chunk.tasks:
-        yield chunk
-
-
-def _filled(column: list[Any]) -> list[Any] | None:
-    """The column, or None where it holds nothing but None."""
-    return column if any(value is not None for value in column) else None
-
-
-def _is_pair(pair: object) -> bool:
-    """Whether this is a pair of texts that can be sent."""
-    return isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2 and _can_be_sent(list(pair))
-
-
-def _can_be_sent(texts: list[str]) -> bool:
-    """Whether PostgreSQL can hold these texts."""
-    try:
-        joined = "".join(texts)
-        joined.encode()
-    except (TypeError, UnicodeEncodeError):
-        return False
-    return "\x00" not in joined
-
-
 TaskInput: TypeAlias = NewTask | str | Mapping[str, Any]
 
 TASK_FIELDS = tuple(field.name for field in fields(NewTask))
+
+# A call carries at most this many tasks, or slightly more than this many characters. That makes its round trip cheap,
+# streams 1,000,000 tasks through 200 MB, and lets the server hold the arrays of one call.
+CHUNK_TASKS = 10_000
+CHUNK_CHARACTERS = 8_000_000
+
+_ZERO = timedelta(0)
 _TYPES: dict[str, tuple[type[Any], ...]] = {
     "identifier": (str,),
     "reference": (str,),
@@ -164,7 +41,10 @@ _EXPECTED = {
 
 
 def to_new_tasks(topic: str, tasks: Iterable[TaskInput]) -> Iterator[NewTask]:
-    """Yields the tasks of a push; InvalidTask names the position of one that is not a task, counted from 0."""
+    """Converts the tasks of a push.
+
+    :raises InvalidTask: for an input that is not a task; names its position, counted from 0, never the payload.
+    """
     if isinstance(tasks, str | bytes | Mapping | NewTask):
         raise InvalidTask(f"topic {topic!r}: tasks is one {type(tasks).__name__}: give a list of tasks")
     for position, given in enumerate(tasks):
@@ -178,10 +58,13 @@ def to_new_tasks(topic: str, tasks: Iterable[TaskInput]) -> Iterator[NewTask]:
 
 
 def to_new_task(given: object) -> NewTask:
-    """Converts one task. A dict has the fields of NewTask; a field that is None or missing has its default.
+    """Converts an identifier, a dict or a NewTask to a NewTask.
 
-    `available_at` may be a text in ISO 8601, `delay` and `ttl` a number of seconds or a text such as 90s, 5m, PT5M.
-    TypeError or ValueError with the reason, never the payload.
+    A dict has the fields of NewTask; a field that is None or missing has its default. `available_at` may be a text in
+    ISO 8601, `delay` and `ttl` a number of seconds or a text such as 90s, 5m, PT5M.
+
+    :raises TypeError: for another type.
+    :raises ValueError: for a dict with a wrong field. The message never holds the payload.
     """
     if isinstance(given, NewTask):
         return given
@@ -193,25 +76,149 @@ def to_new_task(given: object) -> NewTask:
         raise ValueError(f"unknown field {', '.join(map(repr, unknown))}: a task has {', '.join(TASK_FIELDS)}")
     if given.get("identifier") is None:
         raise ValueError("its identifier is missing")
-    return NewTask(**{name: _field(name, value) for name, value in given.items() if value is not None})
+    return NewTask(**{name: _convert_field(name, value) for name, value in given.items() if value is not None})
 
 
-def _field(name: str, value: Any) -> Any:
-    """The value of a field, of the type that NewTask has; ValueError for a value of another type."""
-    converted = _converted(name, value)
+def _convert_field(name: str, value: Any) -> Any:
+    converted = value
+    if name == "available_at" and isinstance(value, str):
+        try:
+            converted = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"its available_at {value[:50]!r} is not a moment in ISO 8601") from None
+    elif name in ("delay", "ttl") and isinstance(value, int | float | str) and not isinstance(value, bool):
+        converted = to_timedelta(value)
     expected = _TYPES.get(name)
     if expected and (not isinstance(converted, expected) or (name == "priority" and isinstance(converted, bool))):
         raise ValueError(f"its {name} is a {type(value).__name__}, not {_EXPECTED.get(name, 'a text')}")
     return converted
 
 
-def _converted(name: str, value: Any) -> Any:
-    """The value with texts and numbers converted to moments and durations."""
-    if name == "available_at" and isinstance(value, str):
+@dataclass(frozen=True, slots=True)
+class TaskChunk:
+    """Consecutive tasks of a push, with their payloads as JSON texts. `offset` is the number of tasks before them."""
+
+    topic: str
+    offset: int
+    tasks: list[NewTask]
+    payloads: list[str | None]
+
+    def columns(self) -> tuple[list[Any] | None, ...]:
+        """Returns the array arguments of taskq.push, from p_identifiers to p_priorities; None for an empty column.
+
+        :raises InvalidTask: for a value that cannot be sent.
+        """
+        identifiers = self.identifiers()
+        self._check_texts("reference", [task.reference for task in self.tasks if task.reference is not None])
+        self._check_values()
+        return (
+            identifiers,
+            _none_if_empty(self.payloads),
+            _none_if_empty([task.reference for task in self.tasks]),
+            _none_if_empty([task.suspended or None for task in self.tasks]),
+            _none_if_empty([task.available_at for task in self.tasks]),
+            _none_if_empty([interval_text(task.delay) for task in self.tasks]),
+            _none_if_empty([interval_text(task.ttl) for task in self.tasks]),
+            _none_if_empty([task.priority or None for task in self.tasks]),
+        )
+
+    def identifiers(self) -> list[str]:
+        """Returns the identifiers in order.
+
+        :raises InvalidTask: for one that cannot be sent.
+        """
+        identifiers = [task.identifier for task in self.tasks]
+        self._check_texts("identifier", identifiers)
+        return identifiers
+
+    def single(self) -> tuple[Any, ...] | None:
+        """Returns the arguments of taskq.push for one task, after the topic; None if the chunk needs the other push."""
+        if len(self.tasks) > 1 or self.offset or self.tasks[0].suspended or self.tasks[0].depends_on:
+            return None
+        identifiers, payloads, references, _, *rest = self.columns()
+        return tuple(column and column[0] for column in (identifiers, payloads, references, *rest))
+
+    def dependencies(self) -> tuple[list[int] | None, list[str] | None, list[str] | None]:
+        """Returns places in the chunk, topics and identifiers of all dependencies; None if there are none."""
+        found = [(place, *pair) for place, task in enumerate(self.tasks) for pair in task.depends_on]
+        if not found:
+            return None, None, None
+        return [place for place, _, _ in found], [topic for _, topic, _ in found], [name for _, _, name in found]
+
+    def require_offerable(self) -> None:
+        """Refuses tasks that can only be pushed.
+
+        :raises InvalidTask: for a suspended task and one with dependencies.
+        """
+        for place, task in enumerate(self.tasks):
+            if task.suspended or task.depends_on:
+                self._refuse(place, "an offered task is neither suspended nor depends on others: push it")
+
+    def _check_texts(self, name: str, texts: list[str]) -> None:
+        """Refuses texts that PostgreSQL cannot hold: all at once, one by one only to name the first bad one."""
+        if _can_be_sent(texts):
+            return
+        for place, task in enumerate(self.tasks):
+            text = getattr(task, name)
+            if text is not None and not _can_be_sent([text]):
+                self._refuse(place, f"its {name} is no text, or holds a NUL or a lone surrogate")
+
+    def _check_values(self) -> None:
+        """Refuses values that would be another moment on every machine, or overflow before the database checks them."""
+        for place, task in enumerate(self.tasks):
+            if task.available_at is not None and task.available_at.tzinfo is None:
+                self._refuse(place, "its available_at has no time zone")
+            if task.priority and abs(task.priority) > 100:
+                self._refuse(place, f"its priority {task.priority} is outside -100..100")
+            if max(task.delay or _ZERO, task.ttl or _ZERO) > MAX_STORED_DURATION:
+                self._refuse(place, "its delay or ttl is longer than 3650 days")
+            if task.depends_on:
+                self._check_dependencies(place, task.depends_on)
+
+    def _check_dependencies(self, place: int, dependencies: Sequence[object]) -> None:
+        if isinstance(dependencies, str) or not all(_is_pair(pair) for pair in dependencies):
+            self._refuse(place, "its depends_on is no list of pairs of a topic and an identifier")
+        if (self.topic, self.tasks[place].identifier) in [tuple(pair) for pair in self.tasks[place].depends_on]:
+            self._refuse(place, "it depends on its own identifier")
+
+    def _refuse(self, place: int, reason: str) -> None:
+        raise InvalidTask(f"topic {self.topic!r}, task at position {self.offset + place}: {reason}")
+
+
+def split_into_chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[TaskChunk]:
+    """Cuts tasks of any number into chunks of bounded size.
+
+    :raises InvalidTask: for a payload that is not JSON.
+    """
+    chunk, characters = TaskChunk(topic, 0, [], []), 0
+    for task in tasks:
         try:
-            return datetime.fromisoformat(value)
-        except ValueError:
-            raise ValueError(f"its available_at {value[:50]!r} is not a moment in ISO 8601") from None
-    if name in ("delay", "ttl") and isinstance(value, int | float | str) and not isinstance(value, bool):
-        return to_timedelta(value)
-    return value
+            payload = json_text(task.payload)
+        except ValueError as error:
+            position = chunk.offset + len(chunk.tasks)
+            raise InvalidTask(f"topic {topic!r}, task at position {position}: its payload {error}") from None
+        chunk.tasks.append(task)
+        chunk.payloads.append(payload)
+        characters += len(payload) if payload else 0
+        if len(chunk.tasks) >= CHUNK_TASKS or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = TaskChunk(topic, chunk.offset + len(chunk.tasks), [], []), 0
+    if chunk.tasks:
+        yield chunk
+
+
+def _none_if_empty(column: list[Any]) -> list[Any] | None:
+    return column if any(value is not None for value in column) else None
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2 and _can_be_sent(list(pair))
+
+
+def _can_be_sent(texts: list[str]) -> bool:
+    try:
+        joined = "".join(texts)
+        joined.encode()
+    except (TypeError, UnicodeEncodeError):
+        return False
+    return "\x00" not in joined

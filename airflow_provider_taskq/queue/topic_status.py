@@ -1,4 +1,4 @@
-"""What keeps a topic's tasks from being polled, and the sentence that says what a gate waits for."""
+"""Counts of a topic's unfinished tasks, and the sentences that say what a gate waits for."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import LiteralString
 
 MAX_COUNT = 1000
-"""Where the counts of a status stop."""
+"""Where the counts stop."""
 
 TOPIC_STATUS_QUERY: LiteralString = (
     "SELECT position, ready, scheduled, retrying, blocked, paused, running, topic_paused, paused_by, paused_since"
     " FROM taskq.topic_status(%b::text[], %b::text[], %s::int)"
 )
-"""One row for each known topic; the arguments are topics, conditions and the cap."""
+"""Returns one row for each existing topic. The arguments are topics, their conditions, and MAX_COUNT."""
 
 _NAMED = 10  # identifiers that a sentence names at most
 
@@ -21,9 +21,9 @@ _NAMED = 10  # identifiers that a sentence names at most
 class TopicStatus:
     """The unfinished tasks of a topic, each counted once and up to `MAX_COUNT`, and whether the topic is paused.
 
-    `ready`: a poll under the condition could take them now; `scheduled` and `retrying`: due later; `blocked`: due, but
-    behind a dependency, the topic's probe, or another task of their identifier; `paused`: due in a paused topic, or
-    paused themselves; `running`: held by owners.
+    `ready`: a poll under the condition could claim them now. `scheduled` and `retrying`: due later. `blocked`: due, but
+    behind a dependency, the topic's probe, or another task of their identifier. `paused`: due in a paused topic, or
+    paused themselves. `running`: held by owners.
     """
 
     topic: str
@@ -39,14 +39,14 @@ class TopicStatus:
 
     @property
     def pause(self) -> str | None:
-        """By whom the topic is paused and since when, or None."""
+        """A clause with the role that paused the topic and the time; None if it is not paused."""
         if not self.topic_paused:
             return None
         since = f" since {_moment(self.paused_since)}" if self.paused_since else ""
         return f"topic paused by {self.paused_by or 'an unknown role'}{since}"
 
     def __str__(self) -> str:
-        """The counts that are not 0, those of ready tasks always, and the pause."""
+        """Lists the ready tasks, the other counts that are not 0, and the pause."""
         kinds = ("scheduled", "retrying", "blocked", "paused", "running")
         counts = [f"{_number(getattr(self, kind))} {kind}" for kind in kinds if getattr(self, kind)]
         return ", ".join([f"{_number(self.ready)} ready", *counts, *([self.pause] if self.pause else [])])
@@ -55,14 +55,14 @@ class TopicStatus:
 def describe_ready_wait(
     status: TopicStatus, min_tasks: int, condition: str = "NONE", max_wait: float | None = None
 ) -> str:
-    """What a gate on ready tasks waits for; `max_wait` in seconds."""
+    """Returns a sentence about a gate on ready tasks; `max_wait` in seconds."""
     under = "" if condition == "NONE" else f" under {condition}"
     aged = "" if max_wait is None or min_tasks == 1 else f", or one after {max_wait:g} s"
     return f"Waits for {_tasks(min_tasks, 'ready ')} of topic {status.topic!r}{under}{aged}; {status}."
 
 
 def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wanted: Collection[str]) -> str:
-    """What a gate on states waits for; `found` has the state of each identifier, None where it has no task."""
+    """Returns a sentence about a gate on states; `found` has the state of each identifier, None without a task."""
     missing = [
         f"{name!r} is {state}" if state else f"{name!r} has no task"
         for name, state in found.items()
@@ -75,7 +75,7 @@ def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wa
 
 
 def describe_group_wait(status: TopicStatus, groups: int, incomplete: int | None) -> str:
-    """What a gate on groups of suspended tasks waits for; `incomplete` is None where that is not known."""
+    """Returns a sentence about a gate on groups of suspended tasks; `incomplete` is None if not known."""
     known = None if incomplete is None else f"{groups - incomplete} released, {incomplete} incomplete"
     parts = ", ".join(filter(None, [known, status.pause]))
     noun = "group" if groups == 1 else "groups"
@@ -87,7 +87,7 @@ def _tasks(number: int, kind: str = "") -> str:
 
 
 def _number(count: int) -> str:
-    """A count that may have stopped at its cap."""
+    """Formats a count that may have stopped at MAX_COUNT."""
     return f"{count:,}" if count < MAX_COUNT else f"{MAX_COUNT:,} or more"
 
 

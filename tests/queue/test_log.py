@@ -197,14 +197,14 @@ def test_a_text_that_no_cursor_has_is_refused_in_a_sentence(text: str) -> None:
     if re.fullmatch("0|[1-9][0-9]*", text, re.ASCII) and int(text) < 2**63:
         assert str(Cursor.parse(text)) == text
         return
-    with pytest.raises(InvalidArgument, match="no cursor") as error:
+    with pytest.raises(InvalidArgument, match="invalid cursor") as error:
         Cursor.parse(text)
     assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "007", "1 ", "1.0", "٣", "²", str(2**63), "9" * 30])
 def test_no_other_value_is_a_cursor(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="no cursor"):
+    with pytest.raises(InvalidArgument, match="invalid cursor"):
         Cursor.parse(text)
 
 

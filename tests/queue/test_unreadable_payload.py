@@ -27,7 +27,7 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
     connect,
 )
-from airflow_provider_taskq.queue.encoding import decode_json, decode_tolerantly
+from airflow_provider_taskq.queue.encoding import decode_json, register_loaders
 
 # Each is valid JSON for PostgreSQL, and nothing that json.loads returns as data without loss.
 UNREADABLE = {
@@ -172,7 +172,7 @@ def test_texts_are_decoded_in_the_encoding_of_the_connection(dsn: str, queue: Ta
 def test_a_cursor_of_an_asynchronous_connection_decodes_tolerantly(dsn: str) -> None:
     async def fetched() -> list[Any]:
         async with await psycopg.AsyncConnection.connect(dsn) as conn, conn.cursor() as cursor:
-            decode_tolerantly(cursor)
+            register_loaders(cursor)
             await cursor.execute("SELECT payload FROM taskq.task_info ORDER BY sequence")
             return await cursor.fetchall()
 
