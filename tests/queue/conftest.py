@@ -93,7 +93,7 @@ def until(condition: Callable[[], object], seconds: float = 300) -> None:
 
 
 def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:
-    """Returns once the session of `waiting` waits for a lock that somebody else holds."""
+    """Returns once the session of `waiting` waits for a lock of another session."""
     pid = waiting.conn.info.backend_pid
     query = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
     until(lambda: conn.execute(query, (pid,)).fetchone() is not None)
@@ -159,15 +159,15 @@ def last_failure(queue: TaskQueue, task: Task) -> datetime:
     return failed.happened
 
 
-def in_second(queue: TaskQueue, task: Task, failed_at: int, begun: datetime) -> int:
-    """In which second since `begun` a task is due again that failed in the second `failed_at`.
+def in_second(queue: TaskQueue, task: Task, failed_at: int, start: datetime) -> int:
+    """In which second since `start` a task is due again that failed in the second `failed_at`.
 
     A whole number of seconds later, as its policy has it; else where the policy's end cuts its delay off.
     """
     due = known(queue, task, task.topic).available_at
     delay = due - last_failure(queue, task)
     whole = not delay % timedelta(seconds=1)
-    return failed_at + delay // timedelta(seconds=1) if whole else round((due - begun) / timedelta(seconds=1))
+    return failed_at + delay // timedelta(seconds=1) if whole else round((due - start) / timedelta(seconds=1))
 
 
 def everything(queue: TaskQueue, topic: str = "work") -> list[TaskInfo]:

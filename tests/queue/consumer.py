@@ -68,7 +68,7 @@ def stream(conn: psycopg.Connection, _: str) -> None:
 def _greatest_size() -> int:
     """The greatest resident size of this program in KiB.
 
-    Read from the kernel's account of this program alone: `ru_maxrss` begins with the size of whoever started it.
+    Read from the kernel's account of this program: `ru_maxrss` begins with the size of the program that started it.
     """
     [line] = [line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if "VmHWM" in line]
     return int(line.split()[1])

@@ -40,23 +40,23 @@ class Explained:
 
 def explain(conn: psycopg.Connection, work: Callable[[], object]) -> Explained:
     """Has a call explained by auto_explain, which tells this session; the statements inside functions, too."""
-    told: list[str] = []
+    reported: list[str] = []
     conn.execute("LOAD 'auto_explain'")
     with conn.cursor(row_factory=tuple_row) as cursor:
         names: dict[str, str] = dict(cursor.execute(INDEXES.encode()).fetchall())
     for name, value in SETTINGS.items():
         conn.execute("SELECT set_config(%s, %s, false)", (name, value))
-    told.clear()
+    reported.clear()
 
     def listen(message: psycopg.errors.Diagnostic) -> None:
-        told.append(message.message_primary or "")
+        reported.append(message.message_primary or "")
 
     conn.add_notice_handler(listen)
     work()
     conn.remove_notice_handler(listen)
     conn.execute("RESET client_min_messages")
     conn.execute("RESET auto_explain.log_min_duration")
-    plans = [json.loads(text[text.index("{") :])["Plan"] for text in told if "plan:" in text]
+    plans = [json.loads(text[text.index("{") :])["Plan"] for text in reported if "plan:" in text]
     rows: dict[tuple[str, str], int] = {}
     whole: set[str] = set()
     visited = scans = 0

@@ -56,7 +56,7 @@ def consume(queue: TaskQueue, dice: random.Random, name: str) -> None:
             continue
         queue.conn.commit()
         if dice.random() < 0.05:
-            _lapse(queue, owner)  # and completes all the same: who commits first decides
+            _lapse(queue, owner)  # and completes all the same: the first commit decides
         for task in tasks:
             queue.conn.execute(
                 "INSERT INTO ledger (topic, identifier, sequence, attempt, revived) SELECT %s, %s, %s, %s,"
@@ -117,7 +117,7 @@ STEPS: dict[str, Step] = {step.__name__: step for step in (produce, consume, exp
 
 
 def main(dsn: str, role: str, seed: int, seconds: float) -> None:
-    """Repeats a step until the time is up; a session that was ended, or a lease that was lost, begins anew."""
+    """Repeats a step until the time is up; after the end of a session or the loss of a lease it starts again."""
     dice = random.Random(seed)  # noqa: S311 - chance, not secrets
     deadline = time.monotonic() + seconds
     prefix = "stress" if role in ("produce", "consume") else "steady"

@@ -557,7 +557,7 @@ def test_a_leader_reads_one_task_or_more(queue: TaskQueue, size: int) -> None:
 
 
 def spoil(queue: TaskQueue, kind: str, value: str) -> None:
-    """Writes a value in every column of a kind, as a superuser may who takes the constraints away."""
+    """Writes a value in every column of a kind, as a superuser may after dropping the constraints."""
     for table, constraint in queue.conn.execute(
         "SELECT conrelid::regclass::text, conname FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid"
         " WHERE c.contype = 'c' AND t.relnamespace = 'taskq_internal'::regnamespace AND NOT t.relispartition"

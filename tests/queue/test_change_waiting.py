@@ -63,9 +63,9 @@ def test_a_higher_priority_is_polled_first_shown_and_lasts_until_the_end(queue: 
     first, second = queue.push("work", ["first", "second"])
     assert queue.set_priority("work", [first.sequence, second.sequence], 0) == 0
     assert queue.set_priority("work", [second.sequence], 9) == 1
-    told = queue.task("work", second.sequence)
-    assert told is not None
-    assert told.priority == 9
+    reported = queue.task("work", second.sequence)
+    assert reported is not None
+    assert reported.priority == 9
     assert polled(queue, 1) == ["second"]
     owner = queue.register("worker")
     queue.complete(owner, {second: Result.FAILURE})
@@ -79,9 +79,9 @@ def test_a_higher_priority_is_polled_first_shown_and_lasts_until_the_end(queue: 
 def test_a_canceled_task_is_filtered_never_polled_and_can_be_started_again(queue: TaskQueue) -> None:
     gone, _ = queue.push("work", [NewTask("gone", delay=HOUR), "kept"])
     assert queue.cancel("work", [gone.sequence]) == 1
-    told = queue.task("work", gone.sequence)
-    assert told is not None
-    assert (told.state, told.attempt, told.completed is not None) == (State.FILTERED, 0, True)
+    reported = queue.task("work", gone.sequence)
+    assert reported is not None
+    assert (reported.state, reported.attempt, reported.completed is not None) == (State.FILTERED, 0, True)
     assert polled(queue) == ["kept"]
     queue.revive("work", sequences=[gone.sequence])
     queue.run_now("work", [gone.sequence])
@@ -121,7 +121,7 @@ def test_a_task_that_another_transaction_is_polling_is_refused_at_once(
 @pytest.mark.parametrize(
     ("change", "what"), [("run_now", "due set"), ("set_priority", "priority set"), ("cancel", "canceled")]
 )
-def test_the_history_keeps_the_person_who_changed_a_task(queue: TaskQueue, change: str, what: str) -> None:
+def test_the_history_names_the_person_that_changed_a_task(queue: TaskQueue, change: str, what: str) -> None:
     (task,) = queue.push("work", [NewTask("a", delay=HOUR)])
     with queue.conn.transaction():
         queue.set_actor("ann")
@@ -137,6 +137,6 @@ def test_the_decision_of_a_worker_is_not_lost_to_a_cancellation(queue: TaskQueue
     with pytest.raises(InvalidState), queue.conn.transaction():
         queue.cancel("work", [task.sequence])
     queue.complete(owner, {task: Decision(Result.SUCCESS)})
-    told = queue.task("work", task.sequence)
-    assert told is not None
-    assert told.state is State.SUCCEEDED
+    reported = queue.task("work", task.sequence)
+    assert reported is not None
+    assert reported.state is State.SUCCEEDED

@@ -117,7 +117,7 @@ def test_a_lapsed_lease_still_completes(queue: TaskQueue, owner: Owner) -> None:
     assert known(queue, task).state is State.SUCCEEDED
 
 
-def test_a_task_polled_again_cannot_be_completed_by_the_one_who_had_it_before(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_polled_again_cannot_be_completed_by_its_previous_owner(queue: TaskQueue, owner: Owner) -> None:
     """The same owner's name, another fence; and another owner: a late worker never overwrites its successor."""
     task = task_in(queue, owner, State.ACTIVE)
     lapse(queue, owner)

@@ -176,7 +176,7 @@ def test_a_snooze_or_a_retry_of_a_dependent_goes_on_where_it_was(queue: TaskQueu
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_reset_dependent_waits_anew(queue: TaskQueue, owner: Owner) -> None:
+def test_a_reset_dependent_waits_again(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.SUCCEEDED, "a")
     [waiting] = queue.push("work", [dependent("a")])
     assert finish(queue, owner, Result.FAILURE) == ["b"]
@@ -190,7 +190,7 @@ def test_a_waiting_task_says_so(queue: TaskQueue, owner: Owner) -> None:
     _first, second = queue.push("work", ["a", dependent("a")])
     info = known(queue, second)
     assert (info.state, info.status, info.attempt) == (State.READY, "blocked", 0)
-    assert info.available_at == info.created, "its place, not when somebody looks at it next"
+    assert info.available_at == info.created, "its place, not the time of the next look"
     finish(queue, owner)
     finish(queue, owner)
     assert known(queue, second).status == "succeeded"
@@ -214,7 +214,7 @@ def test_a_suspended_dependent_waits_once_it_is_released(queue: TaskQueue, owner
 def test_an_end_and_a_push_that_do_not_see_each_other_are_found_by_the_next_look(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    """Both transactions are open at once: the one sees no success, the other nobody to wake."""
+    """Both transactions are open at once: the one sees no success, the other no task to promote."""
     queue.push("work", ["a"])
     [task] = queue.poll("work", owner)
     ending, pushing = open_queue(), open_queue()

@@ -205,9 +205,9 @@ def test_the_counts_of_a_drain_do_not_read_the_history_of_its_topic(
     plans: list[str] = []
     conn.add_notice_handler(lambda notice: plans.append(notice.message_primary or ""))
     assert queue.drain_counts("work", "owner", began).failed == 1
-    told = [plan for plan in plans if "ended_default" in plan]
-    assert len(told) == 2
-    for plan in told:
+    reported = [plan for plan in plans if "ended_default" in plan]
+    assert len(reported) == 2
+    for plan in reported:
         assert "Bitmap Index Scan on ended_default_completed_idx" in plan
         assert "ended_default_pkey" not in plan
 

@@ -70,8 +70,8 @@ def test_without_pendulum_short_durations_are_read_and_iso_8601_says_what_is_mis
         "except ValueError as error: print(error)"
     )
     command = [sys.executable, "-c", program]
-    told = subprocess.run(command, env={"PYTHONPATH": str(Path.cwd())}, capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines() == [
+    reported = subprocess.run(command, env={"PYTHONPATH": str(Path.cwd())}, capture_output=True, text=True, check=True)
+    assert reported.stdout.splitlines() == [
         "0:01:30",
         "invalid duration 'PT5M': ISO 8601 needs pendulum, which is not installed here; write 5m or 90s",
     ]

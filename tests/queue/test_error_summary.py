@@ -161,8 +161,8 @@ def test_a_failure_that_is_tried_again_has_its_summary_in_the_task_and_in_the_ti
         [held] = queue.poll("work", owner)
         queue.complete(owner, {held: Decision(Result.FAILURE, error=raised(lambda: fail(ValueError(message))))})  # noqa: B023
         assert known(queue, task).error_summary == f"ValueError: {message}"
-    told = queue.timeline("work", task.sequence)
-    assert [(one.what, one.error_summary) for one in told] == [
+    reported = queue.timeline("work", task.sequence)
+    assert [(one.what, one.error_summary) for one in reported] == [
         ("pushed", None),
         ("failed", "ValueError: first"),
         ("ended", "ValueError: second"),

@@ -1,4 +1,4 @@
-"""Expire beside registration, completion and heartbeat, step by step: whoever commits first decides."""
+"""Expire during registration, completion and heartbeat, step by step: the first commit decides."""
 
 from collections.abc import Callable
 

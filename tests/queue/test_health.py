@@ -101,7 +101,7 @@ def test_a_prepared_transaction_is_named_with_what_ends_it(queue: TaskQueue, dsn
     assert "ROLLBACK PREPARED" in named.detail
 
 
-def test_a_session_that_waits_for_the_queue_is_told_with_the_one_that_it_waits_for(
+def test_a_waiting_session_is_reported_with_the_session_that_blocks_it(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Any]
 ) -> None:
     session.push("work", ["a"])
@@ -116,7 +116,7 @@ def test_a_session_that_waits_for_the_queue_is_told_with_the_one_that_it_waits_f
     assert found(queue, "waits for locks").severity is Severity.FINE
 
 
-def test_dead_rows_are_told_by_their_table_with_the_number_at_which_vacuum_begins(own_queue: TaskQueue) -> None:
+def test_dead_rows_are_reported_by_table_with_the_number_at_which_vacuum_begins(own_queue: TaskQueue) -> None:
     queue = own_queue
     queue.conn.execute("ALTER TABLE taskq_internal.live_default SET (autovacuum_enabled = off)")
     owner = queue.register("owner")
@@ -130,7 +130,9 @@ def test_dead_rows_are_told_by_their_table_with_the_number_at_which_vacuum_begin
         in worst.detail
     )
     assert worst.value == 3000
-    with queue.conn.transaction(force_rollback=True):  # which nobody else sees, so that no autovacuum comes between
+    with queue.conn.transaction(
+        force_rollback=True
+    ):  # which no other session sees, so that no autovacuum comes between
         queue.conn.execute("ALTER TABLE taskq_internal.live_default RESET (autovacuum_enabled)")
         assert found(queue, "dead rows").severity is Severity.NOTICE
     queue.conn.execute("VACUUM taskq_internal.live_default")
@@ -147,25 +149,25 @@ def test_a_lapsed_lease_is_told_once_it_has_lapsed_for_long_and_holds_tasks(queu
     owner = queue.heartbeat(owner)
     queue.poll("work", owner, 2)
     lapse(queue, owner, timedelta(minutes=6))
-    told = found(queue, "lapsed leases")
-    assert told.severity is Severity.WARNING
-    assert "'owner'" in told.detail
-    assert "some 2 tasks" in told.detail
+    reported = found(queue, "lapsed leases")
+    assert reported.severity is Severity.WARNING
+    assert "'owner'" in reported.detail
+    assert "some 2 tasks" in reported.detail
     queue.expire()
     assert found(queue, "lapsed leases").value == 0
 
 
-def test_a_topic_that_nobody_polls_is_told_by_its_oldest_due_task(queue: TaskQueue) -> None:
+def test_an_unpolled_topic_is_reported_by_its_oldest_due_task(queue: TaskQueue) -> None:
     queue.register("idle elsewhere")
     [task] = queue.push("work", [NewTask("a", priority=-5)])
     queue.push("work", [NewTask("later", delay=timedelta(days=9))])
     assert found(queue, "waiting tasks").severity is Severity.FINE
     pass_time(queue, timedelta(minutes=6))
-    told = found(queue, "waiting tasks")
-    assert told.severity is Severity.WARNING
-    assert f"topic 'work', sequence {task.sequence} has been due for 6 min: no worker seems to poll it" in told.detail
-    assert told.value is not None
-    assert 360 <= told.value < 420
+    reported = found(queue, "waiting tasks")
+    assert reported.severity is Severity.WARNING
+    assert f"topic 'work', sequence {task.sequence} has been due for 6 min: no worker seems to poll it" in reported.detail
+    assert reported.value is not None
+    assert 360 <= reported.value < 420
 
 
 @pytest.mark.parametrize("sign", ["holds", "ended"])
@@ -175,9 +177,9 @@ def test_a_topic_that_is_worked_on_is_behind_and_not_unserved(queue: TaskQueue, 
     tasks = queue.poll("work", owner)
     if sign == "ended":
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-    told = found(queue, "waiting tasks")
-    assert told.severity is Severity.NOTICE
-    assert "it is worked on, but more comes in than goes out" in told.detail
+    reported = found(queue, "waiting tasks")
+    assert reported.severity is Severity.NOTICE
+    assert "it is worked on, but more comes in than goes out" in reported.detail
 
 
 def test_what_is_held_under_a_lapsed_lease_is_no_sign_that_a_topic_is_served(queue: TaskQueue, owner: Owner) -> None:
@@ -192,9 +194,9 @@ def test_a_paused_topic_with_due_tasks_is_told_as_paused(queue: TaskQueue) -> No
     queue.push("work", ["a"])
     queue.pause_topic("work")
     pass_time(queue, timedelta(minutes=6))
-    told = found(queue, "waiting tasks")
-    assert told.severity is Severity.NOTICE
-    assert told.detail.endswith("has been due for 6 min: it is paused")
+    reported = found(queue, "waiting tasks")
+    assert reported.severity is Severity.NOTICE
+    assert reported.detail.endswith("has been due for 6 min: it is paused")
 
 
 def test_what_stands_in_the_way_of_an_identifier_is_named(queue: TaskQueue, owner: Owner) -> None:
@@ -217,9 +219,9 @@ def test_many_waiting_topics_are_told_by_the_worst_ten_and_their_number(queue: T
         queue.create_topic(f"topic {number}")
         queue.push(f"topic {number}", ["a"])
     pass_time(queue, timedelta(minutes=6))
-    told = [finding for finding in queue.health() if finding.subject == "waiting tasks"]
-    assert len(told) == 11
-    assert told[-1].detail.startswith("12 topics have tasks that have been due for longer than 5 min")
+    reported = [finding for finding in queue.health() if finding.subject == "waiting tasks"]
+    assert len(reported) == 11
+    assert reported[-1].detail.startswith("12 topics have tasks that have been due for longer than 5 min")
 
 
 def test_a_dependency_that_ended_without_success_is_told(queue: TaskQueue, owner: Owner) -> None:
@@ -228,10 +230,10 @@ def test_a_dependency_that_ended_without_success_is_told(queue: TaskQueue, owner
     assert found(queue, "dependencies").severity is Severity.FINE
     queue.poll("work", owner)
     queue.complete(owner, {first: Result.FAILURE})
-    told = found(queue, "dependencies")
-    assert told.severity is Severity.WARNING
+    reported = found(queue, "dependencies")
+    assert reported.severity is Severity.WARNING
     expected = f"sequence {second.sequence} of topic 'work' waits for sequence {first.sequence} of topic 'work'"
-    assert f"{expected}, which is FAILED" in told.detail
+    assert f"{expected}, which is FAILED" in reported.detail
     queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
     assert found(queue, "dependencies").severity is Severity.FINE
 
@@ -243,10 +245,10 @@ def test_a_push_that_stays_open_is_told_with_its_topic_and_pid(queue: TaskQueue,
     assert body is not None
     with queue.conn.transaction(force_rollback=True):
         queue.conn.execute(body[0].replace("interval '1 minute'", "interval '-1 minute'").encode())
-        told = found(queue, "open pushes")
-    assert told.pid == session.conn.info.backend_pid
+        reported = found(queue, "open pushes")
+    assert reported.pid == session.conn.info.backend_pid
     assert re.search(
-        r"has an open push to topic 'work': readers of these logs wait for its end, for \d+ s now", told.detail
+        r"has an open push to topic 'work': readers of these logs wait for its end, for \d+ s now", reported.detail
     )
 
 
@@ -255,17 +257,17 @@ def test_a_bloated_index_is_named_with_what_to_run(own_queue: TaskQueue) -> None
         "UPDATE pg_class SET relpages = 20000, reltuples = 100 WHERE relname LIKE 'live_default%identifier%'"
     )
     own_queue.conn.execute("UPDATE pg_class SET relpages = 20000, reltuples = 100 WHERE relname = 'live_default_pkey'")
-    told = found(own_queue, "bloated indexes")
-    assert told.severity is Severity.NOTICE
-    assert "REINDEX INDEX CONCURRENTLY taskq_internal.live_default_pkey" in told.detail
-    assert told.value == 20_000 * 8192
+    reported = found(own_queue, "bloated indexes")
+    assert reported.severity is Severity.NOTICE
+    assert "REINDEX INDEX CONCURRENTLY taskq_internal.live_default_pkey" in reported.detail
+    assert reported.value == 20_000 * 8192
 
 
 def test_a_sequence_that_runs_out_is_told_in_time(own_queue: TaskQueue) -> None:
     own_queue.conn.execute("SELECT setval('taskq_internal.task_sequence', 8000000000000000000)")
-    told = found(own_queue, "numbers that run out")
-    assert told.severity is Severity.WARNING
-    assert "taskq_internal.task_sequence is at 8000000000000000000" in told.detail
+    reported = found(own_queue, "numbers that run out")
+    assert reported.severity is Severity.WARNING
+    assert "taskq_internal.task_sequence is at 8000000000000000000" in reported.detail
 
 
 def test_stages_of_jobs_that_died_are_told(queue: TaskQueue, owner: Owner) -> None:
@@ -305,10 +307,10 @@ def test_an_owner_of_the_schema_without_rights_on_the_server_is_told_what_it_can
         TaskQueue(conn).create_topic("work")
         TaskQueue(stranger).push("work", ["a"])
         findings = TaskQueue(conn).health()
-        told = {finding.subject: finding for finding in findings}
-        assert "GRANT pg_read_all_stats TO" in told["what this role sees"].detail
+        reported = {finding.subject: finding for finding in findings}
+        assert "GRANT pg_read_all_stats TO" in reported["what this role sees"].detail
         assert stranger.info.backend_pid in {each.pid for each in findings if each.subject == "oldest transaction"}
-        assert set(told) == SUBJECTS | {"what this role sees"}
+        assert set(reported) == SUBJECTS | {"what this role sees"}
 
 
 def test_health_changes_and_locks_nothing(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:

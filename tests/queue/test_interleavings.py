@@ -140,7 +140,7 @@ def test_pushes_and_polls_of_one_identifier_at_once_neither_deadlock_nor_lose(
         pushes = [pool.submit(pushing, seed) for seed in range(3)]
         works = [pool.submit(working, seed) for seed in range(2)]
         for push in pushes:
-            push.exception()  # and wait for it: the workers have to be told in any case
+            push.exception()  # and wait for it: the workers have to be stopped in any case
         pushed.set()
         for push in pushes:
             push.result()

@@ -146,7 +146,7 @@ def test_where_nothing_is_suspended_nothing_is_released(queue: TaskQueue, owner:
 
 
 @pytest.mark.parametrize("junction", BOTH)
-def test_a_released_task_starts_anew_in_its_old_place(queue: TaskQueue, owner: Owner, junction: Junction) -> None:
+def test_a_released_task_starts_again_in_its_old_place(queue: TaskQueue, owner: Owner, junction: Junction) -> None:
     [task] = queue.push("work", [NewTask("a", {"b": 1}, "r", priority=1)])
     before = repr(known(queue, task))
     queue.poll("work", owner)

@@ -1,4 +1,4 @@
-"""Junctures: whoever waits for groups releases each of them once, whatever happens to the one who waits."""
+"""Junctures: a caller that waits for groups releases each of them once, also after a crash."""
 
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ def suspend(queue: TaskQueue, *names: str) -> None:
 
 
 @pytest.mark.parametrize("junction", BOTH)
-def test_a_juncture_tells_the_groups_it_still_waits_for(queue: TaskQueue, junction: Junction) -> None:
+def test_a_juncture_returns_the_groups_it_still_waits_for(queue: TaskQueue, junction: Junction) -> None:
     groups = [["a", "b"], ["c"], ["d", "e"]]
     suspend(queue, "a", "c", "d")
     assert queue.release_groups_once("gate", "work", groups, junction) == [0, 2]
@@ -36,7 +36,7 @@ def test_a_juncture_tells_the_groups_it_still_waits_for(queue: TaskQueue, juncti
     assert queue.release_groups_once("gate", "work", groups, junction) == []
 
 
-def test_who_asks_again_is_told_the_same_and_releases_nothing_twice(queue: TaskQueue, owner: Owner) -> None:
+def test_a_repeated_call_gets_the_same_answer_and_releases_nothing_twice(queue: TaskQueue, owner: Owner) -> None:
     suspend(queue, "a")
     assert queue.release_groups_once("gate", "work", [["a"]]) == []
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUSPENSION))

@@ -1,4 +1,4 @@
-"""Locks by name: a lease on the database's clock. Who can't get one is told so at once, and nobody ever waits."""
+"""Locks by name: a lease on the database's clock. A refused caller knows at once, and no call waits."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -47,7 +47,7 @@ def test_a_lock_that_is_given_back_can_be_taken(queue: TaskQueue) -> None:
     assert queue.lock("job", "a", HOUR) is False
 
 
-def test_nobody_else_can_give_a_lock_back(queue: TaskQueue) -> None:
+def test_only_its_holder_can_give_a_lock_back(queue: TaskQueue) -> None:
     queue.lock("job", "a", HOUR)
     assert queue.unlock("job", "b") is False
     assert queue.unlock("another job", "a") is False
@@ -70,7 +70,7 @@ def test_a_lock_runs_out_by_itself(queue: TaskQueue) -> None:
     assert queue.lock("job", "a", HOUR) is False
 
 
-def test_a_holder_who_locks_again_extends(queue: TaskQueue) -> None:
+def test_a_holder_that_locks_again_extends(queue: TaskQueue) -> None:
     queue.lock("job", "a", HOUR)
     pass_lock_time(queue, HOUR / 2)
     assert queue.lock("job", "a", HOUR) is True
@@ -109,7 +109,7 @@ def test_extending_takes_nothing_off_at_least(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_a_lock_that_is_not_committed_keeps_others_out_and_nobody_waits(
+def test_an_uncommitted_lock_keeps_others_out_without_waiting(
     queue: TaskQueue, session: TaskQueue, commits: bool
 ) -> None:
     assert session.lock("job", "a", HOUR) is True
@@ -133,7 +133,7 @@ def test_the_obvious_insert_waits_for_a_lock_that_is_not_committed(queue: TaskQu
 
 
 @pytest.mark.parametrize("at_least", [timedelta(0), MINUTE], ids=["free", "kept"])
-def test_nobody_waits_for_a_lock_that_is_being_given_back_extended_or_taken_over(
+def test_a_lock_never_waits_for_one_that_is_being_given_back_extended_or_taken_over(
     queue: TaskQueue, session: TaskQueue, at_least: timedelta
 ) -> None:
     queue.lock("job", "a", HOUR, at_least)
@@ -151,7 +151,7 @@ def test_nobody_waits_for_a_lock_that_is_being_given_back_extended_or_taken_over
     assert queue.unlock("job", "b") is False
 
 
-def test_who_was_refused_keeps_nobody_else_out(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_refused_lock_keeps_no_other_session_out(queue: TaskQueue, session: TaskQueue) -> None:
     """Though the transaction that was refused stays open."""
     queue.lock("job", "a", HOUR)
     assert session.lock("job", "b", HOUR) is False
@@ -197,7 +197,7 @@ def test_many_locks_in_one_transaction(queue: TaskQueue, session: TaskQueue) -> 
         ("job", "a", HOUR, -HOUR, "at_least -01:00:00 between nothing and that"),
     ],
 )
-def test_a_lock_of_nobody_or_for_no_time_is_refused(
+def test_a_lock_without_a_holder_or_a_duration_is_refused(
     queue: TaskQueue, name: str, by: str, at_most: timedelta, at_least: timedelta, reason: str
 ) -> None:
     with pytest.raises(TaskQueueError, match=reason):

@@ -1,4 +1,4 @@
-"""The log of a topic: what is in it, in which order, and who may read it."""
+"""The log of a topic: its tasks, their order, and the rights to read it."""
 
 import json
 import re
@@ -103,7 +103,7 @@ def test_an_empty_log_has_a_beginning(queue: TaskQueue) -> None:
     assert names(queue.events("work", nothing.cursor)) == ["a"]
 
 
-def test_a_topic_made_anew_has_a_log_of_its_own_after_any_old_cursor(queue: TaskQueue) -> None:
+def test_a_recreated_topic_has_a_log_of_its_own_after_any_old_cursor(queue: TaskQueue) -> None:
     queue.push("work", ["old"])
     end = queue.events("work", None).cursor
     queue.drop_topic("work")
@@ -155,7 +155,7 @@ def test_a_standby_refuses_to_read_the_log() -> None:
             TaskQueue(conn).events("work", None)
 
 
-def test_the_operator_sees_who_holds_a_log_back(
+def test_the_operator_sees_which_transaction_holds_a_log_back(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     holders = "SELECT pid, application, since <= clock_timestamp(), floor FROM taskq.log_blockers('work')"
@@ -175,7 +175,7 @@ def test_the_operator_sees_who_holds_a_log_back(
 
 
 @given(PLACES)
-def test_the_text_of_a_cursor_makes_it_anew(place: int) -> None:
+def test_the_text_of_a_cursor_restores_it(place: int) -> None:
     text = str(Cursor(place))
     assert Cursor.parse(text) == Cursor.parse(json.loads(json.dumps(text))) == Cursor(place)
 

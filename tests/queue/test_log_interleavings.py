@@ -119,7 +119,7 @@ def test_a_transaction_holds_a_topic_back_from_its_first_push_to_any(
     assert Reader(queue, "other").more() == ["x"]
 
 
-def test_a_topic_dropped_and_made_anew_beside_an_open_reader_loses_nothing(
+def test_a_topic_dropped_and_recreated_during_an_open_read_loses_nothing(
     queue: TaskQueue, session: TaskQueue, reader: Reader
 ) -> None:
     queue.push("work", ["old"])

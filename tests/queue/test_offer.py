@@ -361,7 +361,7 @@ def test_offers_of_other_identifiers_do_not_wait(queue: TaskQueue, open_queue: C
     one, two = open_queue(), hurry(open_queue())
     assert one.offer("work", "a").outcome is CREATED
     assert two.offer("work", "b").outcome is CREATED
-    assert two.push("work", ["a"]), "a push is none of those who offer"
+    assert two.push("work", ["a"]), "a push is not an offer"
     assert queue.ready("work", 9) == 0
 
 

@@ -31,7 +31,7 @@ def test_every_registration_gets_a_greater_fence(queue: TaskQueue) -> None:
     assert fences == sorted(set(fences))
 
 
-def test_fences_grow_in_the_order_of_commits_whoever_registers(dsn: str, background: InBackground[list[int]]) -> None:
+def test_fences_grow_in_the_order_of_commits_across_sessions(dsn: str, background: InBackground[list[int]]) -> None:
     def registering() -> list[int]:
         with connect(dsn, autocommit=True) as conn:
             return [TaskQueue(conn).register("contended").fence for _ in range(25)]
@@ -170,7 +170,7 @@ def test_an_owner_can_be_rebuilt_from_its_name_and_fence(queue: TaskQueue, owner
     assert queue.heartbeat(rebuilt).lease_until >= owner.lease_until
 
 
-def test_an_owner_nobody_registered_has_no_lease(queue: TaskQueue, owner: Owner) -> None:
+def test_an_unregistered_owner_has_no_lease(queue: TaskQueue, owner: Owner) -> None:
     stranger = Owner("stranger", owner.fence, owner.lease, owner.lease_until, False)
     with pytest.raises(LeaseLost, match="stranger"):
         queue.poll("work", stranger)
@@ -221,7 +221,7 @@ def test_owners_are_those_whose_lease_has_not_lapsed(queue: TaskQueue) -> None:
     assert queue.owners()[0].fence == alive.fence
 
 
-def test_owners_within_are_those_who_gave_a_sign_of_life_so_recently(queue: TaskQueue) -> None:
+def test_owners_within_returns_those_with_a_recent_sign_of_life(queue: TaskQueue) -> None:
     silent, talking = queue.register("silent"), queue.register("talking")
     queue.conn.execute("UPDATE taskq_internal.owner SET seen = seen - interval '1 minute'")
     queue.heartbeat(talking)
@@ -244,7 +244,7 @@ def test_held_tells_the_tasks_in_polled_order_by_topic(queue: TaskQueue, owner: 
     assert all(task.attempt == 1 for task in queue.held(owner))
 
 
-def test_held_is_what_this_owner_holds_and_nobody_else(queue: TaskQueue, owner: Owner) -> None:
+def test_held_returns_only_what_this_owner_holds(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b"])
     other = queue.register("other")
     mine, theirs = queue.poll("work", owner), queue.poll("work", other)

@@ -188,7 +188,7 @@ def test_dropping_empties_its_tables_at_once_in_a_transaction_of_its_own(queue: 
 
 
 @pytest.mark.parametrize("verb", ["drop", "purge"])
-def test_in_a_longer_transaction_a_topic_is_emptied_row_by_row_and_nobody_waits(
+def test_in_a_longer_transaction_a_topic_is_emptied_row_by_row_without_waits(
     queue: TaskQueue, session: TaskQueue, verb: str
 ) -> None:
     queue.create_topic("other")
@@ -234,7 +234,7 @@ def size_of(queue: TaskQueue, table: str) -> int:
     return int(row[0])
 
 
-def test_those_who_wait_for_the_tasks_of_a_dropped_topic_may_go(queue: TaskQueue, owner: Owner) -> None:
+def test_dependents_of_the_tasks_of_a_dropped_topic_may_run(queue: TaskQueue, owner: Owner) -> None:
     queue.create_topic("other")
     queue.push("other", ["x"])
     queue.push("work", [NewTask("a", depends_on=[("other", "x")])])

@@ -55,7 +55,7 @@ def test_the_partition_is_the_crc_32_of_the_sequence_id(queue: TaskQueue, identi
 
 
 @pytest.mark.parametrize(("given_", "expected"), LEVELS.items(), ids=str)
-def test_a_level_keeps_so_many_levels_of_the_identifier(
+def test_a_level_keeps_that_many_levels_of_the_identifier(
     queue: TaskQueue, given_: tuple[str, int | None], expected: str
 ) -> None:
     identifier, level = given_
@@ -133,10 +133,10 @@ def test_a_reader_of_one_partition_in_eight_is_not_ten_times_slower_per_task(own
     own_queue.events("work", None, partitions=8)
 
     def seconds_per_task(partitions: int) -> float:
-        count, after, begun = 0, None, time.perf_counter()
+        count, after, start = 0, None, time.perf_counter()
         while piece := own_queue.events("work", after, partitions=partitions):
             count, after = count + len(piece), piece[-1][0]
-        return (time.perf_counter() - begun) / count
+        return (time.perf_counter() - start) / count
 
     whole, eighth = (min(seconds_per_task(n) for _ in range(3)) for n in (1, 8))
     assert eighth < 10 * whole

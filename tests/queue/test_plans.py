@@ -41,7 +41,7 @@ class Guard:
 
 
 def poll(condition: Condition, order: Order = Order.FIRST_IN_FIRST_OUT) -> Call:
-    """A poll that is undone by the one who calls."""
+    """A poll that the caller rolls back."""
     return lambda queue, owner, _held: queue.poll("work", owner, SIZE, order, condition)
 
 
@@ -116,7 +116,7 @@ FILL_ENDED = """INSERT INTO taskq_internal.ended (sequence, completed, available
 
 
 def fill(conn: psycopg.Connection, ready: int, ended: int, share: int) -> None:
-    """Puts so many ended tasks of a thousand identifiers into the topic, and READY ones behind them.
+    """Puts that many ended tasks of a thousand identifiers into the topic, and READY ones behind them.
 
     A third of the former have failed; one in `share` of the latter is to be tried again.
     """
@@ -163,7 +163,7 @@ def a_million_rows(queue: TaskQueue) -> None:
     ids=lambda made: made.__name__.replace("_", " "),
 )
 def filled(request: pytest.FixtureRequest, server_dsn: str, template: str) -> Iterator[TaskQueue]:
-    """A queue with a topic whose tables nobody vacuums or analyses but the test."""
+    """A queue with a topic whose tables only the test vacuums or analyzes."""
     with database(server_dsn, template) as dsn, connect(dsn, autocommit=True) as conn:
         for table in ("task", "live", "ended"):
             conn.execute(f"ALTER TABLE taskq_internal.{table}_default SET (autovacuum_enabled = off)".encode())

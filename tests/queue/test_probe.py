@@ -76,7 +76,7 @@ def test_as_long_as_retries_succeed_they_follow_each_other_at_once(
     assert run(queue, owner, Result.SUCCESS, size) == len(failed)
 
 
-def test_one_retry_is_out_at_a_time_whoever_polls(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
+def test_one_retry_is_out_at_a_time_for_all_pollers(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
     other = queue.register("other")
     [probe] = queue.poll("work", owner, 10)
     assert probe == failed[0]

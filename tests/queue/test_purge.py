@@ -1,4 +1,4 @@
-"""Purge: tasks are removed for good, with all that is stored of them, and nobody is waited for."""
+"""Purge: tasks are removed for good, with all that is stored of them, without waiting."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Purging owners: who is gone for good is forgotten, unless something still tells of them."""
+"""Purging owners: owners that are gone are removed, unless a stored task names them."""
 
 from datetime import timedelta
 
@@ -88,7 +88,7 @@ def test_a_task_that_was_reset_tells_of_no_owner(queue: TaskQueue, owner: Owner)
     assert queue.purge_owners(HOUR) == 1
 
 
-def test_a_name_that_was_purged_may_register_anew_under_a_greater_fence(queue: TaskQueue, owner: Owner) -> None:
+def test_a_purged_name_may_register_again_under_a_greater_fence(queue: TaskQueue, owner: Owner) -> None:
     unseen(queue, owner)
     assert queue.purge_owners(HOUR) == 1
     again = queue.register(owner.name)

@@ -260,7 +260,7 @@ def test_a_push_works_on_a_connection_with_client_side_cursors(dsn: str, queue: 
 
 @pytest.mark.parametrize("insertion", list(Insertion))
 def test_a_push_that_takes_many_calls_does_the_same_as_one(own_dsn: str, insertion: Insertion) -> None:
-    """What 10,004 tasks with duplicates on both sides of the border become, and what is told of them."""
+    """What 10,004 tasks with duplicates on both sides of the border become, and what the push returns for them."""
 
     def tasks() -> Iterator[NewTask]:
         yield NewTask("first")

@@ -172,9 +172,7 @@ def test_a_recent_count_looks_at_the_newest_task_of_each_identifier(queue: TaskQ
     assert queue.count(recent=True, reference="r") == {"work": {State.SUCCEEDED: Count(1, at[1])}}
 
 
-def test_reading_waits_for_nobody_and_sees_what_is_committed(
-    queue: TaskQueue, owner: Owner, session: TaskQueue
-) -> None:
+def test_reading_never_waits_and_sees_committed_tasks(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
     [task] = queue.push("work", ["a"])
     [held] = session.poll("work", owner)
     session.complete(owner, {held: Result.SUCCESS})

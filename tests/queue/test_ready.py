@@ -138,7 +138,7 @@ def test_ready_counts_what_this_very_transaction_gave_back(
 
 
 def test_ready_skips_rows_that_a_plain_lock_holds(queue: TaskQueue, session: TaskQueue) -> None:
-    """SKIP LOCKED would skip them too, whoever locked them and how."""
+    """SKIP LOCKED would skip them too, however they were locked."""
     queue.push("work", ["a", "b", "c"])
     session.conn.execute("SELECT FROM taskq_internal.live WHERE identifier = 'a' FOR UPDATE")
     assert queue.ready("work", 5) == 2

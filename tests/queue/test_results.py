@@ -53,7 +53,7 @@ def test_what_was_revived_counts_no_more(queue: TaskQueue, owner: Owner, revival
 
 
 def spread(queue: TaskQueue, *seconds: float) -> list[tuple[int, datetime]]:
-    """Tasks of two topics in turn that were created so many seconds ago: sequence and time of each."""
+    """Tasks of two topics in turn that were created the given seconds ago: sequence and time of each."""
     queue.create_topic("other")
     tasks = [queue.push(("work", "other")[n % 2], [f"{n}"])[0] for n in range(len(seconds))]
     for task, ago in zip(tasks, seconds, strict=True):
@@ -119,7 +119,7 @@ def test_a_moment_without_a_time_zone_is_refused(queue: TaskQueue, moment: datet
 
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
 def test_neither_reads_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
-    """100,000 tasks of a hundred days are a thousand pages of each table, and more to whoever follows another index."""
+    """100,000 tasks of a hundred days are a thousand pages of each table, and more along another index."""
     queue = own_queue
     queue.conn.execute(
         "INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"

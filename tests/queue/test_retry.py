@@ -105,7 +105,7 @@ def test_the_worked_example_of_the_first_seed_to_the_second(queue: TaskQueue, ow
     retry = RetryPolicy.correlation(max_backoff=timedelta(minutes=10), max_retries=5)
     queue.alter_topic("work", TopicPolicy(retry))
     [task] = queue.push("work", [NewTask("message", ttl=10 * SECOND)])
-    told: list[tuple[int, int, int | None]] = []
+    reported: list[tuple[int, int, int | None]] = []
     due = None
     for at in range(6, 700, 6):
         pass_time(queue, 6 * SECOND)
@@ -115,10 +115,10 @@ def test_the_worked_example_of_the_first_seed_to_the_second(queue: TaskQueue, ow
             queue.complete(owner, {polled: Decision(Result.FAILURE, error=f"at {at}")})
             info = known(queue, task)
             due = in_second(queue, task, at, created) if info.attempt and info.state is State.READY else None
-            told.append((at, info.attempt, due))
+            reported.append((at, info.attempt, due))
         if due is not None:  # nor does the moment between two clocks
             queue.conn.execute("UPDATE taskq_internal.live SET available_at = %s", (created + due * SECOND,))
-    assert told == [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
+    assert reported == [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
     info = known(queue, task)
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
 

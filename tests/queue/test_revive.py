@@ -46,7 +46,7 @@ def failed(queue: TaskQueue, owner: Owner, *new: str | NewTask) -> list[Task]:
 
 
 @pytest.mark.parametrize("state", ENDED)
-def test_a_reset_starts_a_task_anew(queue: TaskQueue, owner: Owner, state: State) -> None:
+def test_a_reset_starts_a_task_again(queue: TaskQueue, owner: Owner, state: State) -> None:
     new = NewTask("a", {"b": 1}, "r", priority=7)
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
     [task] = queue.push("work", [new])

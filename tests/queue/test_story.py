@@ -38,7 +38,7 @@ def test_a_task_that_goes_well_leaves_nothing_in_the_history(queue: TaskQueue, o
     assert (ended.what, ended.state, ended.holder, ended.attempt) == ("ended", State.SUCCEEDED, owner.name, 1)
 
 
-def test_each_noted_failure_is_told_with_its_time_holder_and_reason(queue: TaskQueue, owner: Owner) -> None:
+def test_each_recorded_failure_has_its_time_holder_and_reason(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
     [task] = queue.push("work", ["a"])
     for reason in ("first", "second", "third"):
@@ -77,7 +77,7 @@ def test_a_lapsed_lease_is_told(queue: TaskQueue, owner: Owner) -> None:
     assert (lapsed.what, lapsed.holder) == ("lapsed", owner.name)
 
 
-def test_what_people_did_is_told_with_who_did_it(queue: TaskQueue, owner: Owner) -> None:
+def test_the_history_names_the_actor_of_each_action(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.FAILED)
     with queue.conn.transaction():
         queue.set_actor("ann")
@@ -186,9 +186,9 @@ def failed(queue: TaskQueue, owner: Owner) -> Task:
 def test_one_sentence_says_why_a_task_is_not_running(
     queue: TaskQueue, owner: Owner, scene: Scene, sentence: str
 ) -> None:
-    told = queue.explain("work", scene(queue, owner).sequence)
-    assert told is not None
-    assert re.fullmatch(sentence, told), told
+    reported = queue.explain("work", scene(queue, owner).sequence)
+    assert reported is not None
+    assert re.fullmatch(sentence, reported), reported
 
 
 def test_nothing_is_told_of_a_task_that_is_not_there(queue: TaskQueue) -> None:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def stressed(own_dsn: str) -> Iterator[TaskQueue]:
     """A queue that was under stress for a while, and is drained then."""
     seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")  # noqa: T201 - for whoever has to repeat it
+    print(f"seed {seed}")  # noqa: T201 - to repeat the run
     with connect(own_dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
         for topic in TOPICS:
@@ -40,22 +40,22 @@ def stressed(own_dsn: str) -> Iterator[TaskQueue]:
 
 def _stress(dsn: str, seed: int) -> None:
     """Runs all roles, and kills a consumer with -9 every second, which another replaces."""
-    begun = [_begin(dsn, role, seed + number) for number, role in enumerate(ROLES)]
+    processes = [_begin(dsn, role, seed + number) for number, role in enumerate(ROLES)]
     dice = random.Random(seed)  # noqa: S311 - chance, not secrets
     try:
         for second in range(SECONDS - 3):
             time.sleep(1)  # the pace of the killings
             victim = dice.choice([number for number, role in enumerate(ROLES) if role == "consume"])
-            begun[victim].kill()
-            begun[victim].wait()
-            begun[victim] = _begin(dsn, "consume", seed + 100 + second, SECONDS - second - 2)
-        for process in begun:
+            processes[victim].kill()
+            processes[victim].wait()
+            processes[victim] = _begin(dsn, "consume", seed + 100 + second, SECONDS - second - 2)
+        for process in processes:
             process.wait(60)
     finally:
-        for process in begun:
+        for process in processes:
             process.kill()
             process.wait()
-    assert {process.returncode for process in begun} == {0}
+    assert {process.returncode for process in processes} == {0}
 
 
 def _begin(dsn: str, role: str, seed: int, seconds: float = SECONDS) -> "subprocess.Popen[bytes]":

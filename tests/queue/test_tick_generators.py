@@ -260,7 +260,7 @@ def test_ticks_of_a_cron_expression_years_apart_are_found() -> None:
     ],
 )
 def test_a_hash_is_the_same_in_every_process_and_version(parts: tuple[Json, ...], digits: str) -> None:
-    """Pinned: a hash that changed with a release would remove every tick and make it anew."""
+    """Pinned: a hash that changed with a release would remove every tick and make it again."""
     assert config_hash(*parts) == digits
 
 

@@ -49,7 +49,7 @@ def test_any_number_of_schedulers_make_one_task_for_each_moment(queue: TaskQueue
 
 
 def test_schedulers_of_two_configurations_leave_the_ticks_of_one(queue: TaskQueue, dsn: str) -> None:
-    """As during a deployment: whoever comes last decides."""
+    """As during a deployment: the last call decides."""
 
     def scheduling(config: str) -> None:
         with connect(dsn) as conn:

@@ -1,4 +1,4 @@
-"""Recurring tasks: one task for each moment, whoever installs it, and none but the ticks of the very prefix removed."""
+"""Recurring tasks: one task for each moment from any number of installers; removal by exact prefix."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -116,7 +116,9 @@ def test_what_is_held_being_polled_or_ended_stays_and_what_waits_goes(
         assert queue.uninstall_ticks("work", "p", "old") == 2
     else:
         assert queue.install_ticks("work", "p", "new", []) == 0
-    assert len(everything(queue)) == before - 2, "the one that waited for its retry, and the suspended that nobody took"
+    assert len(everything(queue)) == before - 2, (
+        "the one that waited for its retry, and the suspended one, which was never taken"
+    )
     session.conn.commit()
     left = {info.sequence: info.state for info in everything(queue)}
     assert left == {
@@ -265,6 +267,6 @@ def test_ticks_of_an_unknown_topic_are_refused(queue: TaskQueue) -> None:
         queue.uninstall_ticks("nowhere", "p", "h")
 
 
-def test_the_ticks_that_were_due_while_nobody_scheduled_are_due_at_once(queue: TaskQueue, owner: Owner) -> None:
+def test_ticks_that_were_due_without_a_scheduler_are_due_at_once(queue: TaskQueue, owner: Owner) -> None:
     queue.install_ticks("work", "p", "h", [*moments(2), (FAR, None)])
     assert [known(queue, task).available_at for task in queue.poll("work", owner, 9)] == [LONG_AGO, LONG_AGO + HOUR]

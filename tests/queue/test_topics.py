@@ -250,7 +250,7 @@ def test_a_resumed_topic_hands_out_again(queue: TaskQueue, owner: Owner) -> None
     assert identifiers(queue.poll("work", owner)) == ["a"]
 
 
-def test_pausing_waits_for_nobody_who_works(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+def test_pausing_never_waits_for_running_tasks(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     session.poll("work", owner)
     session.push("work", ["c"])
@@ -269,7 +269,7 @@ def test_a_dropped_topic_is_gone_with_its_tasks(queue: TaskQueue, owner: Owner) 
         queue.complete(owner, {held[1]: Result.SUCCESS})
 
 
-def test_a_topic_created_anew_has_none_of_the_old_tasks(queue: TaskQueue) -> None:
+def test_a_recreated_topic_has_none_of_the_old_tasks(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.drop_topic("work")
     queue.create_topic("work")

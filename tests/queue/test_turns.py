@@ -55,7 +55,7 @@ def test_the_naive_anti_join_hands_out_two_tasks_of_one_identifier_where_the_low
         assert queues[2].poll("work", owners[1], condition=SINGULAR) == []
 
 
-def test_a_poll_leaves_out_the_identifiers_that_another_is_about_to_take_and_waits_for_nobody(
+def test_a_poll_leaves_out_identifiers_that_another_poll_examines_and_never_waits(
     queue: TaskQueue, opened: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a", "b", "a", "b", "c"])

@@ -1,4 +1,4 @@
-"""Watch: one look answers all who wait, whatever they wait for."""
+"""Watch: one query answers all waits of any kind."""
 
 from collections.abc import Sequence
 
@@ -74,7 +74,7 @@ def test_a_look_tells_how_long_the_oldest_due_task_has_waited(queue: TaskQueue) 
     assert look(queue.conn, [("work", 9, "NONE", True)])["ready", 1] == (0, None)
 
 
-def test_a_wake_is_heard_by_who_listens(queue: TaskQueue, dsn: str) -> None:
+def test_a_notification_reaches_listeners(queue: TaskQueue, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as listening:
         listening.execute("LISTEN taskq")
         queue.push("work", ["a"])

@@ -36,7 +36,7 @@ def now(queue: TaskQueue) -> datetime:
 
 
 class Schedule:
-    """A day that began with the first push, told in seconds; the time that the test itself takes is no part of it."""
+    """A day that began with the first push, in seconds; the time that the test itself takes is no part of it."""
 
     def __init__(self, queue: TaskQueue, first: Task) -> None:
         self.queue, self.first, self.at = queue, first, 0
@@ -49,13 +49,13 @@ class Schedule:
 
     def due(self, task: Task) -> int | None:
         """In which second a task that failed is due again, to which it is moved; None where it won't be."""
-        info, begun = known(self.queue, task), known(self.queue, self.first).created
+        info, start = known(self.queue, task), known(self.queue, self.first).created
         if info.state is not State.READY or not info.attempt:
             return None
-        second = in_second(self.queue, task, self.at, begun)
+        second = in_second(self.queue, task, self.at, start)
         self.queue.conn.execute(
             "UPDATE taskq_internal.live SET available_at = %s WHERE sequence = %s",
-            (begun + second * SECOND, task.sequence),
+            (start + second * SECOND, task.sequence),
         )
         return second
 
@@ -76,7 +76,7 @@ def test_the_first_seeds_table_holds_for_batches_and_their_head_keeps_back_what_
     correlation(queue)
     [first] = queue.push("work", [NewTask("key", "first", ttl=10 * SECOND)])
     schedule = Schedule(queue, first)
-    told: list[tuple[int, int, int | None]] = []
+    reported: list[tuple[int, int, int | None]] = []
     seen: list[tuple[int, list[object]]] = []
     for second in range(6, 660, 6):
         schedule.go_to(second)
@@ -85,13 +85,13 @@ def test_the_first_seeds_table_holds_for_batches_and_their_head_keeps_back_what_
         for group in queue.poll_batch("work", owner).values():
             seen.append((second, [task.payload for task in group]))
             queue.complete(owner, dict.fromkeys(group, Decision(Result.FAILURE, error=f"at {second}")))
-            told.append((second, known(queue, first).attempt, schedule.due(first)))
-    assert told == CORRELATION
+            reported.append((second, known(queue, first).attempt, schedule.due(first)))
+    assert reported == CORRELATION
     assert seen == [(6, ["first"]), (12, ["first"])] + [(second, ["second", "first"]) for second in (72, 192, 432, 600)]
     info = known(queue, first)
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
     schedule.go_to(7200)
-    assert queue.poll_batch("work", owner) == {}, "the key is kept back until somebody deals with the failure"
+    assert queue.poll_batch("work", owner) == {}, "the key is kept back until an operator deals with the failure"
     queue.purge("work")
     assert [len(group) for group in queue.poll_batch("work", owner).values()] == [1]
 

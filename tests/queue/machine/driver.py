@@ -76,12 +76,12 @@ def steps_of(machine: type) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
 
 
 def picked(candidates: Sequence[T], numbers: Sequence[int]) -> list[T]:
-    """Some of the candidates, each once, by numbers that were drawn before anybody knew how many there are."""
+    """Some of the candidates, each once, by numbers that were drawn before their number was known."""
     return list(dict.fromkeys(candidates[number % len(candidates)] for number in numbers)) if candidates else []
 
 
 class Driver(RuleBasedStateMachine):
-    """A queue, the model of it, and who has registered."""
+    """A queue, its model, and the registered owners."""
 
     dsn: ClassVar[str]
 
@@ -92,7 +92,7 @@ class Driver(RuleBasedStateMachine):
         self.queue = TaskQueue(self.conn)
         self.model = Model()
         self.owners: dict[str, Owner] = {}
-        self.former: list[Owner] = []  # whose names were registered anew
+        self.former: list[Owner] = []  # owners whose names were registered again
         self.highest = 0  # sequence so far
 
     @initialize(one_transaction=st.booleans(), filled=st.booleans())
@@ -126,10 +126,10 @@ class Driver(RuleBasedStateMachine):
 
     def both(self, real: Callable[[], Any], expected: Callable[[], Any]) -> Any:
         """Calls both: they return the same, or refuse for the same reason. Returns what they did, None if nothing."""
-        told, refused = self._outcome(real)
+        reported, refused = self._outcome(real)
         should, refusal = _outcome(expected)
-        assert (refused, told) == (refusal, should), f"queue: {refused or told}; model: {refusal or should}"
-        return told
+        assert (refused, reported) == (refusal, should), f"queue: {refused or reported}; model: {refusal or should}"
+        return reported
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
         """What a verb returns, or how it refuses: then it is undone, in a transaction of many to its savepoint."""
@@ -171,7 +171,7 @@ class Driver(RuleBasedStateMachine):
         return [row[0] for row in rows]
 
     def pass_time(self, hours: int) -> None:
-        """By moving all that was, as nobody wants to wait."""
+        """Moves all stored times back, instead of waiting."""
         for table, columns in MOVED.items():
             moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
             self.conn.execute(f"UPDATE taskq_internal.{table} SET {moves}".encode(), {"by": hours * HOUR})
@@ -187,27 +187,27 @@ class Driver(RuleBasedStateMachine):
         ).fetchall()
         self.highest = max([self.highest, *self.model.tasks])
         self.model.tick()
-        told = [self._told(row) for row in rows]
+        reported = [self._reported(row) for row in rows]
         expected = [self._expected(task) for _, task in sorted(self.model.tasks.items())]
-        assert told == expected, [pair for pair in zip_longest(told, expected) if pair[0] != pair[1]]
+        assert reported == expected, [pair for pair in zip_longest(reported, expected) if pair[0] != pair[1]]
 
-    def _told(self, row: tuple[Any, ...]) -> list[Any]:
+    def _reported(self, row: tuple[Any, ...]) -> list[Any]:
         """A row, its times in hours from now."""
         *values, error, status, now, created, available_at, completed = row
         error = "lease" if error is not None and error.startswith("given up: the lease") else error
         moments = [None if at is None else round((at - now) / HOUR) for at in (created, available_at, completed)]
         known = self.model.tasks.get(row[0])
-        told = known is not None and (known.state is not State.READY or not known.depends_on)
-        return [*values, error, status if told else None, *moments]
+        reported = known is not None and (known.state is not State.READY or not known.depends_on)
+        return [*values, error, status if reported else None, *moments]
 
     def _expected(self, task: ModelTask) -> list[Any]:
         """The same of the model. Whether a task waits for another only its next poll knows."""
-        told = task.state is not State.READY or not task.depends_on
+        reported = task.state is not State.READY or not task.depends_on
         owner = None if task.state is State.READY else task.owner
         return [
             *(task.sequence, task.topic, task.identifier, task.state, task.descent, owner, task.attempt, task.crashes),
             *(task.redelivered, task.priority, task.payload, task.reference, task.output, task.error),
-            self.model.status(task) if told else None,
+            self.model.status(task) if reported else None,
             *(self._ago(moment) for moment in (task.created, task.due, task.completed)),
         ]
 

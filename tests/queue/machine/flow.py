@@ -170,7 +170,7 @@ class Flow(Driver):
         self.both(lambda: self.queue.ready(topic, limit, condition), lambda: self.model.ready(topic, limit, condition))
 
     def consumer(self, name: str, late: bool) -> Owner:
-        """The owner of that name: as it is, or else registered anew, so that most polls take something."""
+        """The owner of that name: as it is, or else registered again, so that most polls take something."""
         known = self.model.owners.get(name)
         if name in self.owners and (late or (known is not None and not known.gone and known.until > self.model.now)):
             return self.owners[name]

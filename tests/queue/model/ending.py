@@ -42,11 +42,13 @@ class Ending(Holdings):
 
     def purge_owners(self, older_than: int) -> int:
         """Those that are not at work, and of whom no task tells."""
-        told = {task.owner for task in self.tasks.values()}
+        reported = {task.owner for task in self.tasks.values()}
         idle = [
             name
             for name, known in self.owners.items()
-            if (known.gone or known.until < self.now) and known.seen.plus(older_than) <= self.now and name not in told
+            if (known.gone or known.until < self.now)
+            and known.seen.plus(older_than) <= self.now
+            and name not in reported
         ]
         for name in idle:
             del self.owners[name]

@@ -86,7 +86,7 @@ class Polling(Holdings):
         return task.due <= self.now and all(self._succeeded(*each) for each in task.depends_on)
 
     def _succeeded(self, number: int, identifier: str) -> bool:
-        """Whether the latest task has; where none is left, nobody can wait for it."""
+        """Whether the latest task has; if none is left, no task can wait for it."""
         latest = self.latest_of(number, identifier)
         return latest is None or latest.state is State.SUCCEEDED
 

@@ -85,7 +85,7 @@ class Pushing(Holdings):
     ) -> list[tuple[Outcome, int]]:
         """The first offer of each identifier, then the second: waiting tasks are replaced, then new ones made."""
         self.topic(topic)
-        told: dict[int, tuple[Outcome, int]] = {}
+        reported: dict[int, tuple[Outcome, int]] = {}
         left, sequences = list(enumerate(drafts)), iter(given)
         while left:
             first = {draft.identifier: place for place, draft in reversed(left)}
@@ -94,12 +94,12 @@ class Pushing(Holdings):
                 draft = drafts[place]
                 if waiting := self._waiting(topic, draft.identifier):
                     changed = if_exists == "update" and self._replace(waiting[-1], draft, now, clock)
-                    told[place] = (Outcome.UPDATED if changed else Outcome.IGNORED, waiting[-1].sequence)
+                    reported[place] = (Outcome.UPDATED if changed else Outcome.IGNORED, waiting[-1].sequence)
                 else:
                     task = self._make(topic, draft, next(sequences), made, clock)
-                    told[place] = (Outcome.CREATED, task.sequence)
-            left = [(place, draft) for place, draft in left if place not in told]
-        return [told[place] for place in range(len(drafts))]
+                    reported[place] = (Outcome.CREATED, task.sequence)
+            left = [(place, draft) for place, draft in left if place not in reported]
+        return [reported[place] for place in range(len(drafts))]
 
     def drop(self, topic: str, identifier: str) -> bool:
         """What waits under an identifier goes."""

@@ -1,4 +1,4 @@
-"""The model's side of reading: counts, results, pages, what a person is told."""
+"""The model's side of reading: counts, results, pages, and statuses."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the model is made of: a clock of its own, tasks, topics, owners, and who is which."""
+"""What the model is made of: a clock of its own, tasks, topics, owners, and their identities."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -55,7 +55,7 @@ class ModelTask:
     ttl: int | None = None
     depends_on: tuple[tuple[int, str], ...] = ()  # number of a topic, identifier
     descent: State | None = None
-    owner: str | None = None  # who holds it, or ended it
+    owner: str | None = None  # the owner that holds it, or that ended it
     attempt: int = 0
     crashes: int = 0
     redelivered: bool = False
@@ -89,7 +89,7 @@ class ModelTopic:
 
 @dataclass
 class ModelOwner:
-    """A lease: it lapses by time, and is gone once somebody took it."""
+    """A lease: it lapses by time, and is gone once another session ended it."""
 
     fence: int
     lease: int
