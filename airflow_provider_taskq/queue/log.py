@@ -150,7 +150,7 @@ def partition_of(identifier: str, partitions: int, level: int | None = None, seq
     :raises InvalidArgument: for less than one partition, and as `sequence_id` does.
     """
     if partitions < 1:
-        raise InvalidArgument(f"invalid number of partitions {partitions}: expected at least 1")
+        raise InvalidArgument(f"invalid number of partitions {partitions}: expected at least one")
     return zlib.crc32(sequence_id(identifier, level, sequence).encode()) % partitions
 
 

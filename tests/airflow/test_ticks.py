@@ -100,7 +100,7 @@ def test_exactly_one_schedule_is_given(arguments: dict[str, Any]) -> None:
         TaskQTicksOperator(task_id="ticks", topic="work", prefix="report", **arguments)
 
 
-@pytest.mark.parametrize(("arguments", "said"), [({"every": 0}, "no such period"), ({"cron": "nonsense"}, "cron")])
+@pytest.mark.parametrize(("arguments", "said"), [({"every": 0}, "invalid period"), ({"cron": "nonsense"}, "cron")])
 def test_a_schedule_that_is_none_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         install(**arguments)

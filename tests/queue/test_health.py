@@ -165,7 +165,9 @@ def test_an_unpolled_topic_is_reported_by_its_oldest_due_task(queue: TaskQueue) 
     pass_time(queue, timedelta(minutes=6))
     reported = found(queue, "waiting tasks")
     assert reported.severity is Severity.WARNING
-    assert f"topic 'work', sequence {task.sequence} has been due for 6 min: no worker seems to poll it" in reported.detail
+    assert (
+        f"topic 'work', sequence {task.sequence} has been due for 6 min: no worker seems to poll it" in reported.detail
+    )
     assert reported.value is not None
     assert 360 <= reported.value < 420
 

@@ -43,7 +43,7 @@ def run(
         ({"topic": "nowhere"}, "topic 'nowhere' is not known"),
         ({"dsn": None}, "no database is named: set TASKQ_DSN"),
         ({"dsn": "postgresql://nobody:sesame@127.0.0.1:1/nowhere"}, "cannot connect to the queue's database"),
-        ({"dsn": "postgresql://nobody:sesame@[h/d"}, "the DSN of the queue's database is not well formed"),
+        ({"dsn": "postgresql://nobody:sesame@[h/d"}, "the DSN of the queue's database is malformed"),
         ({"dsn": "empty"}, "the schema taskq"),
         ({"option": "no-equals-sign"}, "--option must be key=value, not 'no-equals-sign'"),
     ],
