@@ -1,4 +1,4 @@
-"""What Airflow reads about this provider; imported by every Airflow process, so it imports nothing."""
+"""Provider metadata. Every Airflow process imports this module, so it imports nothing else."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _OPERATORS = ("push", "process", "complete", "release", "revive", "expire", "pur
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The provider's name, its connection type and options, and where its parts are."""
+    """Return the metadata: name, connection type, options, and the modules of each kind."""
     return {
         "package-name": "airflow-provider-taskq",
         "name": _INTEGRATION,
@@ -30,13 +30,12 @@ def get_provider_info() -> dict[str, Any]:
 
 
 def _modules(*names: str) -> list[dict[str, Any]]:
-    """One section's entry: the modules that hold its classes."""
     modules = [f"{_PACKAGE}.{name}" for name in names]
     return [{"integration-name": _INTEGRATION, "python-modules": modules}]
 
 
 def _asset_uris() -> dict[str, Any]:
-    """How assets `taskq://` are checked, made, and told to OpenLineage."""
+    """Return the functions for assets `taskq://`."""
     return {
         "schemes": ["taskq"],
         "handler": f"{_PACKAGE}.assets.taskq.sanitize_uri",
@@ -46,21 +45,20 @@ def _asset_uris() -> dict[str, Any]:
 
 
 def _options() -> dict[str, Any]:
-    """The section `[taskq]` of Airflow's configuration."""
+    """Return the section `[taskq]` of Airflow's configuration."""
     return {
         "description": "TaskQ, the work queue in PostgreSQL.",
         "options": {
             "conn_ids": {
-                "description": "Airflow connections whose queues the TaskQ page shows, with commas between them; "
-                "others do not exist for it.",
+                "description": "Comma-separated ids of the Airflow connections whose queues the TaskQ page shows.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "taskq_default,warehouse",
                 "default": "taskq_default",
             },
             "metric_topics": {
-                "description": "Topics that metrics name, as patterns with commas between them; all others are "
-                "reported as `other`, so that many topics do not make many time series.",
+                "description": "Comma-separated patterns of the topics that metrics name. All other topics share "
+                "the tag `other`, which bounds the number of time series.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "orders,flights-*",
@@ -71,7 +69,7 @@ def _options() -> dict[str, Any]:
 
 
 def _connection_type() -> dict[str, Any]:
-    """The form in which a connection of type `taskq` is entered; a `postgres` connection serves as well."""
+    """Return the form of the connection type `taskq`; connections of type `postgres` work as well."""
     return {
         "connection-type": "taskq",
         "hook-class-name": f"{_PACKAGE}.hooks.taskq.TaskQHook",
@@ -79,7 +77,7 @@ def _connection_type() -> dict[str, Any]:
         "conn-fields": {
             "sslmode": {
                 "label": "SSL mode",
-                "description": "How the server's certificate is asked for and checked",
+                "description": "How libpq requests and verifies the server's certificate",
                 "schema": {
                     "type": ["string", "null"],
                     "enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full", None],
@@ -87,18 +85,18 @@ def _connection_type() -> dict[str, Any]:
             },
             "connect_timeout": {
                 "label": "Connect timeout",
-                "description": "Seconds to wait for the server (10 unless set)",
+                "description": "Seconds to wait for the server (default 10)",
                 "schema": {"type": ["integer", "null"], "minimum": 1},
             },
             "application_name": {
                 "label": "Application name",
-                "description": "What pg_stat_activity shows (airflow-taskq unless set)",
+                "description": "The name in pg_stat_activity (default airflow-taskq)",
                 "schema": {"type": ["string", "null"]},
             },
             "listen": {
                 "label": "Listen for notifications",
-                "description": "Whether the triggerer listens on a second connection, and looks at once when a topic "
-                "has something new (off unless set). Leave it off behind a transaction pooler.",
+                "description": "Whether the triggerer receives notifications on a second connection, and checks a "
+                "topic immediately after a change (default off). Leave it off behind a transaction pooler.",
                 "schema": {"type": ["boolean", "null"]},
             },
         },

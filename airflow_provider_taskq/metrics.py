@@ -1,12 +1,12 @@
-"""What TaskQ reports through Airflow's own metrics, and under which names.
+"""The metrics that the provider sends through Airflow.
 
-Airflow sends metrics only where its section `[metrics]` names a receiver; without one, a call here does nothing. Tags
-are a topic, a state, a result or a subject of health: never an identifier, so that their number stays bounded. A timing
-is what the receiver makes of it: milliseconds in StatsD and OpenTelemetry.
+Airflow sends metrics only if its section `[metrics]` configures a receiver; otherwise a call here does nothing. A tag
+is a topic, a state, a result or a subject of health. It is never an identifier, which bounds the number of time series.
+Timings are milliseconds in StatsD and OpenTelemetry.
 
-Airflow has two clients since 3.2: the SDK's, which it makes ready in the workers, and the core's, which it makes ready
-in the triggerer. Each does nothing in the other's process, so whoever reports from a trigger says so. A gate is timed
-where it opens; one that is ended by its trigger, only if metrics were on where it was deferred.
+Airflow 3.2 and later has two clients: workers initialize the SDK's, the triggerer the core's. Each does nothing in the
+other process, so a trigger has to pass `in_triggerer`. The wait of a gate is measured where the gate opens. If the
+trigger ends the gate, it is measured only if metrics were enabled in the process that deferred it.
 """
 
 import logging
@@ -24,88 +24,88 @@ from airflow_provider_taskq.queue import Task
 PUSHED = "taskq.pushed"
 POLLED = "taskq.polled"
 COMPLETED = "taskq.completed"  # by result
-REDELIVERED = "taskq.redelivered"  # polled, after an owner before had lost its lease
-RETRIED = "taskq.retried"  # polled, after a failure that was noted
+REDELIVERED = "taskq.redelivered"  # polled after an earlier owner lost its lease
+RETRIED = "taskq.retried"  # polled after a failed attempt
 EXPIRED = "taskq.expired"
 REVIVED = "taskq.revived"
 PURGED = "taskq.purged"
 LEASE_LOST = "taskq.lease_lost"
 
 # Timings
-GATE_WAIT = "taskq.gate_wait_ms"  # from a gate's first look until it opened
-POLL_TIME = "taskq.poll_ms"  # of one call that takes tasks
+GATE_WAIT = "taskq.gate_wait_ms"  # from a gate's first check until it opened
+POLL_TIME = "taskq.poll_ms"  # of one call that polls or claims
 RUN_TIME = "taskq.run_ms"  # of a batch, from its poll to its completion
 
 # Gauges
 DEPTH = "taskq.depth"  # by state
-ACTIVE = "taskq.active"  # tasks that are held
-OLDEST_READY = "taskq.oldest_ready_seconds"  # how long the oldest due task has been due
+ACTIVE = "taskq.active"  # held tasks
+OLDEST_READY = "taskq.oldest_ready_seconds"  # age of the oldest due task
 HEALTH = "taskq.health"  # by subject: 0 fine, 1 notice, 2 warning, 3 critical
-DEAD_TUPLES = "taskq.dead_tuples"  # of the table that has most of them, against its bound
+DEAD_TUPLES = "taskq.dead_tuples"  # of the table with the most dead rows relative to its limit
 
 _RECEIVERS = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 _log = logging.getLogger(__name__)
 
 
 class Drained(Protocol):
-    """What is counted of a drain: `airflow_provider_taskq.spark.DrainResult` has it."""
+    """The counted part of `airflow_provider_taskq.spark.DrainResult`."""
 
     @property
     def topic(self) -> str:
-        """The topic that was drained."""
+        """The drained topic."""
 
     @property
     def claimed(self) -> int:
-        """How many tasks were taken."""
+        """The number of claimed tasks."""
 
     @property
     def completed(self) -> Mapping[Any, int]:
-        """How many were decided, by result or its name."""
+        """The number of decisions by result, or by its name."""
 
     @property
     def pushed(self) -> int:
-        """How many tasks followed."""
+        """The number of pushed follow-up tasks."""
 
 
 def enabled() -> bool:
-    """Whether anybody receives metrics: ask before looking for what only a gauge needs."""
+    """Return whether Airflow sends metrics, so that callers can skip a query that only a gauge needs."""
     return any(conf.getboolean("metrics", receiver, fallback=False) for receiver in _RECEIVERS)
 
 
 def count(
     name: str, number: int, *, topic: str | None = None, result: str | None = None, in_triggerer: bool = False
 ) -> None:
-    """Adds to a counter; nothing where there is nothing to add."""
+    """Add to a counter, unless `number` is 0."""
     if number:
         _send("incr", name, number, topic, {"result": result}, in_triggerer=in_triggerer)
 
 
 def gauge(name: str, value: float, *, topic: str | None = None, **tags: str) -> None:
-    """Sets a gauge."""
+    """Set a gauge."""
     _send("gauge", name, value, topic, tags)
 
 
 def timing(name: str, length: timedelta, *, topic: str | None = None, in_triggerer: bool = False) -> None:
-    """Reports how long something took."""
+    """Send a timing."""
     _send("timing", name, length, topic, {}, in_triggerer=in_triggerer)
 
 
 def gate_opened(topic: str, since: datetime, *, in_triggerer: bool = False) -> None:
-    """Reports that a gate has opened, which had begun to look at that moment."""
+    """Send how long a gate that just opened has waited."""
     timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic, in_triggerer=in_triggerer)
 
 
 def polled(topic: str, tasks: Sequence[Task]) -> None:
-    """Counts tasks that were taken, and which of them had been lost or had failed before."""
+    """Count polled tasks, and how many of them are redelivered or retried."""
     count(POLLED, len(tasks), topic=topic)
     count(REDELIVERED, sum(task.redelivered for task in tasks), topic=topic)
     count(RETRIED, sum(task.attempt > 1 for task in tasks), topic=topic)
 
 
 def drained(result: Drained) -> None:
-    """Reports what a drain on Spark has committed: for a task that calls `drain` itself, as under `@task.pyspark`.
+    """Count the result of a drain on Spark, in a task that calls `drain` itself, such as `@task.pyspark`.
 
-    TaskQSparkSubmitOperator does so by itself. What was pushed has no topic: it may have gone to several.
+    TaskQSparkSubmitOperator calls this by itself. Pushed tasks count without a topic, because they may go to several.
     """
     count(POLLED, result.claimed, topic=result.topic)
     for kind, number in result.completed.items():
@@ -114,32 +114,37 @@ def drained(result: Drained) -> None:
 
 
 def topic_tag(topic: str) -> str:
-    """The name under which a topic is reported: its own if `[taskq] metric_topics` has it, else `other`."""
+    """Return the topic if `[taskq] metric_topics` matches it, else `other`."""
     patterns = conf.get("taskq", "metric_topics", fallback="*").split(",")
     return topic if any(fnmatchcase(topic, pattern.strip()) for pattern in patterns) else "other"
 
 
 def _send(
-    kind: str, name: str, value: Any, topic: str | None, given: Mapping[str, str | None], *, in_triggerer: bool = False
+    kind: str,
+    name: str,
+    value: Any,
+    topic: str | None,
+    extra: Mapping[str, str | None],
+    *,
+    in_triggerer: bool = False,
 ) -> None:
-    """Hands a value to Airflow. What it counts is committed by then: an error here must not fail anybody's task."""
+    """Pass a value to Airflow. Never raises: the caller has committed, and must not fail because of a metric."""
     try:
-        tags = {tag: text for tag, text in given.items() if text is not None}
+        tags = {tag: text for tag, text in extra.items() if text is not None}
         if topic is not None:
             tags["topic"] = topic_tag(topic)
         getattr(_client(in_triggerer=in_triggerer), kind)(name, value, tags=tags)
     except Exception:  # noqa: BLE001  see above
-        _log.warning("The metric %s could not be sent.", name, exc_info=True)
+        _log.warning("Cannot send metric: name=%s", name, exc_info=True)
 
 
 def _client(*, in_triggerer: bool) -> Any:
-    """Airflow's client in this kind of process."""
     if in_triggerer:
-        with suppress(ImportError):  # Airflow 3.1 has one for all
+        with suppress(ImportError):  # Airflow 3.1 has one client for all processes
             from airflow.observability.stats import Stats as CoreStats
 
             return CoreStats
-    # Found by common-compat where the release has it: in the SDK since 3.2, in the core of 3.1.
+    # common-compat imports the SDK's client since Airflow 3.2, and the core's in 3.1.
     from airflow.providers.common.compat.sdk import Stats
 
     return Stats

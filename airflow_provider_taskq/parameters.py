@@ -1,37 +1,111 @@
-"""Parameters of operators, sensors and triggers that a template may give: numbers and lengths of time, also as text."""
+"""Parameters of operators, sensors and triggers. A rendered template is text, so each parser accepts text too."""
 
+import ast
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import InvalidArgument
 from airflow_provider_taskq.queue.durations import to_timedelta
+from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
-Span = timedelta | float | str
+DurationValue = timedelta | float | str
+EnumType = TypeVar("EnumType", bound=Enum)
+
+_MISSING = (None, "", "None")  # a template renders None as text
 
 
-def number(value: int | str | None) -> int | None:
-    """A whole number; None for none, as for a template that gave `None` or nothing."""
-    return None if value in (None, "", "None") else int(value)
+def logical_task_name(ti: Any) -> str:
+    """Return `dag_id/run_id/task_id/map_index`: without the try number, so that a retry finds its own tasks."""
+    index = -1 if ti.map_index is None else ti.map_index
+    return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))
 
 
-def count(name: str, value: Any) -> int | None:
-    """The number of a parameter that counts tasks or the like; InvalidArgument for less than 1, or for no number."""
+def parse_int(value: int | str | None) -> int | None:
+    """Parse a whole number; None stays None."""
+    return None if value in _MISSING else int(value)
+
+
+def parse_ints(value: Sequence[int] | str | None) -> list[int] | None:
+    """Parse a list of whole numbers, or its JSON text; None stays None."""
+    listed: Any = json.loads(value) if isinstance(value, str) else value
+    return None if listed is None else [int(each) for each in listed]
+
+
+def parse_count(name: str, value: Any) -> int | None:
+    """Parse a number of at least 1; None stays None. InvalidArgument names the parameter."""
     try:
-        counted = number(value)
+        number = parse_int(value)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"{name} is a number of at least 1, not {value!r}") from None
-    if counted is not None and counted < 1:
-        raise InvalidArgument(f"{name} is at least 1, not {counted}")
-    return counted
+        raise InvalidArgument(f"invalid {name} {value!r}: expected a number of at least 1") from None
+    if number is not None and number < 1:
+        raise InvalidArgument(f"invalid {name} {number}: expected at least 1")
+    return number
 
 
-def span(value: Any) -> timedelta:
-    """A duration: a timedelta, seconds, or a text such as `90s`, `5m` or `PT5M`; InvalidArgument for anything else."""
+def parse_duration(value: Any) -> timedelta:
+    """Parse a timedelta, seconds, or text such as `90s`, `5m` or `PT5M`; InvalidArgument for anything else."""
     if not isinstance(value, timedelta | int | float | str):
-        raise InvalidArgument(f"a duration is a timedelta, seconds or a text such as 5m, not {value!r}")
+        raise InvalidArgument(f"invalid duration {value!r}: expected a timedelta, seconds, or text such as 5m")
     return to_timedelta(value)
 
 
-def optional_span(value: Any) -> timedelta | None:
-    """The same; None for none, as for a template that gave `None` or nothing."""
-    return None if value in (None, "", "None") else span(value)
+def parse_optional_duration(value: Any) -> timedelta | None:
+    """Parse a duration; None stays None."""
+    return None if value in _MISSING else parse_duration(value)
+
+
+def enum_name(value: Enum | str | None) -> str | None:
+    """Return the name of a member. Operators keep names, because a template can only render text."""
+    return value.name if isinstance(value, Enum) else value
+
+
+def parse_enum(kind: type[EnumType], value: str | None) -> EnumType | None:
+    """Parse a member's name; None stays None."""
+    return None if value in _MISSING else kind(value)
+
+
+def parse_identifiers(value: Any) -> tuple[str, ...]:
+    """Parse identifiers and remove duplicates. Text is one identifier, unless it is a list such as `['a', 'b']`."""
+    parsed = _parse_list(value)
+    return _unique_identifiers([parsed] if isinstance(parsed, str) else parsed)
+
+
+def parse_groups(value: Any) -> tuple[tuple[str, ...], ...]:
+    """Parse groups of identifiers. Each group, or the whole list, may be the text of a list."""
+    return tuple(_unique_identifiers(_parse_list(group)) for group in _require_list(_parse_list(value), "groups"))
+
+
+def _unique_identifiers(value: Any) -> tuple[str, ...]:
+    listed = _require_list(value, "identifiers")
+    for identifier in listed:
+        if not isinstance(identifier, str) or not identifier.strip():
+            raise ValueError(f"invalid identifier {_shorten(identifier)}: expected text that is not blank")
+    return tuple(dict.fromkeys(listed))
+
+
+def _require_list(value: Any, kind: str) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ValueError(f"invalid {kind} {_shorten(value)}: expected a list")  # noqa: TRY004  one error for all input
+    return list(value)
+
+
+def _parse_list(value: Any) -> Any:
+    """Parse the text of a list: JSON, or Python as Jinja renders it. Return any other value unchanged."""
+    if not isinstance(value, str) or not value.strip().startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError):
+        raise ValueError(f"invalid list {_shorten(value)}: the text is neither JSON nor Python") from None
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
 from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait
-from airflow_provider_taskq.triggers.watcher import watcher
+from airflow_provider_taskq.triggers.watcher import get_watcher
 from bench.rig import Rig
 
 CONN_ID = "taskq_bench"
@@ -114,11 +114,11 @@ async def _timed(shape: Shape, dsn: str, topic: str, gates: dict[str, asyncio.Ev
 
 
 async def _watched(dsn: str, topic: str) -> object:  # noqa: ARG001  the others need it
-    return await watcher(CONN_ID).until(ReadyWait(topic))
+    return await get_watcher(CONN_ID).wait_for(ReadyWait(topic))
 
 
 async def _joined(dsn: str, topic: str) -> object:  # noqa: ARG001  the same
-    return await watcher(CONN_ID).until(JunctureWait(f"join {topic}", topic, (("task",),)))
+    return await get_watcher(CONN_ID).wait_for(JunctureWait(f"join {topic}", topic, (("task",),)))
 
 
 async def _alone(dsn: str, topic: str) -> object:

@@ -1,6 +1,6 @@
-"""The flights that left New York in 2013: pushed by one DAG, gated and drained with Spark by another.
+"""One DAG pushes the flights that left New York in 2013. Another one gates them and drains them with Spark.
 
-`make demo` runs both, the second one first, to show its gate wait for the push.
+`make demo` starts the second DAG first, to show that its gate waits for the push.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ TOPIC = "flights"
 
 
 def flights(params: Mapping[str, Any]) -> Iterator[NewTask]:
-    """The tasks to push: a generator, so that however many there are, few are in memory."""
+    """Yield the tasks to push: a generator keeps few of them in memory."""
     from demo import flights as data
 
     return data.flights(params["flights"])
@@ -34,7 +34,7 @@ with DAG(
 with DAG("flights_drain", schedule=None, tags=["taskq"]):
     gate = TaskQSensor(task_id="gate", topic=TOPIC, deferrable=True, timeout=3600)
 
-    # The claim is made by the Spark driver under the name of this task, so that a retry finds its own tasks again.
+    # The Spark driver claims under the name of this task, so that a retry finds the same tasks.
     drain = TaskQSparkSubmitOperator(
         task_id="drain",
         topic=TOPIC,

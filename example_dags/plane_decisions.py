@@ -1,4 +1,4 @@
-"""What Spark decides in the example `taskq_gate`: a DataFrame of tasks in, a DataFrame of decisions out."""
+"""The transform of the example `taskq_gate`: from a DataFrame of tasks to a DataFrame of decisions."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -8,5 +8,5 @@ if TYPE_CHECKING:
 
 
 def decide(tasks: "DataFrame", options: Mapping[str, str]) -> "DataFrame":  # noqa: ARG001  drain's signature
-    """Accepts planes whose tail number begins with N, as those of the United States do; filters the others."""
+    """Accept planes with a tail number of the United States, which begins with N; filter the others."""
     return tasks.selectExpr("sequence", "CASE WHEN identifier LIKE 'N%' THEN 'SUCCESS' ELSE 'FILTER' END AS result")

@@ -1,7 +1,7 @@
 """DAGs that run when a topic has tasks: copy, and change the names. They need the Airflow connection `taskq_default`.
 
-`taskq_wake` is woken and takes the tasks itself, so it decides how they end. `taskq_each` is told of every task, which
-is ended as soon as Airflow has stored that: here the tasks are the events. It needs Airflow 3.3.
+`taskq_wake` runs when tasks are ready, polls them, and decides how they end. `taskq_each` gets an event for each task;
+the trigger completes the task once Airflow has stored the event. It needs Airflow 3.3.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ invoices = Asset("invoices", watchers=[AssetWatcher(name="ready", trigger=TaskQE
 
 
 def worked_on(invoice: Task) -> Result:
-    """Here is the work on one task; what it writes by the same hook is committed with the task's end."""
+    """Handle one task. Writes over the same hook commit together with the decision."""
     return Result.SUCCESS if invoice.identifier else Result.FILTER
 
 
@@ -23,8 +23,8 @@ with DAG("taskq_wake", schedule=[invoices], max_active_runs=1, tags=["taskq"]):
 
     @task(retries=2)
     def work_off(ti: Any = None) -> int:
-        """Takes all there is, a hundred in a transaction."""
-        from airflow_provider_taskq.hooks import TaskQHook  # here, as what it builds on takes seconds to import
+        """Handle all ready tasks, a hundred per transaction."""
+        from airflow_provider_taskq.hooks import TaskQHook  # not at the top: PostgresHook takes seconds to import
 
         hook, done = TaskQHook(), 0
         while True:
@@ -46,7 +46,7 @@ if has_shared_streams():
 
         @task(retries=2)
         def greet(triggering_asset_events: Any = None) -> list[int]:
-            """A run may be of several events, and after a crash of the triggerer one may come twice: hence a set."""
+            """Use a set: a run may have several events, and a crash of the triggerer may repeat one."""
             from airflow_provider_taskq.hooks import TaskQHook
 
             events = triggering_asset_events[signups]

@@ -1,4 +1,4 @@
-"""Push tasks, let a gate wait for them and take them, then have Spark work them off: copy, and change the names."""
+"""Push tasks, claim them with a gate, and drain the claim with Spark: copy, and change the names."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ with DAG("taskq_gate", schedule=None, tags=["taskq"]):
     gate = TaskQSensor(task_id="gate", topic="planes", min_tasks=3, claim=100, deferrable=True, timeout=3600)
     drain = TaskQSparkSubmitOperator(
         task_id="drain",
-        claim=gate.output,  # the tasks that the gate has claimed, and no others
+        claim=gate.output,  # only the tasks that the gate claimed
         transform="plane_decisions:decide",
         py_files=str(Path(__file__).with_name("plane_decisions.py")),
         retries=2,

@@ -1,4 +1,4 @@
-"""Push tasks, then handle each by a function: no Spark, no cluster. Copy it, and change the names."""
+"""Push tasks, then handle each with a Python function, without Spark: copy, and change the names."""
 
 from airflow.sdk import DAG, task
 
@@ -11,10 +11,10 @@ with DAG("taskq_handler", schedule=None, tags=["taskq"]):
 
     @task.taskq(topic="parcels", size=10, workers=2)
     def deliver(parcel: Task, batch: Batch) -> Result:
-        """Is called for each parcel. What it raises would be a failure of that parcel alone."""
+        """Handle one parcel. An exception would be a failure of this parcel only."""
         if not parcel.identifier.isdigit():
             return Result.FILTER
-        batch.push(parcel, "parcels", [f"receipt of {parcel.identifier}"])  # lands with this parcel's SUCCESS
+        batch.push(parcel, "parcels", [f"receipt of {parcel.identifier}"])  # commits with this parcel's SUCCESS
         return Result.SUCCESS
 
-    push >> deliver()  # type: ignore[call-arg,misc]  # the queue gives the task, and the batch
+    push >> deliver()  # type: ignore[call-arg,misc]  # the queue passes the task and the batch

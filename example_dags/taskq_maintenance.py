@@ -1,8 +1,7 @@
-"""Keeps a queue in order: copy it, replace or remove the example's ticks (DAG taskq_ticks), and change the numbers.
+"""Maintain a queue: copy it, replace or remove the ticks of the example (DAG taskq_ticks), and change the numbers.
 
-It needs the Airflow connection `taskq_default`. Every minute it takes leases that have lapsed, so that what a dead
-worker held goes out again, and looks at the queue's health; every hour it makes ticks ahead; every night it removes
-what is old.
+The DAGs need the Airflow connection `taskq_default`. Every minute one expires lapsed leases, which frees the tasks of
+dead workers, and checks the queue's health. Every hour one installs ticks. Every night one purges old rows.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -17,7 +16,7 @@ from airflow_provider_taskq.operators import (
     TaskQTicksOperator,
 )
 
-# One run at a time, none for times that have passed, and none that outlives its turn.
+# One run at a time, no catch-up, and a timeout for each run.
 DAGS: dict[str, Any] = {
     "start_date": datetime(2026, 1, 1, tzinfo=UTC),
     "catchup": False,
@@ -31,7 +30,7 @@ with DAG("taskq_watch", schedule="* * * * *", **DAGS):
     TaskQHealthOperator(task_id="health", fail_at="CRITICAL", patience=timedelta(minutes=15))
 
 with DAG("taskq_ticks", schedule="@hourly", **DAGS):
-    # A task a day for each of two times, made two days ahead: the DAG may stand still for as long.
+    # Two tasks a day, installed two days ahead: the DAG may be down for two days.
     TaskQTicksOperator(
         task_id="ticks",
         topic="reports",

@@ -1,4 +1,4 @@
-"""Topics as Airflow's assets."""
+"""Assets: topics with the URI scheme `taskq`."""
 
 from airflow_provider_taskq.assets.taskq import create_asset, topic_asset
 

@@ -1,4 +1,4 @@
-"""`@task.taskq`: a function that a topic's tasks go through."""
+"""`@task.taskq` drains a topic through the decorated function."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import TaskDecorator
 
 
-class TaskQDecoratedOperator(DecoratedOperator, TaskQProcessOperator):  # type: ignore[misc]  # one says less of its callable
-    """TaskQProcessOperator around the decorated function.
+class TaskQDecoratedOperator(DecoratedOperator, TaskQProcessOperator):  # type: ignore[misc]  # the bases type the callable differently
+    """A TaskQProcessOperator for the decorated function.
 
-    What the function is called with in the DAG file follows the queue's task, and the batch if it wants that.
+    The arguments of the call in the DAG file follow the queue's task, and the batch if the function takes it.
     """
 
     template_fields: Sequence[str] = TaskQProcessOperator.template_fields
@@ -31,7 +31,7 @@ class TaskQDecoratedOperator(DecoratedOperator, TaskQProcessOperator):  # type: 
     ) -> None:
         given = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
         super().__init__(
-            python_callable=_as_called(python_callable),
+            python_callable=_dag_file_signature(python_callable),
             op_args=op_args,
             op_kwargs=op_kwargs,
             kwargs_to_upstream=given,
@@ -40,24 +40,24 @@ class TaskQDecoratedOperator(DecoratedOperator, TaskQProcessOperator):  # type: 
 
 
 def taskq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> "TaskDecorator":
-    """Makes a function one that is called for each task of a topic; takes what TaskQProcessOperator takes.
+    """Decorate a function that handles one task of a topic; takes the parameters of TaskQProcessOperator.
 
     @task.taskq(topic="orders", workers=4)
     def deliver(order: Task) -> None: ...
 
     deliver()
     """
-    kwargs.setdefault("multiple_outputs", True)  # Airflow would take the annotation of a decision for the task's result
+    kwargs.setdefault("multiple_outputs", True)  # Airflow would infer it from the function's annotation
     return task_decorator_factory(python_callable, decorated_operator_class=TaskQDecoratedOperator, **kwargs)
 
 
-def _as_called(function: Callable[..., Any]) -> Callable[..., None]:
-    """A stand-in whose parameters are those that a DAG's author gives: Airflow checks the call against them."""
+def _dag_file_signature(function: Callable[..., Any]) -> Callable[..., None]:
+    """Return a stand-in with the parameters of the call in the DAG file, which Airflow checks against them."""
     signature = inspect.signature(function)
     given = [*signature.parameters.values()][2 if wants_batch(function) else 1 :]
 
     def called(*_args: Any, **_kwargs: Any) -> None:
-        """Never called."""
+        """Airflow only reads the signature."""
 
     called.__name__ = function.__name__
     called.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]

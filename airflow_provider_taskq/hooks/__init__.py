@@ -1,5 +1,18 @@
-"""Hooks: the queue behind an Airflow connection."""
+"""Hooks: the queue behind an Airflow connection.
 
-from airflow_provider_taskq.hooks.taskq import TaskQConnectionError, TaskQHook
+The hooks are imported on first use: PostgresHook takes seconds to import, and parsing a DAG does not need it.
+"""
 
-__all__ = ["TaskQConnectionError", "TaskQHook"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook, TaskQConnectionError, TaskQHook
+
+__all__ = ["TaskQAsyncHook", "TaskQConnectionError", "TaskQHook"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("airflow_provider_taskq.hooks.taskq"), name)

@@ -1,4 +1,4 @@
-"""What a transaction of the hook did, by topic: told to Airflow's lineage and metrics once it is committed."""
+"""Counts the verbs of one transaction, for Airflow's metrics and lineage."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,42 +26,54 @@ from airflow_provider_taskq.queue.task_input import TaskInput
 if TYPE_CHECKING:
     import psycopg
 
-    from airflow_provider_taskq.hooks.taskq import TaskQHook
 
+class InstrumentedQueue(TaskQueue):
+    """The queue of one transaction. It counts the tasks that the transaction pushes, polls and completes.
 
-class ObservedQueue(TaskQueue):
-    """The queue of one transaction, which counts what went into topics and what was taken out of them.
-
-    What was completed is counted by topic where tasks are named by `Task`; a bare sequence does not say of which topic.
+    A completed task counts for its topic if the caller names it by `Task`: a bare sequence has no topic.
+    Call `report_metrics` after the commit, because a rollback undoes what was counted.
     """
 
     def __init__(self, conn: "psycopg.Connection[Any]") -> None:
         super().__init__(conn)
-        self.pushed: Counter[str] = Counter()
-        self.polled: Counter[str] = Counter()
-        self.redelivered: Counter[str] = Counter()
-        self.retried: Counter[str] = Counter()
-        self.completed: Counter[tuple[str | None, Result]] = Counter()
-        self.polls: list[tuple[str, timedelta]] = []
+        self._counts: Counter[tuple[str, str | None, str | None]] = Counter()  # by metric, topic and result
+        self._poll_times: list[tuple[str, timedelta]] = []
+
+    @property
+    def input_topics(self) -> set[str]:
+        """Topics from which tasks were polled or completed."""
+        return self._counted_topics(metrics.POLLED, metrics.COMPLETED)
+
+    @property
+    def output_topics(self) -> set[str]:
+        """Topics to which tasks were pushed."""
+        return self._counted_topics(metrics.PUSHED)
+
+    def report_metrics(self) -> None:
+        """Send the counters and timings to Airflow."""
+        for (name, topic, result), number in self._counts.items():
+            metrics.count(name, number, topic=topic, result=result)
+        for topic, length in self._poll_times:
+            metrics.timing(metrics.POLL_TIME, length, topic=topic)
 
     def push(self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND) -> list[Task]:
-        """As TaskQueue does."""
+        """Push, and count the tasks."""
         pushed = super().push(topic, tasks, insertion)
-        self.pushed[topic] += len(pushed)
+        self._count(metrics.PUSHED, topic, len(pushed))
         return pushed
 
     def push_stream(
         self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
     ) -> Pushed:
-        """As TaskQueue does."""
+        """Push, and count the tasks."""
         pushed = super().push_stream(topic, tasks, insertion)
-        self.pushed[topic] += pushed.count
+        self._count(metrics.PUSHED, topic, pushed.count)
         return pushed
 
     def offer_many(self, topic: str, tasks: Iterable[TaskInput], *, if_exists: str = "update") -> list[Offered]:
-        """As TaskQueue does. A task that was updated was counted when it was created."""
+        """Offer, and count the tasks that were created."""
         offered = super().offer_many(topic, tasks, if_exists=if_exists)
-        self.pushed[topic] += sum(each.outcome is Outcome.CREATED for each in offered)
+        self._count(metrics.PUSHED, topic, sum(each.outcome is Outcome.CREATED for each in offered))
         return offered
 
     def poll(
@@ -72,14 +84,14 @@ class ObservedQueue(TaskQueue):
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
     ) -> list[Task]:
-        """As TaskQueue does."""
+        """Poll, and count the tasks."""
         with self._timed(topic):
             polled = super().poll(topic, owner, size, order, condition)
         self._count_polled(topic, polled)
         return polled
 
     def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
-        """As TaskQueue does."""
+        """Poll, and count the tasks."""
         with self._timed(topic):
             groups = super().poll_batch(topic, owner, identifiers, size)
         for tasks in groups.values():
@@ -94,14 +106,14 @@ class ObservedQueue(TaskQueue):
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
     ) -> int:
-        """As TaskQueue does."""
+        """Claim, and count the tasks."""
         with self._timed(topic):
             claimed = super().claim(topic, owner, size, order, condition)
-        self.polled[topic] += claimed
+        self._count(metrics.POLLED, topic, claimed)
         return claimed
 
     def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result | str]) -> None:
-        """As TaskQueue does."""
+        """Complete, and count the decisions."""
         super().complete(owner, decisions)
         self._count_completed(decisions)
 
@@ -114,7 +126,7 @@ class ObservedQueue(TaskQueue):
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
     ) -> list[Task]:
-        """As TaskQueue does."""
+        """Complete and poll, and count both."""
         with self._timed(topic):
             polled = super().exchange(owner, decisions, topic, size, order, condition)
         self._count_completed(decisions)
@@ -123,37 +135,22 @@ class ObservedQueue(TaskQueue):
 
     @contextmanager
     def _timed(self, topic: str) -> Iterator[None]:
-        """Keeps how long one call took that takes tasks; one that fails is not kept."""
         began = monotonic()
         yield
-        self.polls.append((topic, timedelta(seconds=monotonic() - began)))
+        self._poll_times.append((topic, timedelta(seconds=monotonic() - began)))
+
+    def _count(self, name: str, topic: str | None, number: int, result: str | None = None) -> None:
+        self._counts[name, topic, result] += number
 
     def _count_polled(self, topic: str, tasks: Sequence[Task]) -> None:
-        """Counts tasks taken, and those among them that an owner before had lost, or that had failed before."""
-        self.polled[topic] += len(tasks)
-        self.redelivered[topic] += sum(task.redelivered for task in tasks)
-        self.retried[topic] += sum(task.attempt > 1 for task in tasks)
+        self._count(metrics.POLLED, topic, len(tasks))
+        self._count(metrics.REDELIVERED, topic, sum(task.redelivered for task in tasks))
+        self._count(metrics.RETRIED, topic, sum(task.attempt > 1 for task in tasks))
 
     def _count_completed(self, decisions: Mapping[Task | int, Decision | Result | str]) -> None:
-        """Counts decisions by topic and result."""
         for task, decision in decisions.items():
             result = decision.result if isinstance(decision, Decision) else Result.of(decision)
-            self.completed[task.topic if isinstance(task, Task) else None, result] += 1
+            self._count(metrics.COMPLETED, task.topic if isinstance(task, Task) else None, 1, result.name)
 
-    def report(self, hook: "TaskQHook") -> None:
-        """Tells what was done: after the commit, as what is rolled back never was."""
-        counted = {
-            metrics.PUSHED: self.pushed,
-            metrics.POLLED: self.polled,
-            metrics.REDELIVERED: self.redelivered,
-            metrics.RETRIED: self.retried,
-        }
-        for name, numbers in counted.items():
-            for topic, number in numbers.items():
-                metrics.count(name, number, topic=topic)
-        for topic, length in self.polls:
-            metrics.timing(metrics.POLL_TIME, length, topic=topic)
-        for (completed_of, result), number in self.completed.items():
-            metrics.count(metrics.COMPLETED, number, topic=completed_of, result=result.name)
-        taken = {topic for topic, _ in self.completed if topic is not None} | {t for t, n in self.polled.items() if n}
-        hook.report_lineage(inputs=taken, outputs=[topic for topic, number in self.pushed.items() if number])
+    def _counted_topics(self, *names: str) -> set[str]:
+        return {topic for (name, topic, _), number in self._counts.items() if topic and number and name in names}

@@ -1,4 +1,4 @@
-"""The queue behind an Airflow connection, for tasks and for triggers."""
+"""The hooks: a blocking one for tasks and an asynchronous one for triggers."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -12,13 +12,13 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.rows import TupleRow, tuple_row
 
 from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topic_asset
-from airflow_provider_taskq.hooks.instrumented_queue import ObservedQueue
+from airflow_provider_taskq.hooks.instrumented_queue import InstrumentedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 from airflow_provider_taskq.queue.connection import connection_defaults
 from airflow_provider_taskq.queue.errors import first_line
 
-# Read by DbApiHook from a connection's extra; to libpq they are unknown words, and it refuses those.
-_OPTIONS_OF_SQL_HOOKS = {
+# DbApiHook reads these from a connection's extra. libpq rejects them as unknown options.
+_DB_API_OPTIONS = {
     "dialect",
     "escape_column_names",
     "escape_word_format",
@@ -29,34 +29,34 @@ _OPTIONS_OF_SQL_HOOKS = {
 
 _DEFAULTS: dict[str, Any] = {
     "application_name": "airflow-taskq",
-    "prepare_threshold": None,  # a transaction pooler may stand between
+    "prepare_threshold": None,  # prepared statements fail behind a transaction pooler
 }
 
 
 class TaskQConnectionError(AirflowException):
-    """The database behind an Airflow connection cannot be reached as the connection says; `reason` says why."""
+    """The database of an Airflow connection cannot be reached; `reason` is the message of libpq or psycopg."""
 
     def __init__(self, conn_id: str, reason: str) -> None:
-        super().__init__(f"Airflow connection {conn_id!r} does not reach its database: {reason}")
+        super().__init__(f"Airflow connection {conn_id!r} cannot connect to its database: {reason}")
         self.reason = reason
 
 
 class TaskQHook(PostgresHook):
-    """Gives the queue in the PostgreSQL database that an Airflow connection names.
+    """Opens the queue in the PostgreSQL database of an Airflow connection.
 
-    The connection's type is `taskq` or `postgres`. Host, port, login, password and database, everything libpq knows
-    in its extra (`sslmode`, `options`, ...) and cloud tokens (`iam`, `azure_conn_id`) work as in PostgresHook. The
-    connection is always psycopg 3's, whatever PostgresHook uses itself. SQL is not logged: it carries payloads.
+    The connection type is `taskq` or `postgres`. Host, port, login, password, database, the options of libpq in the
+    extra (`sslmode`, `options`, ...) and cloud tokens (`iam`, `azure_conn_id`) work as in PostgresHook.
+    The hook always connects with psycopg 3. It does not log SQL, because the parameters hold payloads.
 
     :param taskq_conn_id: the Airflow connection.
-    :param database: another database than the connection's.
+    :param database: overrides the database of the connection.
     """
 
     conn_name_attr = "taskq_conn_id"
     default_conn_name = "taskq_default"
     conn_type = "taskq"
     hook_name = "TaskQ"
-    ignored_extra_options = PostgresHook.ignored_extra_options | _OPTIONS_OF_SQL_HOOKS | {"listen"}
+    ignored_extra_options = PostgresHook.ignored_extra_options | _DB_API_OPTIONS | {"listen"}
 
     _connect: Callable[..., Any] = staticmethod(psycopg.connect)
 
@@ -67,26 +67,31 @@ class TaskQHook(PostgresHook):
         return f"{type(self).__name__}(taskq_conn_id={self.get_conn_id()!r})"
 
     def get_conn(self) -> psycopg.Connection[TupleRow]:
-        """A new connection; TaskQConnectionError, in one sentence without the password, where there is none."""
-        with self._explained():
+        """Open a new connection. TaskQConnectionError, without the password in its message, if that fails."""
+        with self._connection_errors():
             return cast(psycopg.Connection[TupleRow], super().get_conn())
 
     @contextmanager
     def transaction(self) -> Iterator[TaskQueue]:
-        """The queue in a transaction of its own: committed at the end, rolled back by an exception, always closed.
+        """Yield the queue in a new transaction: commit at the end, roll back after an exception, always close.
 
-        What it pushed, polled and completed is then told to Airflow's lineage and metrics, if anybody listens.
+        After the commit, report metrics and lineage to Airflow.
         """
         with self.get_conn() as connection:
-            queue = ObservedQueue(connection)
+            queue = InstrumentedQueue(connection)
             yield queue
-        queue.report(self)
+        self.report(queue)
+
+    def report(self, queue: InstrumentedQueue) -> None:
+        """Report the metrics and the lineage of a committed transaction."""
+        queue.report_metrics()
+        self.report_lineage(inputs=queue.input_topics, outputs=queue.output_topics)
 
     def report_lineage(self, *, inputs: Iterable[str] = (), outputs: Iterable[str] = ()) -> None:
-        """Reports topics that tasks were taken from, and topics that tasks were pushed to, as assets (`topic_asset`).
+        """Report topics as input and output assets (see `topic_asset`) to Airflow's lineage.
 
-        `transaction` does this itself; it is for who works on a connection of `get_conn`. Without a reader of
-        lineage, nothing is looked up. Never raises: what it tells of is committed.
+        `transaction` reports by itself. Call this only after a commit on a connection of `get_conn`.
+        An error is logged and not raised, because the transaction is committed already.
         """
         try:
             collector = get_hook_lineage_collector()
@@ -97,10 +102,10 @@ class TaskQHook(PostgresHook):
             for topic in sorted(outputs):
                 collector.add_output_asset(context=self, uri=self._asset_uri(topic))
         except Exception:
-            self.log.warning("Lineage could not be reported.", exc_info=True)
+            self.log.warning("Cannot report lineage.", exc_info=True)
 
     def _asset_uri(self, topic: str) -> str:
-        """The URI of a topic's asset, as `topic_asset` makes it for authors; by server where it is another database."""
+        """Return the URI of `topic_asset`, or of `create_asset` if the hook overrides the database."""
         if not self.database:
             return topic_asset(topic, self.get_conn_id()).uri
         connection = self.get_connection(self.get_conn_id())
@@ -108,9 +113,9 @@ class TaskQHook(PostgresHook):
         return create_asset(host=host, port=port, database=self.database, topic=topic).uri
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the stub says None, the hook does this
-        """Whether the server answers and has the schema of this release; else what to do, in one sentence.
+        """Return whether the server answers and has the schema of this release, and a message.
 
-        Airflow tests a form under a connection id of that moment, so no sentence names it.
+        Airflow tests a form under a temporary connection id, so no message contains the id.
         """
         try:
             with self.get_conn() as connection:
@@ -125,17 +130,17 @@ class TaskQHook(PostgresHook):
         return True, f"The queue in database {database!r} is ready."
 
     def _create_connection(self, conn_args: dict[str, Any]) -> Any:
-        """Connects with what PostgresHook has put together, leaving out what a form left empty."""
+        """Connect with the arguments of PostgresHook, without the fields that a form left empty."""
         given = {name: value for name, value in conn_args.items() if value is not None and value != ""}
         return self._connect(**{**_DEFAULTS, **connection_defaults("", given), **given})
 
     def _get_cursor_config(self, raw_cursor: str) -> tuple[str, Any]:  # noqa: ARG002  PostgresHook's signature
-        """Plain tuples, also on a connection that asks for other rows on behalf of other hooks."""
+        """Return plain tuples, even if the connection sets another row factory for other hooks."""
         return "row_factory", tuple_row
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Says which Airflow connection failed and why; libpq's reasons name host and user, never the password."""
+    def _connection_errors(self) -> Iterator[None]:
+        """Convert errors of psycopg. The messages of libpq name host and user, never the password."""
         try:
             yield
         except psycopg.Error as error:
@@ -143,26 +148,26 @@ class TaskQHook(PostgresHook):
 
 
 class TaskQAsyncHook(TaskQHook):
-    """The same for an event loop: finds the Airflow connection and connects without ever blocking it."""
+    """A TaskQHook for an event loop: reads the Airflow connection and connects without blocking the loop."""
 
-    # PostgresHook only puts arguments together: a coroutine that it made would be lost where a wait is cancelled.
+    # PostgresHook only assembles the arguments: a coroutine that it made would be lost if the caller is cancelled.
     _connect: Callable[..., Any] = staticmethod(dict)
 
     def get_conn(self) -> NoReturn:
-        """There is none that blocks."""
-        raise TypeError("TaskQAsyncHook connects by get_async_conn(); TaskQHook has get_conn()")
+        """Raise TypeError: this hook has no blocking connection."""
+        raise TypeError("TaskQAsyncHook has no get_conn(): use get_async_conn(), or TaskQHook")
 
     async def get_async_conn(self) -> psycopg.AsyncConnection[TupleRow]:
-        """A new connection in autocommit mode; errors as of `get_conn`."""
+        """Open a new connection in autocommit mode; raises the errors of `TaskQHook.get_conn`."""
         self._connection = await get_async_connection(self.get_conn_id(), hook=type(self))
-        with self._explained():
-            # In a thread, as a cloud's token may have to be asked for.
+        with self._connection_errors():
+            # In a thread: PostgresHook may request a token from a cloud provider.
             given: Any = await asyncio.to_thread(PostgresHook.get_conn, self)
-            # Nothing is awaited once it is open, so no cancelled wait leaves it open.
+            # No await follows the connect, so a cancelled caller leaves no open connection.
             return await psycopg.AsyncConnection.connect(**{**given, "autocommit": True})
 
     async def wants_notifications(self) -> bool:
-        """Whether the Airflow connection's extra has `listen: true`: then a watcher may listen beside its looks."""
+        """Return whether the extra has `listen: true`, so that the triggerer may LISTEN on a second connection."""
         connection = await get_async_connection(self.get_conn_id(), hook=type(self))
         extra = await asyncio.to_thread(lambda: connection.extra_dejson)
         return str(extra.get("listen", False)).lower() in {"true", "1", "yes", "on"}

@@ -1,4 +1,4 @@
-"""Links from Airflow's tasks to TaskQ's own pages."""
+"""Extra links from task instances to the TaskQ page."""
 
 from airflow_provider_taskq.links.topic import TaskQTopicLink
 

@@ -1,4 +1,4 @@
-"""Notifiers: what Airflow's callbacks push."""
+"""Notifiers: push a task in a callback."""
 
 from airflow_provider_taskq.notifications.taskq import TaskQNotifier
 

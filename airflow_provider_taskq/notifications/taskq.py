@@ -1,4 +1,4 @@
-"""Pushes a task when a DAG or a task of it succeeds or fails."""
+"""Pushes a task in a callback of a DAG or of a task."""
 
 import asyncio
 from collections.abc import Generator, Sequence
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.notifier import BaseNotifier
 
-from airflow_provider_taskq.operators.task_source import RendersTasks, TaskSource
+from airflow_provider_taskq import hooks
+from airflow_provider_taskq.operators.task_source import TaskSource, TaskSourceTemplater
 from airflow_provider_taskq.queue import Insertion, Json
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class TaskQNotifier(RendersTasks, BaseNotifier):
+class TaskQNotifier(TaskSourceTemplater, BaseNotifier):
     """Pushes one task, in a callback of a DAG or of a task.
 
         on_failure_callback=TaskQNotifier(
@@ -24,18 +25,18 @@ class TaskQNotifier(RendersTasks, BaseNotifier):
             payload={"reason": "{{ reason | default('') }}"},
         )
 
-    The identifier, reference and payload are templates over the callback's context, and stay out of Airflow's logs.
-    Airflow makes a callback at least once: where a second push matters, `insertion="SUPERSEDE"` makes the first one, if
-    it still waits, redundant. Callbacks of DAGs run in the DAG processor, which needs the Airflow connection, too.
+    The identifier, reference and payload are templates over the callback's context. They stay out of Airflow's logs.
+    Airflow runs a callback at least once. With `insertion="SUPERSEDE"` a second push makes the waiting task of the
+    first one redundant. Callbacks of DAGs run in the DAG processor, which needs the Airflow connection too.
 
     :param topic: the topic's name (templated).
-    :param identifier: what the task is about (templated).
-    :param payload: its payload (templated).
-    :param reference: its reference (templated).
-    :param priority: its priority.
-    :param delay: seconds until it is due.
-    :param insertion: what becomes of older tasks of the same identifier.
-    :param create_topic: whether to create the topic, with the default policy, if there is none.
+    :param identifier: the task's identifier (templated).
+    :param payload: the task's payload (templated).
+    :param reference: the task's reference (templated).
+    :param priority: the task's priority.
+    :param delay: seconds until the task is due.
+    :param insertion: how the push treats older tasks of the same identifier.
+    :param create_topic: whether to create a missing topic with the default policy.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -64,32 +65,30 @@ class TaskQNotifier(RendersTasks, BaseNotifier):
         self.taskq_conn_id = taskq_conn_id
 
     def notify(self, context: "Context") -> None:
-        """Pushes, in a transaction of its own."""
-        from airflow_provider_taskq.hooks.taskq import TaskQHook
-
-        with TaskQHook(taskq_conn_id=self.taskq_conn_id).transaction() as queue:
+        """Push the task in a transaction of its own."""
+        with hooks.TaskQHook(taskq_conn_id=self.taskq_conn_id).transaction() as queue:
             if self.create_topic:
                 queue.create_topic(self.topic)
             queue.push_stream(self.topic, self.tasks.tasks(context), self.insertion)
-        self.log.info("Pushed %s to topic %s.", self.tasks.serialize()["identifiers"][0], self.topic)
+        self.log.info("Pushed task: topic=%s identifier=%s", self.topic, self.tasks.serialize()["identifiers"][0])
 
     async def async_notify(self, context: "Context") -> None:
-        """Pushes without blocking the event loop, which is the triggerer's."""
+        """Push the task without blocking the event loop of the triggerer."""
         await asyncio.to_thread(self.notify, context)
 
     def render_template_fields(self, context: "Context", jinja_env: "jinja2.Environment | None" = None) -> None:
-        """Renders as Airflow does, also in `dag.test()`, which gives callbacks of DAGs the stored DAG."""
+        """Render the fields, also in `dag.test()`, which passes a serialized DAG without a template environment."""
         if jinja_env is None and not hasattr(context.get("dag"), "get_template_env"):
             jinja_env = self.get_template_env()
         super().render_template_fields(context, jinja_env)
 
-    # Airflow renders a notifier in place. One that many tasks share, by default_args, would go on saying what it said
-    # the first time, so each call is made by a copy.
+    # Airflow renders a notifier in place. Tasks may share one notifier by default_args, and the second call would push
+    # the rendered fields of the first. So each call renders a copy.
 
     def __call__(self, *args: Any) -> None:
-        """Renders and pushes."""
+        """Render a copy, and push its task."""
         BaseNotifier.__call__(copy(self), *args)
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Renders and pushes, where callbacks are awaited."""
+        """Render a copy, and push its task, in an asynchronous callback."""
         return BaseNotifier.__await__(copy(self))

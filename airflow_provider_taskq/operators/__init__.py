@@ -1,4 +1,4 @@
-"""Operators: push, process and complete tasks from a DAG, and keep the queue in order."""
+"""Operators: push, process and complete tasks, and maintain the queue."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The operator that needs the Spark provider, imported once somebody asks for it."""
+    """Import the operator that needs the Spark provider on first use."""
     if name != "TaskQSparkSubmitOperator":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from airflow_provider_taskq.operators.spark_submit import TaskQSparkSubmitOperator

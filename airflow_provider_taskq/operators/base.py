@@ -1,20 +1,33 @@
-"""What all operators of TaskQ have in common: a connection, and a link to the topic's page."""
+"""Base classes of the operators and sensors."""
 
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
+from airflow_provider_taskq import hooks
 from airflow_provider_taskq.links import TaskQTopicLink
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.hooks.taskq import TaskQHook
+    import psycopg
 
 
-class TaskQOperator(BaseOperator):
-    """Works on the queue behind an Airflow connection.
+class TaskQHookMixin:
+    """Creates the hook of `taskq_conn_id` on first use."""
 
-    Each operator returns a dict, and `multiple_outputs` stores its values one by one too, so that
+    taskq_conn_id: str
+
+    @cached_property
+    def hook(self) -> "hooks.TaskQHook":
+        """The hook of the Airflow connection."""
+        return hooks.TaskQHook(taskq_conn_id=self.taskq_conn_id)
+
+
+class TaskQBaseOperator(TaskQHookMixin, BaseOperator):
+    """Base class of the operators.
+
+    Every operator returns a dict. `multiple_outputs` also stores each value as an XCom of its own, so that
     `task.output["topic"]` resolves.
 
     :param taskq_conn_id: the Airflow connection (templated).
@@ -27,9 +40,10 @@ class TaskQOperator(BaseOperator):
         super().__init__(multiple_outputs=multiple_outputs, **kwargs)
         self.taskq_conn_id = taskq_conn_id
 
-    @cached_property
-    def hook(self) -> "TaskQHook":
-        """The hook; imported here, as what it builds on takes seconds that a DAG processor need not spend."""
-        from airflow_provider_taskq.hooks.taskq import TaskQHook
 
-        return TaskQHook(taskq_conn_id=self.taskq_conn_id)
+def database_now(connection: "psycopg.Connection[Any]") -> datetime:
+    """Return the time of the database's clock, which decides all times in the queue."""
+    row = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None  # noqa: S101  for the type checker
+    moment: datetime = row[0]
+    return moment

@@ -1,39 +1,39 @@
-"""Takes lapsed leases, from a DAG."""
+"""Expires lapsed leases."""
 
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.operators.base import TaskQOperator
-from airflow_provider_taskq.operators.rendered import Span, span
+from airflow_provider_taskq.operators.base import TaskQBaseOperator
+from airflow_provider_taskq.parameters import DurationValue, parse_duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class TaskQExpireOperator(TaskQOperator):
-    """Takes every lapsed lease, in all topics; what was held goes out again or expires, as the topic's policy says.
+class TaskQExpireOperator(TaskQBaseOperator):
+    """Expires every lapsed lease, in all topics. The topic's policy redelivers the tasks or makes them EXPIRED.
 
-    It never touches a lease that runs, may run anywhere at any time, and has to run somewhere: until it does, what a
-    dead worker held stays held. Once a minute is usual.
+    The operator never touches a lease that has not lapsed, so it may run anywhere and at any time. Something has to
+    run it: until then the tasks of a dead worker stay held. Once a minute is usual.
 
     Returns `{"expired"}`, the number of tasks that were held.
 
-    :param grace: how long a lease has to have lapsed, a timedelta or seconds (templated).
+    :param grace: expires only leases that lapsed at least this long ago, a timedelta or seconds (templated).
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("grace", "taskq_conn_id")
 
-    def __init__(self, *, grace: Span = timedelta(0), **kwargs: Any) -> None:
+    def __init__(self, *, grace: DurationValue = timedelta(0), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.grace = grace
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Expires, and says how many."""
+        """Expire leases, and return how many tasks they held."""
         with self.hook.transaction() as queue:
-            expired = queue.expire(span(self.grace))
+            expired = queue.expire(parse_duration(self.grace))
         metrics.count(metrics.EXPIRED, expired)
-        self.log.info("Took lapsed leases, under which %d tasks were held.", expired)
+        self.log.info("Expired lapsed leases: tasks=%d", expired)
         return {"expired": expired}

@@ -1,4 +1,4 @@
-"""Looks at the queue's health, from a DAG."""
+"""Reports the health of the queue."""
 
 import logging
 from collections import Counter
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.operators.base import TaskQOperator
-from airflow_provider_taskq.operators.rendered import Span, choice, name, span
+from airflow_provider_taskq.operators.base import TaskQBaseOperator
+from airflow_provider_taskq.parameters import DurationValue, enum_name, parse_duration, parse_enum
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue
 
 if TYPE_CHECKING:
@@ -23,11 +23,10 @@ _LEVELS = {
     Severity.CRITICAL: logging.ERROR,
 }
 
-# Gauges count a topic's tasks of a state no further: beyond that it is a long queue, whatever the number.
-DEPTH_LIMIT = 100_000
-TOPICS_AT_ONCE = 100
+DEPTH_LIMIT = 100_000  # the depth gauges stop counting here, which bounds the cost of the query
+TOPICS_PER_PAGE = 100
 
-# The tag `state` of `taskq.depth`, and what counts it.
+# The tag `state` of `taskq.depth`, and the field that counts it.
 _STATES = {
     "ready": "ready",
     "scheduled": "scheduled",
@@ -41,42 +40,46 @@ _STATES = {
 }
 
 
-class TaskQHealthOperator(TaskQOperator):
-    """Logs what slows or threatens the queue, sets Airflow's gauges, and fails if it is as bad as you say.
+class TaskQHealthOperator(TaskQBaseOperator):
+    """Logs the findings about the queue's health, sets gauges, and fails at a given severity.
 
-    Takes nothing and locks nothing. Where Airflow sends metrics, `taskq.health` has the severity of each subject, and
-    `taskq.dead_tuples` the dead rows that wait for vacuum. Of each topic `taskq.depth` has the tasks by state, counted
-    to 100,000, `taskq.active` those that are held, `taskq.oldest_ready_seconds` how long the oldest has been due.
+    The operator claims no tasks and takes no locks. If Airflow sends metrics, it sets these gauges:
 
-    Returns `{"worst", "notice", "warning", "critical"}`: the worst severity, and how many findings there are of each.
+    - `taskq.health`: the severity of each subject;
+    - `taskq.dead_tuples`: the dead rows that wait for vacuum;
+    - `taskq.depth`: the tasks of each topic by state, counted to 100,000;
+    - `taskq.active`: the held tasks of each topic;
+    - `taskq.oldest_ready_seconds`: how long the oldest task of each topic has been due.
 
-    :param patience: how long a due task, or a lapsed lease, may wait without being named, a timedelta or seconds
+    Returns `{"worst", "notice", "warning", "critical"}`: the worst severity, and the number of findings of each.
+
+    :param patience: how long a due task or a lapsed lease may wait before it is a finding, a timedelta or seconds
         (templated).
-    :param fail_at: NOTICE, WARNING or CRITICAL: fails if a finding is that severe; None never to fail (templated).
+    :param fail_at: fails if a finding is at least NOTICE, WARNING or CRITICAL; None never fails (templated).
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("patience", "fail_at", "taskq_conn_id")
 
     def __init__(
-        self, *, patience: Span = timedelta(minutes=5), fail_at: Severity | str | None = None, **kwargs: Any
+        self, *, patience: DurationValue = timedelta(minutes=5), fail_at: Severity | str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.patience = patience
-        self.fail_at = name(fail_at)
+        self.fail_at = enum_name(fail_at)
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Looks, and says how bad it is."""
-        bound = choice(Severity, self.fail_at)
+        """Log the findings, and return how many there are of each severity."""
+        limit = parse_enum(Severity, self.fail_at)
         with self.hook.transaction() as queue:
-            findings = queue.health(span(self.patience))
+            findings = queue.health(parse_duration(self.patience))
             if metrics.enabled():
                 self._gauge_topics(queue)
         for finding in findings:
             self.log.log(_LEVELS[finding.severity], "%s: %s", finding.subject, finding.detail)
         self._gauge_findings(findings)
         worst = max((finding.severity for finding in findings), default=Severity.FINE)
-        if bound is not None and worst >= bound:
+        if limit is not None and worst >= limit:
             first = next(finding for finding in findings if finding.severity == worst)
             raise AirflowException(f"The queue's health is {worst.name}: {first.subject}: {first.detail}")
         found = Counter(finding.severity for finding in findings)
@@ -84,7 +87,6 @@ class TaskQHealthOperator(TaskQOperator):
         return {"worst": worst.name, **counts}
 
     def _gauge_findings(self, findings: Sequence[HealthFinding]) -> None:
-        """Sets a gauge for each subject, to the worst that was found of it."""
         worst: dict[str, int] = {}
         for finding in findings:
             worst[finding.subject] = max(worst.get(finding.subject, 0), finding.severity)
@@ -94,17 +96,17 @@ class TaskQHealthOperator(TaskQOperator):
         metrics.gauge(metrics.DEAD_TUPLES, dead)
 
     def _gauge_topics(self, queue: TaskQueue) -> None:
-        """Sets the gauges of each topic. Those reported as `other` are added up; of their ages the greatest counts."""
+        """Set the gauges of each topic. Topics with the tag `other` share one gauge: the sum, or the greatest age."""
         depths: Counter[tuple[str, str]] = Counter()
         oldest: dict[str, int] = {}
         after: str | None = None
-        while glances := queue.browse_topics(after=after, size=TOPICS_AT_ONCE, cap=DEPTH_LIMIT):
-            for glance in glances:
-                tag = metrics.topic_tag(glance.topic)
+        while topics := queue.browse_topics(after=after, size=TOPICS_PER_PAGE, cap=DEPTH_LIMIT):
+            for each in topics:
+                tag = metrics.topic_tag(each.topic)
                 for state, field in _STATES.items():
-                    depths[tag, state] += getattr(glance, field)
-                oldest[tag] = max(oldest.get(tag, 0), glance.oldest_seconds or 0)
-            after = glances[-1].topic
+                    depths[tag, state] += getattr(each, field)
+                oldest[tag] = max(oldest.get(tag, 0), each.oldest_seconds or 0)
+            after = topics[-1].topic
         for (tag, state), depth in depths.items():
             metrics.gauge(metrics.DEPTH, depth, topic=tag, state=state)
             if state == "running":

@@ -1,17 +1,27 @@
-"""Drains a topic through a function, in a task of a DAG."""
+"""Drains a topic through a Python function."""
 
 import inspect
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
-from airflow_provider_taskq.operators.base import TaskQOperator
-from airflow_provider_taskq.operators.claims import logical_task
-from airflow_provider_taskq.operators.rendered import Span, count, optional_span, span
-from airflow_provider_taskq.queue import Condition, FailureLimit, MaxFailed, Order
+from airflow_provider_taskq import metrics
+from airflow_provider_taskq.operators.base import TaskQBaseOperator
+from airflow_provider_taskq.parameters import (
+    DurationValue,
+    logical_task_name,
+    parse_count,
+    parse_duration,
+    parse_optional_duration,
+)
+from airflow_provider_taskq.queue import Condition, Decision, FailureLimit, MaxFailed, Order, Result, Task
+from airflow_provider_taskq.queue.errors import error_summary
+from airflow_provider_taskq.worker import WorkerListener
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -21,40 +31,45 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker import Worker
     from airflow_provider_taskq.worker.batches import Exceptions
     from airflow_provider_taskq.worker.handlers import WorkHandler
-    from airflow_provider_taskq.worker.statistics import WorkerStatistics
 
 
-class TaskQProcessOperator(TaskQOperator):
-    """Polls a topic and calls a function for each of its tasks, until none is left that can be polled.
+PROGRESS_SECONDS = 30.0
+LOGGED_FAILURES = 10
 
-    The function gets the queue's task, then, if its second parameter is called `batch`, the batch (see
-    `airflow_provider_taskq.worker`), then `op_args` and `op_kwargs`, and what it names of Airflow's context. It
-    returns a Decision, a Result or None, which is SUCCESS; what it raises is a FAILURE of that task, which the topic's
-    policy may retry, and not of this one. A Composite, or what `each` and `batch` make, is taken as it is.
 
-    Tasks are held under the logical task's name and a lease that is kept while the function runs. A retry gives back at
-    once what an earlier try still holds, so it finds those tasks again.
+class TaskQProcessOperator(TaskQBaseOperator):
+    """Polls a topic and calls a function for each task, until no task can be polled.
 
-    Returns `{"topic", "handled", "succeeded", "filtered", "suspended", "failed"}`: how many results were committed. A
-    task that the topic's policy retries counts once for each attempt.
+    The arguments of the function are the queue's task, the batch if the second parameter is named `batch` (see
+    `airflow_provider_taskq.worker`), `op_args`, `op_kwargs`, and the names of Airflow's context that it has as
+    parameters. The function returns a Decision, a Result, or None for SUCCESS. An exception is a FAILURE of that task,
+    which the topic's policy may retry; it does not fail the Airflow task. A Composite, or a handler from `each` or
+    `batch`, is used as it is.
 
-    With `max_failed` the Airflow task fails if more tasks fail for good, after the commit of all results. It fails
-    without a retry, which would find these tasks ended and succeed. Once it is cleared, old failures do not count.
+    The worker holds tasks under the logical task's name and extends its lease while the function runs. A retry first
+    releases the tasks that an earlier try still holds, so that it can poll them.
+
+    Returns `{"topic", "handled", "succeeded", "filtered", "suspended", "failed"}`: the numbers of committed results. A
+    task that the topic's policy retries counts once per attempt.
+
+    With `max_failed` the Airflow task fails if more tasks fail for good, after the commit of all results. Airflow does
+    not retry it: a retry would find these tasks ended and succeed. After a clear, old failures do not count.
 
     :param topic: the topic's name (templated).
     :param python_callable: the function, or a handler of batches.
-    :param op_args: more arguments for the function, after the task (templated).
-    :param op_kwargs: arguments by name (templated).
-    :param size: tasks in a batch, which is one transaction (templated).
-    :param workers: batches at a time, in threads (templated).
-    :param order: which tasks are taken first.
-    :param condition: which tasks can be taken.
-    :param lease: how long tasks are kept from others if this process dies: a timedelta, seconds or `5m` (templated).
-    :param limit: how long a batch may take before it is FAILED, likewise; None for ever (templated).
+    :param op_args: positional arguments for the function, after the task (templated).
+    :param op_kwargs: keyword arguments for the function (templated).
+    :param size: the most tasks in a batch; a batch is one transaction (templated).
+    :param workers: the number of batches that run at the same time, in threads (templated).
+    :param order: the order in which tasks are polled.
+    :param condition: the condition under which tasks are polled.
+    :param lease: how long other workers wait for the tasks if this process dies: a timedelta, seconds or text such as
+        `5m` (templated).
+    :param limit: a batch that takes longer fails: a timedelta, seconds or text; None for no limit (templated).
     :param max_failed: how many tasks may fail for good: a count such as 0 or 10 (int), or a share of the tasks that
         ended such as 0.05 (float) or "5%"; None, the default, is no limit (templated).
     :param success_on: exception classes that mean SUCCESS of a task, one or a tuple, such as
-        `psycopg.errors.UniqueViolation` of a write that an earlier attempt has done. Not templated. TypeError together
+        `psycopg.errors.UniqueViolation` after a write that an earlier attempt made. Not templated. TypeError together
         with a handler of batches: pass it to `each` or `batch` there.
     :param taskq_conn_id: the Airflow connection (templated).
     """
@@ -76,8 +91,8 @@ class TaskQProcessOperator(TaskQOperator):
         workers: "int | str | XComArg" = 1,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
-        lease: "Span | XComArg" = timedelta(minutes=1),
-        limit: "Span | XComArg | None" = None,
+        lease: "DurationValue | XComArg" = timedelta(minutes=1),
+        limit: "DurationValue | XComArg | None" = None,
         max_failed: "MaxFailed | XComArg" = None,
         success_on: "Exceptions" = (),
         **kwargs: Any,
@@ -94,127 +109,158 @@ class TaskQProcessOperator(TaskQOperator):
         self.lease = lease
         self.limit = limit
         self.max_failed = max_failed
-        self.success_on = _exceptions(success_on)
+        self.success_on = _exception_classes(success_on)
         self._worker: Worker | None = None
         self._killed = False
         if not callable(python_callable) and not hasattr(python_callable, "handle"):
-            raise TypeError("python_callable is a function of a task, or a handler of batches")
+            raise TypeError("invalid python_callable: expected a function of a task, or a handler of batches")
         if self.success_on and hasattr(python_callable, "handle"):
-            raise TypeError(
-                "success_on needs a function; pass success_on to each() or batch() for a handler of batches"
-            )
+            raise TypeError("success_on needs a function: for a handler, pass success_on to each() or batch()")
 
     def execute(self, context: "Context") -> dict[str, Any]:
-        """Works until the topic has nothing more, and says what came of it."""
-        from airflow_provider_taskq.operators.drain_listener import DrainListener
+        """Drain the topic, and return the numbers of committed results."""
         from airflow_provider_taskq.worker import Worker
 
-        name, max_failed = logical_task(context), cast("MaxFailed", self.max_failed)
-        failure_limit = FailureLimit.of(max_failed)
+        name = logical_task_name(context["ti"])
+        failure_limit = FailureLimit.of(cast("MaxFailed", self.max_failed))
         with self.hook.transaction() as queue:
             began = queue.begin_drain(name, self.topic)
-            _take_back(queue, name)
+            _release_earlier_tries(queue, name)
         self._worker = worker = Worker(
             self.hook.get_conn,
             self.topic,
             self._handler(context),
-            size=count("size", self.size) or 1,
-            workers=count("workers", self.workers) or 1,
+            size=parse_count("size", self.size) or 1,
+            workers=parse_count("workers", self.workers) or 1,
             order=self.order,
             condition=self.condition,
-            lease=span(self.lease),
-            limit=optional_span(self.limit),
+            lease=parse_duration(self.lease),
+            limit=parse_optional_duration(self.limit),
             listener=DrainListener(self.topic, self.log),
             name=name,
         )
         try:
-            done = worker.drain()
+            statistics = worker.drain()
         finally:
-            worker.stop(timedelta(0))  # where Airflow has interrupted it
+            worker.stop(timedelta(0))  # Airflow may have interrupted the drain
         if self._killed:
             raise AirflowException(
-                f"killed before topic {self.topic!r} was drained; what was not decided is given back"
+                f"killed before topic {self.topic!r} was drained; released the tasks without a decision"
             )
-        if done.handled:
+        if statistics.handled:
             self.hook.report_lineage(inputs=[self.topic])
-        counted = ("handled", "succeeded", "filtered", "suspended", "failed")
-        report: dict[str, Any] = {"topic": self.topic, **{what: getattr(done, what) for what in counted}}
+        fields = ("handled", "succeeded", "filtered", "suspended", "failed")
+        report: dict[str, Any] = {"topic": self.topic, **{field: getattr(statistics, field) for field in fields}}
         with self.hook.transaction() as queue:
             counts = queue.drain_counts(self.topic, name, began)
             queue.end_drain(name, report)
-        self._log_end(done, counts)
+        self._log_report(report, counts)
         if failure_limit is not None and (failure := failure_limit.exceeded(self.topic, counts)):
             raise AirflowFailException(str(failure))
         return report
 
-    def _log_end(self, done: "WorkerStatistics", counts: "DrainCounts") -> None:
-        """Logs what came of the tasks: a failure that is tried again ends no task, but it does not pass in silence."""
-        for_good = min(counts.failed, done.failed)  # the count includes those of a try that was killed
+    def _log_report(self, report: Mapping[str, Any], counts: "DrainCounts") -> None:
+        """Log the numbers; with a warning if an attempt failed, also if the topic's policy retries the task."""
+        failed = report["failed"]
+        for_good = min(counts.failed, failed)  # the count includes failures of a try that was killed
         self.log.log(
-            logging.WARNING if done.failed else logging.INFO,
-            "%d tasks of topic %s handled: %d succeeded, %d filtered, %d suspended, %d failed (%d FAILED for good,"
-            " %d to be tried again).",
-            *(done.handled, self.topic, done.succeeded, done.filtered, done.suspended, done.failed),
-            *(for_good, done.failed - for_good),
+            logging.WARNING if failed else logging.INFO,
+            "Drained topic: %s failed_for_good=%d to_retry=%d",
+            *(" ".join(f"{name}={value}" for name, value in report.items()), for_good, failed - for_good),
         )
 
     def on_kill(self) -> None:
-        """Gives back what is not decided; what is, is committed."""
-        self._killed = True  # Airflow 3 lets execute() go on
+        """Stop the worker: it releases the tasks without a decision."""
+        self._killed = True  # Airflow 3 lets execute() continue after on_kill
         if self._worker is not None:
             self._worker.stop(timedelta(0))
 
     def _handler(self, context: "Context") -> "WorkHandler":
-        """What the worker calls: the function, with the arguments that this task gives it."""
         from airflow_provider_taskq.worker import each
         from airflow_provider_taskq.worker.handlers import WorkHandler
 
-        called = self.python_callable
-        if isinstance(called, WorkHandler):
-            return called
-        given = {**_asked_of_context(called, context, taken=set(self.op_kwargs)), **self.op_kwargs}
-        return each(_with_arguments(called, tuple(self.op_args), given), success_on=self.success_on)
+        function = self.python_callable
+        if isinstance(function, WorkHandler):
+            return function
+        wanted = [name for name in _own_parameters(function) if name in context and name not in self.op_kwargs]
+        kwargs = {**{name: context[name] for name in wanted}, **self.op_kwargs}  # type: ignore[literal-required]
+        return each(_with_arguments(function, tuple(self.op_args), kwargs), success_on=self.success_on)
+
+
+class DrainListener(WorkerListener):
+    """Sends the metrics of a drain, and logs its progress and its first failures."""
+
+    def __init__(self, topic: str, log: Any) -> None:  # an operator's log, whose type is private to Airflow
+        self._topic = topic
+        self._log = log
+        self._logged_at = time.monotonic()
+        self._handled = 0
+        self._failures = 0
+
+    def on_start(self, tasks: Sequence[Task]) -> float:
+        """Count polled tasks; the trace of a batch is the time of its poll."""
+        metrics.polled(self._topic, tasks)
+        return time.monotonic()
+
+    def on_complete(self, trace: float, decisions: Mapping[Task, Decision]) -> None:
+        """Count results, and report how long the batch took."""
+        now = time.monotonic()
+        metrics.timing(metrics.RUN_TIME, timedelta(seconds=now - trace), topic=self._topic)
+        for result, number in Counter(decision.result for decision in decisions.values()).items():
+            metrics.count(metrics.COMPLETED, number, topic=self._topic, result=result.name)
+        self._handled += len(decisions)  # without a lock: a concurrent update may be lost, and only the log shows it
+        if now - self._logged_at >= PROGRESS_SECONDS:
+            self._logged_at = now
+            self._log.info("Drain in progress: topic=%s handled=%d", self._topic, self._handled)
+        for task, decision in decisions.items():
+            if decision.result is Result.FAILURE:
+                self._log_failure(task, decision)
+
+    def _log_failure(self, task: Task, decision: Decision) -> None:
+        self._failures += 1
+        if self._failures <= LOGGED_FAILURES:
+            error = error_summary(decision.error) or "no error was given"
+            self._log.warning("Task failed: identifier=%s sequence=%d error=%s", task.identifier, task.sequence, error)
 
 
 def wants_batch(function: Callable[..., Any]) -> bool:
-    """Whether a function's second parameter is the batch."""
+    """Return whether the second parameter of a function is the batch."""
     return [*inspect.signature(function).parameters][1:2] == ["batch"]
 
 
-def _exceptions(given: Any) -> tuple[type[BaseException], ...]:
-    """The exception classes that were given, one or several; TypeError when the DAG is parsed for anything else."""
-    kinds = tuple(given) if isinstance(given, tuple | list) else (given,)
+def _own_parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters without the task and the batch."""
+    return [*inspect.signature(function).parameters][2 if wants_batch(function) else 1 :]
+
+
+def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
+    """Return one or several exception classes as a tuple. TypeError, when the DAG is parsed, for anything else."""
+    kinds = tuple(value) if isinstance(value, tuple | list) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise TypeError(f"success_on is an exception class or a tuple of them, not {kind!r}")
+            raise TypeError(f"invalid success_on {kind!r}: expected an exception class or a tuple of them")
     return kinds
 
 
 def _with_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The function as the worker calls it: with a task and its batch."""
-    wanted = 2 if wants_batch(function) else 1
+    """Bind the arguments: the result takes the task and the batch."""
+    size = 2 if wants_batch(function) else 1
     if inspect.iscoroutinefunction(function):
 
         async def handle_async(task: Any, batch: Any) -> Any:
-            return await function(*(task, batch)[:wanted], *args, **kwargs)
+            return await function(*(task, batch)[:size], *args, **kwargs)
 
         return handle_async
 
     def handle(task: Any, batch: Any) -> Any:
-        return function(*(task, batch)[:wanted], *args, **kwargs)
+        return function(*(task, batch)[:size], *args, **kwargs)
 
     return handle
 
 
-def _asked_of_context(function: Callable[..., Any], context: "Context", taken: set[str]) -> dict[str, Any]:
-    """What a function names of Airflow's context, the parameters of the task and its batch aside."""
-    named = [*inspect.signature(function).parameters][2 if wants_batch(function) else 1 :]
-    return {name: context[name] for name in named if name in context and name not in taken}  # type: ignore[literal-required]
-
-
-def _take_back(queue: "TaskQueue", name: str) -> None:
-    """Gives back what earlier tries of this task hold; should one still run, it is locked out."""
+def _release_earlier_tries(queue: "TaskQueue", name: str) -> None:
+    """Release the tasks of earlier tries. A try that still runs is locked out."""
     for owner in queue.owners():
         if owner.name.startswith(f"{name}/"):
             queue.release(owner)
-    queue.expire()  # and what those hold whose lease has lapsed by now
+    queue.expire()  # earlier tries whose lease has lapsed are not in owners()

@@ -1,28 +1,27 @@
-"""Releases, from a DAG, the tasks that a claim still holds."""
+"""Releases the tasks that a claim still holds."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskq.operators.base import TaskQOperator
-from airflow_provider_taskq.operators.claims import Claim
-from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.operators.base import TaskQBaseOperator
+from airflow_provider_taskq.queue.claims import Claim
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
 
 
-class TaskQReleaseOperator(TaskQOperator):
-    """Gives back the tasks that a claim still holds, so that they do not wait until its lease expires.
+class TaskQReleaseOperator(TaskQBaseOperator):
+    """Releases the tasks that a claim still holds, so that they do not wait until its lease expires.
 
-    Made for a teardown, which runs whether the tasks before it succeed or fail:
+    Use it as a teardown, which runs whether the tasks before it succeed or fail:
 
         gate = TaskQSensor(task_id="gate", topic="flights", claim=100)
         work(gate.output) >> TaskQReleaseOperator(task_id="release", claim=gate.output).as_teardown(setups=gate)
 
-    The tasks become READY in their old place, and the attempt is not counted. Completed tasks stay completed. If the
-    claim is gone already, or the gate made none, there is nothing to do, and the task succeeds. A task that took the
-    claim over, such as a drain with `claim=gate.output`, loses its lease, too.
+    The tasks become READY in their old place, and the attempt does not count. Completed tasks stay completed. The
+    operator succeeds if the claim is gone, or if the gate made none. A task that took the claim over, such as a drain
+    with `claim=gate.output`, loses its lease.
 
     Returns `{"topic", "owner", "released"}`; `released` is the number of tasks.
 
@@ -37,22 +36,17 @@ class TaskQReleaseOperator(TaskQOperator):
         self.claim = claim
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Releases, and says how many."""
+        """Release the tasks, and return how many there were."""
         if self.claim in (None, "", "None"):
-            self.log.info("There is no claim to release.")
+            self.log.info("Released nothing: the gate made no claim")
             return {"topic": None, "owner": None, "released": 0}
         claim = Claim.parse(self.claim)
         self.topic = claim.topic  # for the link to the topic's page
         with self.hook.transaction() as queue:
-            released = _release(queue, claim)
-        if released is None:
-            self.log.info("The claim of %s in topic %s is gone; nothing to release.", claim.owner, claim.topic)
+            owner = queue.owner(claim.owner, claim.fence)
+            released = 0 if owner is None else queue.release(owner)
+        if owner is None:
+            self.log.info("Released nothing: the claim is gone: topic=%s owner=%s", claim.topic, claim.owner)
         else:
-            self.log.info("Released %d tasks of %s in topic %s.", released, claim.owner, claim.topic)
-        return {"topic": claim.topic, "owner": claim.owner, "released": released or 0}
-
-
-def _release(queue: TaskQueue, claim: Claim) -> int | None:
-    """How many tasks were given back; None if the claim holds none any more."""
-    owner = queue.owner(claim.owner, claim.fence)
-    return None if owner is None else queue.release(owner)
+            self.log.info("Released tasks: topic=%s owner=%s count=%d", claim.topic, claim.owner, released)
+        return {"topic": claim.topic, "owner": claim.owner, "released": released}

@@ -1,33 +1,34 @@
-"""Starts ended tasks anew, from a DAG."""
+"""Revives ended tasks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.operators.base import TaskQOperator
-from airflow_provider_taskq.operators.rendered import choice, name, number, numbers
+from airflow_provider_taskq.operators.base import TaskQBaseOperator
+from airflow_provider_taskq.parameters import enum_name, parse_enum, parse_int, parse_ints
 from airflow_provider_taskq.queue import Revival, State
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class TaskQReviveOperator(TaskQOperator):
-    """Starts tasks anew that are EXPIRED, FAILED, SUSPENDED, FILTERED or SUCCEEDED, all in one transaction.
+class TaskQReviveOperator(TaskQBaseOperator):
+    """Revives tasks that are EXPIRED, FAILED, SUSPENDED, FILTERED or SUCCEEDED, in one transaction.
 
-    Either those of a state, with a range and a size if wanted, or those of the sequences given, all of them or none.
-    A second try finds those of the first no longer ended: by state it revives no task twice, by sequence it fails.
+    Choose the tasks by state, with an optional range and size, or by sequence. By sequence, the operator revives all of
+    the tasks or none. The tasks that a first try revived are no longer ended for a second try: by state it revives no
+    task twice, by sequence it fails.
 
-    Returns `{"topic", "revival", "revived"}`, the last being the number of tasks.
+    Returns `{"topic", "revival", "revived"}`; `revived` is the number of tasks.
 
     :param topic: the topic's name (templated).
-    :param state: which tasks: EXPIRED, FAILED, SUSPENDED, FILTERED or SUCCEEDED (templated).
-    :param revival: RESET makes the tasks themselves READY, in their old place; APPEND, REPLACE and SUPERSEDE push
-        copies by that insertion (templated).
-    :param sequences: which tasks, one by one, instead of a state (templated).
+    :param state: the state of the tasks: EXPIRED, FAILED, SUSPENDED, FILTERED or SUCCEEDED (templated).
+    :param revival: RESET makes the tasks READY in their old place; APPEND, REPLACE and SUPERSEDE push copies with that
+        insertion (templated).
+    :param sequences: the sequences of the tasks, instead of a state (templated).
     :param from_: the lowest sequence (templated).
     :param to: the highest sequence (templated).
-    :param size: at most so many, those of the lowest sequences (templated).
+    :param size: revives at most this many tasks, those with the lowest sequences (templated).
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -47,26 +48,26 @@ class TaskQReviveOperator(TaskQOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.topic = topic
-        self.state = name(state)
-        self.revival = name(revival)
+        self.state = enum_name(state)
+        self.revival = enum_name(revival)
         self.sequences = sequences
         self.from_ = from_
         self.to = to
         self.size = size
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Revives, and says how many."""
-        revival = choice(Revival, self.revival) or Revival.RESET
+        """Revive the tasks, and return how many there were."""
+        revival = parse_enum(Revival, self.revival) or Revival.RESET
         with self.hook.transaction() as queue:
             revived = queue.revive(
                 self.topic,
-                choice(State, self.state),
+                parse_enum(State, self.state),
                 revival,
-                sequences=numbers(self.sequences),
-                from_=number(self.from_) or 0,
-                to=number(self.to),
-                size=number(self.size),
+                sequences=parse_ints(self.sequences),
+                from_=parse_int(self.from_) or 0,
+                to=parse_int(self.to),
+                size=parse_int(self.size),
             )
         metrics.count(metrics.REVIVED, len(revived), topic=self.topic)
-        self.log.info("Revived %d tasks of topic %s by %s.", len(revived), self.topic, revival)
+        self.log.info("Revived tasks: topic=%s revival=%s count=%d", self.topic, revival, len(revived))
         return {"topic": self.topic, "revival": revival.value, "revived": len(revived)}

@@ -1,4 +1,4 @@
-"""Drains a topic on Spark, from a DAG."""
+"""Drains a topic with Spark."""
 
 import math
 import os
@@ -8,57 +8,68 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
+import airflow_provider_taskq
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.operators.base import TaskQOperator
-from airflow_provider_taskq.operators.claims import Claim, logical_task
-from airflow_provider_taskq.operators.rendered import Span, choice, count, name, now, optional_span
-from airflow_provider_taskq.operators.shipping import PACKAGE, ship
+from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
+from airflow_provider_taskq.parameters import (
+    DurationValue,
+    enum_name,
+    logical_task_name,
+    parse_count,
+    parse_enum,
+    parse_optional_duration,
+)
 from airflow_provider_taskq.queue import Condition, FailureLimit, MaxFailed, Order, TaskQueue, verify
+from airflow_provider_taskq.queue.claims import Claim
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
 
 DSN, DSN_FILE = "TASKQ_DSN", "TASKQ_DSN_FILE"
+PACKAGE = Path(airflow_provider_taskq.__file__).parent
+SHIPPED = ("queue", "worker", "spark")  # the subpackages that drivers and executors import
 WORK = ("transform", "each", "in_arrow", "in_pandas", "composite")
 
 
-class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
-    """Submits the drain of a topic to Spark, and waits for its end.
+class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
+    """Submits the drain of a topic to Spark, and waits until it ends.
 
-    The work is a function that the driver imports, given as `package.module:function` in one of these parameters:
-    `transform` (a DataFrame of tasks, to one of decisions), `in_arrow` and `in_pandas` (an iterator of batches, to
-    one), `each` (a task, to its decision); or it is a `composite`. See `airflow_provider_taskq.spark.drain`, whose
-    parameters the others are.
+    The work is a function that the driver imports, named `package.module:function` in one of these parameters:
+    `transform` (turns a DataFrame of tasks into one of decisions), `in_arrow` and `in_pandas` (turn an iterator of
+    batches into another), or `each` (turns a task into its decision). It may also be a `composite`. The other
+    parameters are those of `airflow_provider_taskq.spark.drain`.
 
         TaskQSparkSubmitOperator(task_id="drain", topic="flights", each="flight_rules:decide", rounds="all")
 
-    The tasks are claimed under the name of this logical task, so that a retry continues with the tasks that a killed
+    The driver claims tasks under the name of this logical task, so that a retry continues with the tasks that a killed
     try held. After a gate that claims, drain its claim:
 
         gate = TaskQSensor(task_id="gate", topic="flights", claim=100)
         TaskQSparkSubmitOperator(task_id="drain", claim=gate.output, each="flight_rules:decide")
 
-    The driver takes the tasks over by the fence of the claim, and claims no others unless `budget` allows more.
-    LeaseLost if the claim is gone. Undecided tasks, and all after an error, stay held under the claim: for the retry,
-    for a TaskQCompleteOperator, and for a TaskQReleaseOperator as teardown. When a try finds that an earlier one has
-    decided the whole claim, it starts no driver.
+    The driver takes the tasks over by the fence of the claim. It claims no others unless `budget` allows more.
+    LeaseLost if the claim is gone. Undecided tasks, and after an error all tasks, stay held under the claim: for the
+    retry, for a TaskQCompleteOperator, and for a TaskQReleaseOperator as teardown. If an earlier try has decided the
+    whole claim, the operator starts no driver.
 
-    A driver that this worker starts (`deploy_mode` client, which is Spark's default) reaches the database of the
-    Airflow connection: by its environment, so that no argument, template or log tells of it. Where `env_vars` has a
-    TASKQ_DSN_FILE the driver uses that; in the cluster modes of YARN and Kubernetes, to which no environment travels
-    but by arguments, it has to. What executors need of it the driver hands them.
+    A driver that this worker starts (`deploy_mode` client, Spark's default) gets the DSN of the Airflow connection in
+    its environment, so that no argument, template or log contains the DSN. If `env_vars` has a TASKQ_DSN_FILE, the
+    driver reads that file instead. The cluster modes of YARN and Kubernetes pass environment variables only as
+    arguments, so they need the file. The driver passes the DSN to the executors.
 
-    Returns what the drain reports to the queue at its end, in every deploy mode: `{"topic", "owner", "claimed",
-    "resumed", "decided", "completed", "failed", "pushed", "undecided", "rounds", "stop_reason", "seconds"}`: numbers of
-    tasks, `completed` by result, `failed` those that are FAILED for good, `ended` why no further round began.
+    Returns the report that the drain stores in the queue at its end, in every deploy mode: `{"topic", "owner",
+    "claimed", "resumed", "decided", "completed", "failed", "pushed", "undecided", "rounds", "stop_reason", "seconds"}`.
+    These are numbers of tasks; `completed` is by result, `failed` counts the tasks that are FAILED for good, and
+    `stop_reason` says why no further round began.
 
-    With `max_failed` the Airflow task fails if more tasks fail for good, after the commit of all results. It fails
-    without a retry, which would find these tasks ended and succeed. Once it is cleared, old failures do not count.
+    With `max_failed` the Airflow task fails if more tasks fail for good, after the commit of all results. Airflow does
+    not retry it: a retry would find these tasks ended and succeed. After a clear, old failures do not count.
 
     :param topic: the topic's name (templated); without a `claim`.
     :param claim: the claim of a gate, `gate.output` or a template such as `"{{ ti.xcom_pull('gate') }}"` (templated);
@@ -68,22 +79,22 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
     :param in_arrow: a function of Arrow batches (templated).
     :param in_pandas: a function of pandas DataFrames (templated).
     :param composite: a composite, whose steps run on executors (templated).
-    :param options: key and value for a function that takes options as its second argument; in sight of whoever sees
+    :param options: a mapping for a function that takes options as its second argument. The options are visible in the
         process arguments (templated).
-    :param size: at most so many tasks a round (templated).
-    :param rounds: at most so many rounds, or "all" (templated).
-    :param budget: the most tasks in all rounds; with a claim the number of its tasks, unless given (templated).
-    :param deadline: no round begins after it: a timedelta or seconds from the driver's start, or a moment with a time
+    :param size: the most tasks in a round (templated).
+    :param rounds: the most rounds, or "all" (templated).
+    :param budget: the most tasks in all rounds; with a claim the default is the number of its tasks (templated).
+    :param deadline: no round begins after it: a timedelta or seconds from the driver's start, or a datetime with a time
         zone (templated).
     :param max_failed: how many tasks may fail for good: a count such as 0 or 10 (int), or a share of the tasks that
         ended such as 0.05 (float) or "5%"; None, the default, is no limit (templated).
-    :param lease: how long the driver may be silent: a timedelta, seconds, or text such as `5m`. Five minutes, or the
-        lease of the claim, unless given (templated).
-    :param order: which tasks are taken first.
-    :param condition: which tasks can be taken.
-    :param partitions: in how many slices they are read (templated).
-    :param ship_package: whether to send this package to executors that lack it, beside `py_files`.
-    :param taskq_conn_id: the Airflow connection of the queue (templated); `conn_id` is that of Spark.
+    :param lease: how long the claim lasts without a heartbeat of the driver: a timedelta, seconds, or text such as
+        `5m`. The default is five minutes, or the lease of the claim (templated).
+    :param order: the order in which tasks are claimed.
+    :param condition: the condition under which tasks are claimed.
+    :param partitions: the number of partitions in which Spark reads the tasks (templated).
+    :param ship_package: whether to send this package to executors, in addition to `py_files`.
+    :param taskq_conn_id: the Airflow connection of the queue (templated); `conn_id` is the one of Spark.
     """
 
     template_fields: Sequence[str] = (
@@ -107,7 +118,7 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
         budget: "int | str | XComArg | None" = None,
         deadline: "timedelta | datetime | float | str | XComArg | None" = None,
         max_failed: "MaxFailed | XComArg" = None,
-        lease: "Span | XComArg | None" = None,
+        lease: "DurationValue | XComArg | None" = None,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
         partitions: "int | str | XComArg | None" = None,
@@ -117,13 +128,13 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         if [transform, each, in_arrow, in_pandas, composite].count(None) != len(WORK) - 1:
-            raise ValueError(f"give the work as one of {', '.join(WORK)}")
+            raise ValueError(f"give exactly one of {', '.join(WORK)}")
         if (topic is None) == (claim is None):
             raise ValueError("give either a topic or a claim, such as claim=gate.output")
         if "application_args" in kwargs:
-            raise ValueError("application_args are made of the other parameters; `options` are for the function")
+            raise ValueError("application_args is not supported: use the other parameters")
         if isinstance(env_vars, Mapping) and DSN in env_vars:
-            raise ValueError(f"env_vars are shown; name a {DSN_FILE}, or an Airflow connection by taskq_conn_id")
+            raise ValueError(f"{DSN} in env_vars would be visible: use {DSN_FILE} or taskq_conn_id")
         kwargs.setdefault("name", f"taskq drain of {topic}" if isinstance(topic, str) else "taskq drain")
         super().__init__(application=application, env_vars=env_vars, **kwargs)
         self.topic = topic
@@ -140,66 +151,66 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
         self.deadline = deadline
         self.max_failed = max_failed
         self.lease = lease
-        self.order = choice(Order, name(order))
-        self.condition = choice(Condition, name(condition))
+        self.order = parse_enum(Order, enum_name(order))
+        self.condition = parse_enum(Condition, enum_name(condition))
         self.partitions = partitions
         self.ship_package = ship_package
 
     def execute(self, context: "Context") -> dict[str, Any]:  # type: ignore[override]  # the parent returns nothing
-        """Submits the drain, and returns its report."""
+        """Submit the drain, and return its report."""
         claim = None if self.claim is None else Claim.parse(self.claim)
         if claim is not None:
             self.topic = claim.topic
-        owner = claim.owner if claim else logical_task(context)
-        if claim and (report := self._finished(claim)):
-            self.log.info("An earlier try has drained the claim of %s in topic %s.", owner, self.topic)
+        owner = claim.owner if claim else logical_task_name(context["ti"])
+        if claim and (report := self._finished_report(claim)):
+            self.log.info("An earlier try drained the claim: topic=%s owner=%s", self.topic, owner)
             return report
         self.application_args = self._arguments(owner, claim)
         submitted, variables = self._prepare(claim)
-        with ExitStack() as until_the_end:
-            until_the_end.enter_context(environment(variables))
+        with ExitStack() as stack:
+            stack.enter_context(environment(variables))
             if self.ship_package:
-                folder = until_the_end.enter_context(TemporaryDirectory(prefix="taskq-"))
-                self.py_files = ",".join(filter(None, (self.py_files, str(ship(Path(folder))))))
+                folder = stack.enter_context(TemporaryDirectory(prefix="taskq-"))
+                self.py_files = ",".join(filter(None, (self.py_files, str(zip_package(Path(folder))))))
             try:
                 super().execute(context)
             except Exception as error:
                 if report := self._report(owner, submitted):
-                    self._account(report, error)
+                    self._record(report, error)
                 raise
         report = self._report(owner)
         if not report:
-            raise AirflowException(f"spark-submit succeeded, but no drain of {owner!r} has reported to the queue")
+            raise AirflowException(f"spark-submit succeeded, but the queue has no report of a drain by {owner!r}")
         if claim and report.get("claim") != claim.fence:
             raise AirflowException(
-                f"no driver has worked on the claim of {owner!r} in topic {self.topic!r}: Airflow found the driver of"
-                " an earlier run finished and started none. Set durable=False on a drain whose gate is cleared"
+                f"no driver drained the claim of {owner!r} in topic {self.topic!r}: Airflow found the finished driver"
+                " of an earlier run and started none. Set durable=False on a drain whose gate is cleared"
             )
-        return self._account(report)
+        return self._record(report)
 
     def _arguments(self, owner: str, claim: "Claim | None" = None) -> list[str]:
-        """The words of the drain's command line."""
-        limit, lease = cast("MaxFailed", self.max_failed), optional_span(self.lease)
-        given = {
+        """Return the arguments of the drain's command line."""
+        limit, lease = cast("MaxFailed", self.max_failed), parse_optional_duration(self.lease)
+        values = {
             "topic": self.topic,
             "owner": owner,
             "claim": claim.fence if claim else None,
             **{kind.replace("_", "-"): getattr(self, kind) for kind in WORK},
-            "size": count("size", self.size),
+            "size": parse_count("size", self.size),
             "rounds": self.rounds,
-            "budget": count("budget", self.budget),
+            "budget": parse_count("budget", self.budget),
             "deadline": _deadline(self.deadline),
             "max-failed": None if FailureLimit.of(limit) is None else limit,
             "lease": None if lease is None else math.ceil(lease.total_seconds()),
             "order": self.order,
             "condition": self.condition,
-            "partitions": count("partitions", self.partitions),
+            "partitions": parse_count("partitions", self.partitions),
         }
-        words = [f"--{name}={value}" for name, value in given.items() if value is not None]
-        return words + [f"--option={key}={value}" for key, value in (self.options or {}).items()]
+        arguments = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        return arguments + [f"--option={key}={value}" for key, value in (self.options or {}).items()]
 
     def _prepare(self, claim: Claim | None) -> tuple[datetime, dict[str, str | None]]:
-        """Checks queue, topic and claim; returns the database's time, and the variables by which a driver connects."""
+        """Check schema, topic and claim; return the database's time, and the variables with the DSN for a driver."""
         from psycopg.conninfo import make_conninfo
 
         with self.hook.get_conn() as connection:
@@ -207,16 +218,16 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
             TaskQueue(connection).policy(str(self.topic))
             if claim is not None:
                 claim.holder(TaskQueue(connection))
-            moment = now(connection)
+            moment = database_now(connection)
             info = connection.info
             dsn = make_conninfo("", **info.get_parameters(), password=info.password or None)
         return moment, {DSN: None} if DSN_FILE in (self.env_vars or {}) else {DSN: dsn, DSN_FILE: None}
 
     def _report(self, owner: str, since: datetime | None = None) -> dict[str, Any]:
-        """What the latest drain of this owner has reported; empty if it has not, or only before `since`.
+        """Return the report of this owner's latest drain; empty without a report, or if it is older than `since`.
 
-        The driver stores its report in the queue, in the transaction that ends its lease. So it arrives from any place
-        where a driver may run, and a driver that succeeded has stored it.
+        The driver stores its report in the transaction that ends its lease. So the report arrives from every host on
+        which a driver may run, and every driver that succeeded has stored one.
         """
         with self.hook.transaction() as queue:
             found = queue.drain_report(owner)
@@ -224,30 +235,30 @@ class TaskQSparkSubmitOperator(TaskQOperator, SparkSubmitOperator):
             return {}
         return dict(found.report or {})
 
-    def _finished(self, claim: Claim) -> dict[str, Any]:
-        """The report of a drain that has left no task of the claim undecided; empty if there is none."""
+    def _finished_report(self, claim: Claim) -> dict[str, Any]:
+        """Return the report of a drain that decided every task of the claim; empty if there is none."""
         report = self._report(claim.owner)
         if report.get("claim") != claim.fence or report["undecided"]:
             return {}
-        return _result(report)
+        return _without_internals(report)
 
-    def _account(self, report: dict[str, Any], cause: Exception | None = None) -> dict[str, Any]:
-        """Counts what the drain has committed; fails the Airflow task if more tasks failed than max_failed allows."""
+    def _record(self, report: dict[str, Any], cause: Exception | None = None) -> dict[str, Any]:
+        """Report metrics and lineage, and fail the Airflow task if more tasks failed than `max_failed` allows."""
         metrics.drained(_Drained(report["topic"], report["claimed"], report["completed"], report["pushed"]))
         if report["decided"]:
             self.hook.report_lineage(inputs=[report["topic"]])
         if failure := report["failure"]:
             raise AirflowFailException(failure) from cause
-        return _result(report)
+        return _without_internals(report)
 
 
-def _result(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operator returns of a report."""
+def _without_internals(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a report that the operator returns."""
     return {name: value for name, value in report.items() if name not in ("claim", "failure")}
 
 
 class _Drained(NamedTuple):
-    """The numbers of a report that metrics count."""
+    """The part of a report that metrics count."""
 
     topic: str
     claimed: int
@@ -255,18 +266,33 @@ class _Drained(NamedTuple):
     pushed: int
 
 
+def zip_package(folder: Path) -> Path:
+    """Write the subpackages that Spark needs into a zip file for `--py-files`, and return its path.
+
+    The file lacks psycopg and pyarrow: they are compiled, so they have to be installed on the executors.
+    """
+    file = folder / "airflow_provider_taskq.zip"
+    sources = [
+        path for part in SHIPPED for path in sorted((PACKAGE / part).rglob("*")) if path.suffix in (".py", ".sql")
+    ]
+    with ZipFile(file, "w", ZIP_DEFLATED) as archive:
+        for source in (PACKAGE / "__init__.py", *sources):
+            archive.write(source, Path(PACKAGE.name) / source.relative_to(PACKAGE))
+    return file
+
+
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """This process's environment, which spark-submit inherits, with other values for a while; None takes one away."""
+    """Set variables of this process, which spark-submit inherits, and restore them; None removes a variable."""
     before = {variable: os.environ.get(variable) for variable in variables}
-    _set(variables)
+    _set_variables(variables)
     try:
         yield
     finally:
-        _set(before)
+        _set_variables(before)
 
 
-def _set(variables: Mapping[str, str | None]) -> None:
+def _set_variables(variables: Mapping[str, str | None]) -> None:
     for variable, value in variables.items():
         if value is None:
             os.environ.pop(variable, None)
@@ -275,7 +301,7 @@ def _set(variables: Mapping[str, str | None]) -> None:
 
 
 def _deadline(value: Any) -> str | None:
-    """A deadline as the drain reads it: seconds, or a moment."""
+    """Return a deadline as an argument of the drain: seconds, or a time in ISO format."""
     if value in (None, "", "None"):
         return None
     if isinstance(value, timedelta):

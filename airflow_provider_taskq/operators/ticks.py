@@ -1,11 +1,11 @@
-"""Makes recurring tasks ahead of their time, from a DAG."""
+"""Installs the ticks of a schedule."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskq.operators.base import TaskQOperator
-from airflow_provider_taskq.operators.rendered import Span, now, span
+from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
+from airflow_provider_taskq.parameters import DurationValue, parse_duration
 from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every
 
 if TYPE_CHECKING:
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 ONE_DAY = timedelta(days=1)
 
 
-class TaskQTicksOperator(TaskQOperator):
-    """Installs the ticks of a schedule: tasks that are due at their nominal time, made ahead, one for each time.
+class TaskQTicksOperator(TaskQBaseOperator):
+    """Installs the ticks of a schedule: tasks that are pushed ahead, each due at its nominal time.
 
-    Any number of DAGs and runs may install the same ticks: what exists is left as it is. A changed schedule replaces
-    the ticks of the old one that still wait. Run it more often than `ahead`: then a missed run delays no task.
+    Any number of DAGs and runs may install the same ticks: the operator never changes a tick that exists. A changed
+    schedule replaces the waiting ticks of the old one. Run the operator more often than `ahead`, so that a missed run
+    delays no task.
 
-    Exactly one of `every`, `daily` and `cron` says when. Where a clock is put forward, the times that it skips give no
-    tick; where it is put back, the hour that comes twice gives its ticks once.
+    Give exactly one of `every`, `daily` and `cron`. An hour that a time change skips gives no tick. An hour that a time
+    change repeats gives its ticks once.
 
-    Returns `{"topic", "prefix", "config_hash", "installed", "last"}`: the number of new ticks, and the last moment.
+    Returns `{"topic", "prefix", "config_hash", "installed", "last"}`: the number of new ticks, and the last time.
 
     :param topic: the topic's name (templated).
     :param prefix: the first part of the ticks' identifiers, `prefix/config_hash/time` (templated).
@@ -31,10 +32,10 @@ class TaskQTicksOperator(TaskQOperator):
     :param daily: times of day, such as `["06:00", "18:30"]` (templated).
     :param cron: a cron expression of five fields, or @hourly and the like (templated).
     :param zone: the time zone of `daily` and `cron` (templated).
-    :param ahead: how far to make ticks ahead, a timedelta or seconds (templated); at least the next one is made.
-    :param payload: what each tick carries, or a function of its moment that gives that or a NewTask. Not a template; a
-        changed payload is a changed schedule, which of a function nobody can tell.
-    :param create_topic: whether to create the topic, with the default policy, if there is none.
+    :param ahead: how far ahead to install ticks, a timedelta or seconds; installs at least the next one (templated).
+    :param payload: the payload of each tick, or a function of the tick's time that returns a payload or a NewTask. Not
+        templated. A changed payload is a changed schedule; a changed function is not detected.
+    :param create_topic: whether to create a missing topic with the default policy.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -48,11 +49,11 @@ class TaskQTicksOperator(TaskQOperator):
         *,
         topic: str,
         prefix: str,
-        every: Span | None = None,
+        every: DurationValue | None = None,
         daily: Sequence[str | time] | None = None,
         cron: str | None = None,
         zone: str = "UTC",
-        ahead: Span = ONE_DAY,
+        ahead: DurationValue = ONE_DAY,
         payload: Json | Callable[[datetime], NewTask | Json] = None,
         create_topic: bool = False,
         **kwargs: Any,
@@ -71,15 +72,15 @@ class TaskQTicksOperator(TaskQOperator):
             raise ValueError("give exactly one of every, daily and cron")
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Installs, and says how many."""
+        """Install the ticks, and return how many are new."""
         with self.hook.transaction() as queue:
             if self.create_topic:
                 queue.create_topic(self.topic)
-            moments, configuration = self._schedule(now(queue.conn))
+            moments, configuration = self._schedule(database_now(queue.conn))
             ticks = [(moment, self._task(moment)) for moment in moments]
             installed = queue.install_ticks(self.topic, self.prefix, configuration, ticks)
         self.log.info(
-            "Installed %d ticks of %s in topic %s, up to %s.", installed, self.prefix, self.topic, moments[-1]
+            "Installed ticks: topic=%s prefix=%s count=%d last=%s", self.topic, self.prefix, installed, moments[-1]
         )
         return {
             "topic": self.topic,
@@ -90,20 +91,19 @@ class TaskQTicksOperator(TaskQOperator):
         }
 
     def _schedule(self, begin: datetime) -> tuple[list[datetime], str]:
-        """The moments to come, and the hash of what they were worked out from."""
-        ahead = span(self.ahead)
-        carried = None if callable(self.payload) else self.payload
+        """Return the times of the ticks from `begin` on, and the hash of the schedule."""
+        ahead = parse_duration(self.ahead)
+        payload = None if callable(self.payload) else self.payload
         if self.every is not None:
-            period = span(self.every)
+            period = parse_duration(self.every)
             count = max(1, ahead // period) if period > timedelta(0) else 1
-            return ticks_every(period, begin, count), config_hash("every", period.total_seconds(), carried)
+            return ticks_every(period, begin, count), config_hash("every", period.total_seconds(), payload)
         if self.daily is not None:
             hours = [hour if isinstance(hour, time) else time.fromisoformat(hour) for hour in self.daily]
             times: list[Json] = [hour.isoformat() for hour in sorted(hours)]
-            return ticks_daily(hours, self.zone, begin, ahead), config_hash("daily", times, self.zone, carried)
+            return ticks_daily(hours, self.zone, begin, ahead), config_hash("daily", times, self.zone, payload)
         assert self.cron is not None  # noqa: S101  for the type checker; one of the three is there
-        return ticks_cron(self.cron, self.zone, begin, ahead), config_hash("cron", self.cron, self.zone, carried)
+        return ticks_cron(self.cron, self.zone, begin, ahead), config_hash("cron", self.cron, self.zone, payload)
 
     def _task(self, moment: datetime) -> NewTask | Json:
-        """What the tick of a moment carries."""
         return self.payload(moment) if callable(self.payload) else self.payload

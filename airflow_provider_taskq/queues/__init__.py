@@ -1,1 +1,1 @@
-"""Message queues: how Airflow's `MessageQueueTrigger` finds TaskQ."""
+"""The message queue provider for Airflow's `MessageQueueTrigger`."""

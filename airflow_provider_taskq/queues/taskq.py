@@ -1,4 +1,4 @@
-"""`MessageQueueTrigger(scheme="taskq", topic=..., ...)`; needs the extra `messaging`."""
+"""The provider behind `MessageQueueTrigger(scheme="taskq", topic=..., ...)`; needs the extra `messaging`."""
 
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 class TaskQMessageQueueProvider(BaseMessageQueueProvider):
-    """Topics as message queues: by scheme with the arguments of TaskQEventTrigger, or `taskq://conn_id/topic`."""
+    """Offers topics as message queues, by scheme with the arguments of TaskQEventTrigger or as `taskq://conn_id/topic`."""
 
     scheme = "taskq"
 
     def queue_matches(self, queue: str) -> bool:
-        """Whether a URI names a topic."""
+        """Return whether a URI has the scheme `taskq`."""
         return queue.startswith("taskq://")
 
     def trigger_class(self) -> "type[BaseEventTrigger]":
-        """The trigger behind it."""
+        """Return TaskQEventTrigger."""
         from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 
         return TaskQEventTrigger
 
     def trigger_kwargs(self, queue: str, **kwargs: Any) -> dict[str, Any]:  # noqa: ARG002  the base's signature
-        """What a URI says: the Airflow connection, `taskq_default` where it names none, and the topic."""
+        """Parse a URI into topic and Airflow connection; the default connection is `taskq_default`."""
         uri = urlsplit(queue)
         topic = unquote(uri.path.removeprefix("/"))
         if not topic or "/" in uri.path[1:] or uri.query or uri.fragment:
-            raise ValueError("a queue's URI is taskq://conn_id/topic, the topic percent-encoded")
+            raise ValueError("invalid queue URI: expected taskq://conn_id/topic with a percent-encoded topic")
         return {"topic": topic, "taskq_conn_id": unquote(uri.netloc) or "taskq_default"}

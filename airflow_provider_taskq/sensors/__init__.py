@@ -1,4 +1,4 @@
-"""Sensors: gates that open when a topic is ready, when tasks have come to a state, or when groups were released."""
+"""Sensors: gates that wait for ready tasks, for task states, or for the release of groups."""
 
 from airflow_provider_taskq.sensors.juncture import TaskQJunctureSensor
 from airflow_provider_taskq.sensors.state import TaskQStateSensor

@@ -1,10 +1,11 @@
-"""What gates share: one look before anything, and how they wait in the triggerer."""
+"""Base class of the gates: sensors that check the queue, and how they wait in the triggerer."""
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from airflow.providers.common.compat.sdk import (
     AirflowException,
     AirflowFailException,
@@ -12,39 +13,45 @@ from airflow.providers.common.compat.sdk import (
     AirflowSkipException,
     BaseSensorOperator,
     PokeReturnValue,
+    XComArg,
     conf,
 )
 
-from airflow_provider_taskq import metrics
+from airflow_provider_taskq import hooks, metrics
 from airflow_provider_taskq.links import TaskQTopicLink
-from airflow_provider_taskq.sensors.gate_log import GateLog
-from airflow_provider_taskq.sensors.start import trigger_args
+from airflow_provider_taskq.operators.base import TaskQHookMixin
+from airflow_provider_taskq.queue.errors import first_line, is_connection_lost, is_transient
+from airflow_provider_taskq.triggers.snapshot import describe_wait
+from airflow_provider_taskq.triggers.waits import Wait, WaitLog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.triggers.base import StartTriggerArgs
 
-    from airflow_provider_taskq.hooks.taskq import TaskQHook
-    from airflow_provider_taskq.triggers.base import GateTrigger
+    from airflow_provider_taskq.triggers.base import TaskQBaseTrigger
 
-TRIGGER_INTERVAL = 1.0  # seconds between two looks of the triggerer, unless the gate says otherwise
+TRIGGER_INTERVAL = 1.0  # default seconds between two checks of the triggerer
 
-# Airflow fails a task that is resumed before the scheduler has heard of the end of the process that deferred it,
-# which takes as long as the executor's supervisor may sleep, and a moment. See docs/decisions.md.
-SETTLED = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
+# Airflow fails a task that is resumed before the scheduler has processed the end of the process that deferred it. That
+# takes as long as the executor's supervisor may sleep, and a moment. See docs/decisions.md.
+RESUME_DELAY = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
+
+_STATE_STORE_KEY = "taskq_wait_log"
+_TEMPLATE_MARKS = ("{{", "{%", "{#")
 
 
-class TaskQGate(BaseSensorOperator):
-    """A sensor that looks at the queue, and whose modes poke, reschedule and deferrable do the same.
+class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
+    """A sensor that checks the queue in mode poke, in mode reschedule, or deferred, with the same result.
 
-    A subclass says what one look finds. Execution begins with a look, so that an open gate never defers. A deferred
-    gate is ended by its trigger, which stores the result. A gate with outlets, or one that will not open, is resumed in
-    a worker, which looks again and so returns or raises what the other modes do.
+    A subclass implements one check. Execution begins with a check, so that an open gate never defers. The trigger of a
+    deferred gate ends the task and stores the result. If the gate has outlets or will not open, a worker resumes the
+    task, checks again, and returns or raises what the other modes would.
 
-    `poke_interval` is the time between two looks, in the triggerer too. Its default is 60 seconds in modes poke and
+    `poke_interval` is the time between two checks, also in the triggerer. The default is 60 seconds in modes poke and
     reschedule, as in BaseSensorOperator, and 1 second in the triggerer, where the waits share one query.
 
-    `exponential_backoff` and `max_wait` are about the modes poke and reschedule: the waits of a triggerer share one
-    query however many they are, so there is nothing to be spared by looking less often for one of them.
+    `exponential_backoff` and `max_wait` apply to modes poke and reschedule only: in the triggerer a rarer check of one
+    gate would save nothing.
     """
 
     operator_extra_links = (TaskQTopicLink(),)
@@ -70,74 +77,57 @@ class TaskQGate(BaseSensorOperator):
         if start_from_trigger and not deferrable:
             raise ValueError("start_from_trigger needs deferrable=True")
 
-    @cached_property
-    def hook(self) -> "TaskQHook":
-        """The hook; imported here, as what it builds on takes seconds that a DAG processor need not spend."""
-        from airflow_provider_taskq.hooks.taskq import TaskQHook
-
-        return TaskQHook(taskq_conn_id=self.taskq_conn_id)
+    @abstractmethod
+    def check(self, context: "Context") -> dict[str, Any] | None:
+        """Return the gate's result if it is open, else None. AirflowFailException if it can never open."""
 
     @abstractmethod
-    def look(self, context: "Context") -> dict[str, Any] | None:
-        """What the gate returns if it is open, else None; AirflowFailException where waiting on would be in vain."""
-
-    @abstractmethod
-    def _trigger(self, context: "Context", **how: Any) -> "GateTrigger":
-        """The trigger that waits for the same; `how` has the arguments that all of them take."""
+    def _trigger(self, context: "Context", **kwargs: Any) -> "TaskQBaseTrigger":
+        """Return the trigger that waits for the same; `kwargs` are the arguments of TaskQBaseTrigger."""
 
     def poke(self, context: "Context") -> PokeReturnValue:
-        """Looks once, and logs what is waited for if that has changed.
+        """Check once, and log a changed status.
 
-        A queue that could be reached by an earlier look of the same try, and now cannot, is waited for as well.
+        After a check that reached the queue, later checks of the same try also survive a lost connection.
         """
-        gate_log = self._gate_log(context)
+        wait_log = self._wait_log(context)
         try:
-            found = self.look(context)
-            if found is None:
-                gate_log.log_status()
+            result = self.check(context)
+            if result is None:
+                wait_log.log_status()
         except (AirflowFailException, AirflowSkipException):
             raise
         except Exception as error:
-            if not gate_log.log_loss(error, silent=self.silent_fail):
+            if not wait_log.log_transient_error(error, silent=self.silent_fail):
                 raise
-            self.__dict__.pop("hook", None)  # the next one reads the Airflow connection again: its password may change
-            found = None
-        return PokeReturnValue(found is not None, found)
-
-    def _gate_log(self, context: "Context") -> GateLog:
-        """What this try logs of its wait: one for all looks of this process."""
-        kept: GateLog | None = self.__dict__.get("_kept_log")
-        if kept is None:
-            wait = self._trigger(context, taskq_conn_id=self.taskq_conn_id).wait
-            kept = self.__dict__["_kept_log"] = GateLog(
-                lambda: self.hook, wait, self.log, context, stored=self.reschedule
-            )
-        return kept
+            self.__dict__.pop("hook", None)  # the next hook reads the Airflow connection again
+            result = None
+        return PokeReturnValue(result is not None, result)
 
     def execute(self, context: "Context") -> Any:
-        """Waits in the mode that was chosen."""
+        """Wait in the chosen mode."""
         if not self.deferrable:
             began = self._began(context)
             try:
                 result = super().execute(context)
             except (AirflowSensorTimeout, AirflowSkipException) as error:
-                if error.__cause__ is None:  # Airflow's own timeout, not what a look has raised
+                if error.__cause__ is None:  # Airflow's own timeout; an error of a check has a cause
                     raise type(error)(self._timeout_message(context)) from error
                 raise
             metrics.gate_opened(self.topic, began)
             return result
         deadline = datetime.now(UTC) + timedelta(seconds=self.timeout)
-        found = self._look_or_skip(context)
+        found = self._check_or_skip(context)
         return self._defer(context, deadline) if found is None else self._opened(found, deadline)
 
     def execute_complete(self, context: "Context", event: Any, deadline: str | None = None) -> Any:
-        """Looks again, in a worker, after the trigger has seen the gate open, or found that it will not be.
+        """Check again in a worker, after the trigger saw the gate open or failed.
 
-        `dag.test()` resumes a task that its trigger has ended, too: with a text, and without the deferral's deadline.
+        `dag.test()` also resumes a task that its trigger has ended: with a string as event, and without a deadline.
         """
-        whole = datetime.now(UTC) + timedelta(seconds=self.timeout)
-        ends = datetime.fromisoformat(deadline) if deadline else whole
-        found = self._look_or_skip(context)
+        default = datetime.now(UTC) + timedelta(seconds=self.timeout)
+        ends = datetime.fromisoformat(deadline) if deadline else default
+        found = self._check_or_skip(context)
         if found is not None:
             return self._opened(found, ends)
         if isinstance(event, dict) and event["status"] == "error":
@@ -145,64 +135,71 @@ class TaskQGate(BaseSensorOperator):
         return self._defer(context, ends)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: "Context") -> Any:
-        """Resumes; where Airflow ended the deferral at its timeout, the error says what was waited for."""
+        """Resume. If Airflow ended the deferral at its timeout, add to the error what the gate waited for."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (AirflowSensorTimeout, AirflowSkipException) as error:
             timed_out = isinstance(error, AirflowSensorTimeout) or isinstance(error.__cause__, AirflowSensorTimeout)
-            if timed_out and next_method != self.execute_complete.__name__:  # by Airflow, which says just that
+            if timed_out and next_method != self.execute_complete.__name__:
                 raise type(error)(self._timeout_message(context)) from error.__cause__
             raise
 
     @property
     def _ends_in_trigger(self) -> bool:
-        """Whether the trigger can end the task: Airflow reports outlets from a worker only."""
-        return not self.outlets
+        return not self.outlets  # Airflow emits the events of outlets from a worker only
 
     @property
     def _stores(self) -> str:
-        """Which XComs the trigger stores: `nothing`, the `result`, or `each` of its values too."""
+        """The XComs that the trigger stores: `nothing`, `result` or `each`."""
         if not self.do_xcom_push:
             return "nothing"
         return "each" if self.multiple_outputs else "result"
 
+    def _wait_log(self, context: "Context") -> "SensorWaitLog":
+        """Return the log of this try, which all checks of this process share."""
+        log: SensorWaitLog | None = self.__dict__.get("_cached_wait_log")
+        if log is None:
+            wait = self._trigger(context, taskq_conn_id=self.taskq_conn_id).wait
+            log = SensorWaitLog(lambda: self.hook, wait, self.log, context, stored=self.reschedule)
+            self.__dict__["_cached_wait_log"] = log
+        return log
+
     def _began(self, context: "Context") -> datetime:
-        """When this try began to look: in mode reschedule, that may have been another process."""
-        asked = self.reschedule and metrics.enabled()
-        return (asked and context["ti"].get_first_reschedule_date(context)) or datetime.now(UTC)
+        """Return when this try began to wait: in mode reschedule, that may have been another process."""
+        ask_airflow = self.reschedule and metrics.enabled()
+        return (ask_airflow and context["ti"].get_first_reschedule_date(context)) or datetime.now(UTC)
 
-    def _start_in_triggerer(self, trigger: str, **subject: Any) -> None:
-        """Lets the scheduler create the trigger, if the gate is to start from it.
+    def _start_in_triggerer(self, trigger: str, **fields: Any) -> None:
+        """Let the scheduler create the trigger, if the gate is to start from it.
 
-        `subject`: what the gate waits for, before templates are rendered; Airflow renders it in the triggerer, from 3.3
-        on. Where that is not possible, the gate defers from a worker.
+        `fields` are the unrendered fields of the gate, which Airflow 3.3 renders in the triggerer. An older release
+        cannot render them: then the gate defers from a worker.
         """
         if not self.start_from_trigger:
             return
-        given = {**subject, "taskq_conn_id": self.taskq_conn_id}
-        started = trigger_args(
+        arguments = start_trigger_args(
             trigger,
-            given,
+            {**fields, "taskq_conn_id": self.taskq_conn_id},
             {"poke_interval": self.trigger_interval, "ends_task": self._ends_in_trigger, "stores": self._stores},
             timedelta(seconds=self.timeout),
         )
-        if started is None:
+        if arguments is None:
             self.start_from_trigger = False
         else:
-            self.start_trigger_args = started
+            self.start_trigger_args = arguments
 
-    def _opened(self, found: dict[str, Any], deadline: datetime) -> dict[str, Any]:
-        self.log.info("The gate is open: %s", found)
+    def _opened(self, result: dict[str, Any], deadline: datetime) -> dict[str, Any]:
+        self.log.info("Gate is open: %s", result)
         metrics.gate_opened(self.topic, deadline - timedelta(seconds=self.timeout))
-        return found
+        return result
 
     def _defer(self, context: "Context", deadline: datetime) -> Any:
-        """Waits in the triggerer for what is left of the time."""
+        """Defer for the remaining time."""
         remaining = deadline - datetime.now(UTC)
         if remaining <= timedelta(0):
             message = self._timeout_message(context)
             raise AirflowSkipException(message) if self.soft_fail else AirflowSensorTimeout(message)
-        self._gate_log(context).log_status_if_possible()
+        self._wait_log(context).try_log_status()
         since = (deadline - timedelta(seconds=self.timeout)).isoformat()
         return self.defer(
             trigger=self._trigger(
@@ -211,7 +208,7 @@ class TaskQGate(BaseSensorOperator):
                 poke_interval=self.trigger_interval,
                 ends_task=self._ends_in_trigger,
                 stores=self._stores,
-                resume_after=SETTLED,
+                resume_after=RESUME_DELAY,
                 since=since if self._ends_in_trigger and metrics.enabled() else None,
             ),
             method_name=self.execute_complete.__name__,
@@ -220,28 +217,135 @@ class TaskQGate(BaseSensorOperator):
         )
 
     def _timeout_message(self, context: "Context") -> str:
-        """That the time is over, and what was waited for, as the log says it."""
-        return f"The gate was not open within {self.timeout:g} seconds. {self._gate_log(context).sentence()}"
+        return f"The gate was not open within {self.timeout:g} seconds. {self._wait_log(context).description()}"
 
-    def _look_or_skip(self, context: "Context") -> dict[str, Any] | None:
-        """Looks; what goes wrong is treated as in the other modes, where BaseSensorOperator does that."""
+    def _check_or_skip(self, context: "Context") -> dict[str, Any] | None:
+        """Check. Handle errors as BaseSensorOperator does in the other modes."""
         try:
-            return self.look(context)
+            return self.check(context)
         except AirflowSkipException:
             raise
         except AirflowFailException as error:
             if self.soft_fail or self.never_fail:
-                raise AirflowSkipException(_skipping(soft=self.soft_fail)) from error
+                raise AirflowSkipException(_skip_message(soft=self.soft_fail)) from error
             raise
         except Exception as error:
             if self.silent_fail:
-                self.log.exception("The look failed; the gate waits on.")
+                self.log.exception("Check failed, the gate waits on")
                 return None
             if self.never_fail:
-                raise AirflowSkipException(_skipping(soft=False)) from error
+                raise AirflowSkipException(_skip_message(soft=False)) from error
             raise
 
 
-def _skipping(*, soft: bool) -> str:
-    """What Airflow's own modes say."""
+class SensorWaitLog:
+    """Logs in a worker what one try of a gate waits for, and each change.
+
+    In mode reschedule each check is a process of its own. With `stored`, the task's state store (Airflow 3.3) keeps the
+    last line, so that the next process logs only changes.
+    """
+
+    def __init__(
+        self,
+        get_hook: "Callable[[], hooks.TaskQHook]",
+        wait: Wait[Any],
+        logger: Any,
+        context: "Context",
+        *,
+        stored: bool,
+    ) -> None:
+        self._get_hook = get_hook
+        self._wait = wait
+        self._store: Any = context.get("task_state_store") if stored else None
+        self._try_number = getattr(context["ti"], "try_number", None)
+        self._log = WaitLog(logger)
+        stored_state = self._store.get(_STATE_STORE_KEY) if self._store is not None else None
+        self._stored_state: dict[str, Any] = stored_state if isinstance(stored_state, dict) else {}
+        if self._stored_state.get("try_number") == self._try_number:
+            self._log.restore(self._stored_state)
+
+    def log_status(self) -> None:
+        """Log what the gate waits for, if that has changed."""
+        with self._get_hook().transaction() as queue:
+            description, status = describe_wait(queue, self._wait)
+        self._log.log_recovery()
+        self._log.log_status(description, status)
+        self._save()
+
+    def try_log_status(self) -> None:
+        """Log the status before a deferral. An error is only logged: the trigger will meet it too."""
+        try:
+            self.log_status()
+        except Exception as error:  # noqa: BLE001  see above
+            self._log.log_error(first_line(error))
+
+    def log_transient_error(self, error: Exception, *, silent: bool) -> bool:
+        """Log a transient error, and return True; False if the caller has to raise it, as after a first check.
+
+        For a `silent` gate (`silent_fail`) every error is transient.
+        """
+        if not silent and not (self._log.state.get("description") and _may_recover(error)):
+            return False
+        self._log.log_error(first_line(error))
+        self._save()
+        return True
+
+    def description(self) -> str:
+        """Describe what the gate waits for now, or why that is unknown."""
+        try:
+            with self._get_hook().transaction() as queue:
+                return describe_wait(queue, self._wait)[0]
+        except Exception as error:  # noqa: BLE001  this is part of the message of another error
+            return f"The last check failed: {first_line(error)}"
+
+    def _save(self) -> None:
+        state = {"try_number": self._try_number, **self._log.state}
+        if self._store is not None and state != self._stored_state:
+            self._store.set(_STATE_STORE_KEY, state)
+            self._stored_state = state
+
+
+def start_trigger_args(
+    trigger: str, fields: Mapping[str, Any], arguments: Mapping[str, Any], timeout: timedelta
+) -> "StartTriggerArgs | None":
+    """Return the arguments with which the scheduler creates a trigger; None if Airflow cannot render them there.
+
+    :param fields: the fields of the gate, which may have templates.
+    :param arguments: arguments without templates.
+    """
+    from airflow.triggers.base import BaseTrigger, StartTriggerArgs
+
+    values = {name: _serializable(value) for name, value in fields.items()}
+    if any(map(_has_template, values.values())) and not hasattr(BaseTrigger, "render_template_fields"):
+        return None
+    return StartTriggerArgs(
+        trigger_cls=trigger, next_method="execute_complete", trigger_kwargs={**values, **arguments}, timeout=timeout
+    )
+
+
+def _serializable(value: Any) -> Any:
+    """Convert a field for a trigger: the output of another task becomes the template that pulls it."""
+    if isinstance(value, XComArg):
+        return str(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_serializable(each) for each in value]
+    return value
+
+
+def _has_template(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_template, value))
+    return isinstance(value, str) and any(mark in value for mark in _TEMPLATE_MARKS)
+
+
+def _may_recover(error: Exception) -> bool:
+    """Return whether another check may succeed: the connection failed, or the error is transient."""
+    failed_connection = isinstance(error, hooks.TaskQConnectionError | psycopg.OperationalError)
+    return failed_connection or is_transient(error) or is_connection_lost(error)
+
+
+def _skip_message(*, soft: bool) -> str:
+    """Return the message that Airflow's own modes use."""
     return f"Skipping due to {'soft_fail' if soft else 'never_fail'} is set to True."

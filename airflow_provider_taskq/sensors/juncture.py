@@ -1,38 +1,37 @@
-"""A gate that opens when groups of suspended tasks have been released, and that releases them."""
+"""A gate that opens when groups of suspended tasks were released, and that releases them."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import XComArg
 
-from airflow_provider_taskq.operators.claims import logical_task
+from airflow_provider_taskq.parameters import logical_task_name, parse_groups
 from airflow_provider_taskq.queue import Junction, UnknownTopic
-from airflow_provider_taskq.sensors.base import TaskQGate
-from airflow_provider_taskq.triggers.identifiers import groups_of
+from airflow_provider_taskq.sensors.base import TaskQBaseSensor
+from airflow_provider_taskq.triggers.juncture import TaskQJunctureTrigger
+from airflow_provider_taskq.triggers.waits import unknown_topic_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_taskq.triggers.juncture import TaskQJunctureTrigger
 
+class TaskQJunctureSensor(TaskQBaseSensor):
+    """Waits until all groups of suspended tasks were released. It releases each group as soon as the group is complete.
 
-class TaskQJunctureSensor(TaskQGate):
-    """Waits until all groups of suspended tasks were released, and releases each as soon as it is complete.
+    The queue records releases under the logical task; `purge_group_releases` deletes the records. So a retry, a cleared
+    task or another triggerer continues where the previous one stopped, and releases no group twice.
 
-    The queue remembers what was released for this logical task (`purge_group_releases` forgets it). So a retry, a
-    cleared task or another triggerer goes on where the one before it stood, and releases no group twice.
+    Returns `{"topic", "groups"}`; `groups` is the number of groups.
 
-    Returns `{"topic", "groups"}`: the number of groups.
-
-    Modes poke, reschedule and deferrable do the same; a deferred gate is ended by its trigger.
+    Modes poke, reschedule and deferrable have the same result; the trigger ends a deferred gate.
 
     :param topic: the topic's name (templated).
-    :param groups: lists of identifiers, or what another task returned (templated; text that is rendered to such a list
-        is read as one).
-    :param junction: what each identifier of a group needs: SINGULAR a suspended task, ETERNAL any but a redundant.
+    :param groups: lists of identifiers, the output of another task, or the rendered text of such a list (templated).
+    :param junction: SINGULAR if each identifier of a group needs a suspended task, ETERNAL if it needs any task but a
+        redundant one.
     :param deferrable: whether to wait in the triggerer.
-    :param start_from_trigger: whether to begin in the triggerer, too (Airflow 3.3 for templates).
-    :param poke_interval: seconds between two looks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
+    :param start_from_trigger: whether to start in the triggerer too (Airflow 3.3 for templates).
+    :param poke_interval: seconds between two checks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -58,26 +57,23 @@ class TaskQJunctureSensor(TaskQGate):
             junction=self.junction.value,
         )
 
-    def look(self, context: "Context") -> dict[str, Any] | None:
-        """Releases what is complete; the number of groups, if that were all."""
-        from airflow_provider_taskq.triggers.waits import unknown_topic
-
-        groups = groups_of(self.groups)
+    def check(self, context: "Context") -> dict[str, Any] | None:
+        """Release complete groups, and return the number of groups once all are released."""
+        groups = parse_groups(self.groups)
         try:
             with self.hook.transaction() as queue:
-                missing = queue.release_groups_once(logical_task(context), self.topic, groups, self.junction)
+                missing = queue.release_groups_once(logical_task_name(context["ti"]), self.topic, groups, self.junction)
         except UnknownTopic:
-            raise unknown_topic(self.topic) from None
-        self.log.info("%d of %d groups of topic %s are released.", len(groups) - len(missing), len(groups), self.topic)
+            raise unknown_topic_error(self.topic) from None
+        released = len(groups) - len(missing)
+        self.log.info("Checked groups: topic=%s released=%d groups=%d", self.topic, released, len(groups))
         return None if missing else {"topic": self.topic, "groups": len(groups)}
 
-    def _trigger(self, context: "Context", **how: Any) -> "TaskQJunctureTrigger":
-        from airflow_provider_taskq.triggers.juncture import TaskQJunctureTrigger
-
+    def _trigger(self, context: "Context", **kwargs: Any) -> TaskQJunctureTrigger:
         return TaskQJunctureTrigger(
-            name=logical_task(context),
+            name=logical_task_name(context["ti"]),
             topic=self.topic,
-            groups=[list(group) for group in groups_of(self.groups)],
+            groups=[list(group) for group in parse_groups(self.groups)],
             junction=self.junction.value,
-            **how,
+            **kwargs,
         )

@@ -1,4 +1,4 @@
-"""Triggers: waits in Airflow's triggerer."""
+"""Triggers: wait on the queue in Airflow's triggerer."""
 
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 from airflow_provider_taskq.triggers.juncture import TaskQJunctureTrigger

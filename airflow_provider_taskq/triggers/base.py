@@ -1,4 +1,4 @@
-"""What the triggers of gates share: they wait, and then end the task, or resume it when Airflow can bear it."""
+"""Base class of the triggers of gates: wait, then end the task or resume it in a worker."""
 
 import asyncio
 import logging
@@ -12,27 +12,27 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskq import metrics
+from airflow_provider_taskq.parameters import logical_task_name
 from airflow_provider_taskq.queue import InvalidArgument, TaskQueueError
-from airflow_provider_taskq.queue.owner_names import TaskInstanceName
-from airflow_provider_taskq.triggers.wait_log import WaitLog
-from airflow_provider_taskq.triggers.waits import Wait
-from airflow_provider_taskq.triggers.watcher import watcher
+from airflow_provider_taskq.triggers.waits import Wait, WaitLog
+from airflow_provider_taskq.triggers.watcher import get_watcher
 
 log = logging.getLogger(__name__)
 
-# Not the loop's own threads: Airflow logs the event of a trigger in these, which would wait behind all other gates.
-_STORING = ThreadPoolExecutor(2, thread_name_prefix="taskq results")
+# Not the default executor of the loop: Airflow logs events of triggers there, which would wait behind all gates.
+_XCOM_THREADS = ThreadPoolExecutor(2, thread_name_prefix="taskq results")
 
 
-class GateTrigger(BaseTrigger):
-    """Fires once: a success, or an event with a `status`.
+class TaskQBaseTrigger(BaseTrigger):
+    """Fires once: TaskSuccessEvent, or an event with a `status`.
 
     :param taskq_conn_id: the Airflow connection.
-    :param poke_interval: seconds between two looks.
-    :param ends_task: whether to end the deferred task with success rather than resume it in a worker.
-    :param stores: which XComs of a task that ends here are stored: `nothing`, `result`, or `each` of its values too.
-    :param resume_after: seconds that pass, at least, before the task is resumed.
-    :param since: when the gate began to look, for the metric of a gate that ends here; None if it begins here.
+    :param poke_interval: seconds between two checks.
+    :param ends_task: whether the trigger ends the deferred task with success instead of resuming it in a worker.
+    :param stores: the XComs of a task that ends here: `nothing`, `result` for the return value, or `each` for the
+        return value and each of its values.
+    :param resume_after: the shortest time until the trigger resumes the task, in seconds.
+    :param since: when the gate began to wait, for the metric of a gate that ends here; None for the trigger's start.
     """
 
     topic: str
@@ -54,26 +54,26 @@ class GateTrigger(BaseTrigger):
         self.stores = stores
         self.resume_after = resume_after
         self.since = since
-        self.wait_log: WaitLog | None = None  # made in `run`, whose context is the one of this trigger
+        self.wait_log: WaitLog | None = None  # created in `run`, because a WaitLog keeps the context of its creator
 
     @property
     @abstractmethod
-    def subject(self) -> dict[str, Any]:
-        """The arguments that say what is waited for: names only."""
+    def wait_arguments(self) -> dict[str, Any]:
+        """The constructor arguments of the subclass: names, never payloads."""
 
     @property
     @abstractmethod
     def wait(self) -> Wait[Any]:
-        """The same for the watcher."""
+        """The wait for the watcher."""
 
     @abstractmethod
-    def facts(self, outcome: Any) -> dict[str, Any]:
-        """What an event tells of the outcome: a `status`; if it is ready, the rest is what the gate returns."""
+    def event_payload(self, outcome: Any) -> dict[str, Any]:
+        """Return the event for an outcome: a `status`, and with status `ready` the values that the gate returns."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and its arguments."""
+        """Return the class path and the constructor arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {
-            **self.subject,
+            **self.wait_arguments,
             "taskq_conn_id": self.taskq_conn_id,
             "poke_interval": self.poke_interval,
             "ends_task": self.ends_task,
@@ -83,56 +83,52 @@ class GateTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Waits, then fires once: the gate is open, or why it will not be."""
+        """Wait, then fire once: the gate is open, or it will not open."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         since = datetime.fromisoformat(self.since) if self.since else datetime.now(UTC)
         self.wait_log = WaitLog(log)
         try:
-            facts = await self._open()
+            payload = await self._wait_until_open()
         except (AirflowException, TaskQueueError, ValueError) as error:
-            facts = {"status": "error", "message": str(error)}
-            log.error("The gate waits no more: %s", error)  # noqa: TRY400  expected, and the message says what to do
+            payload = {"status": "error", "message": str(error)}
+            log.error("Wait failed: error=%s", error)  # noqa: TRY400  expected, and the message says what to do
         else:
-            log.info("The trigger has ended its wait: %s", facts)
-        if self.ends_task and facts["status"] == "ready" and await self._stored(facts):
+            log.info("Wait ended: %s", payload)
+        if self.ends_task and payload["status"] == "ready" and await self._store_result(payload):
             metrics.gate_opened(self.topic, since, in_triggerer=True)
             yield TaskSuccessEvent()
             return
         await asyncio.sleep(began + self.resume_after - loop.time())
-        yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
+        yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
-    def logical_task(self) -> str:
-        """The name `dag_id/run_id/task_id/map_index` of the deferred task, as in a worker."""
-        ti: Any = self.task_instance
-        if ti is None:
-            raise InvalidArgument("this trigger has no task instance whose name it could use")
-        index = -1 if ti.map_index is None else ti.map_index
-        return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))
+    def logical_task_name(self) -> str:
+        """Return the name `dag_id/run_id/task_id/map_index` of the deferred task, as in a worker."""
+        if self.task_instance is None:
+            raise InvalidArgument("this trigger has no task instance: give it a name")
+        return logical_task_name(self.task_instance)
 
-    async def _open(self) -> dict[str, Any]:
-        """Waits until the gate is open, or will not be; returns the facts of that."""
-        return self.facts(await watcher(self.taskq_conn_id).until(self.wait, self.wait_log))
+    async def _wait_until_open(self) -> dict[str, Any]:
+        return self.event_payload(await get_watcher(self.taskq_conn_id).wait_for(self.wait, self.wait_log))
 
-    async def _stored(self, facts: dict[str, Any]) -> bool:
-        """Stores what the gate returns, as a worker would. If that fails, a worker has to end the task.
+    async def _store_result(self, payload: dict[str, Any]) -> bool:
+        """Store the gate's result as XComs, as a worker would. After a failure a worker has to end the task.
 
-        Not by TaskSuccessEvent: Airflow 3.3 stores what that carries as text of JSON, which a later task reads as text.
+        TaskSuccessEvent could carry XComs, but Airflow 3.3 stores them as JSON text, which a later task reads as text.
         """
         if self.stores == "nothing" or self.task_instance is None:
             return True
-        result = {name: value for name, value in facts.items() if name != "status"}
+        result = {name: value for name, value in payload.items() if name != "status"}
         values = {**(result if self.stores == "each" else {}), "return_value": result}
         try:
-            await asyncio.get_running_loop().run_in_executor(_STORING, _set_xcoms, self.task_instance, values)
+            await asyncio.get_running_loop().run_in_executor(_XCOM_THREADS, _set_xcoms, self.task_instance, values)
         except Exception:
-            self.log.exception("Cannot store the result of the gate; a worker will look again and store it.")
+            self.log.exception("Cannot store the gate's result, resuming the task in a worker")
             return False
         return True
 
 
 def _set_xcoms(ti: Any, values: dict[str, Any]) -> None:
-    """Stores XComs of a task instance, through the process that supervises this one."""
     from airflow.sdk.execution_time.xcom import XCom
 
     for key, value in values.items():

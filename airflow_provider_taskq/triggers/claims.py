@@ -1,134 +1,193 @@
-"""Claims for deferred gates: what the triggers of a process claim through one Airflow connection, one after another."""
+"""Claims of gates: in a worker, and in the triggerer for a deferred gate."""
 
 import asyncio
 import logging
 from asyncio import AbstractEventLoop, Future
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowException
 
-from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.claims import Claim
+from airflow_provider_taskq import hooks
+from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.claims import Claim, held_sequences
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
-from airflow_provider_taskq.triggers.claim_request import ClaimRequest, TakenOver
-from airflow_provider_taskq.triggers.passing import final
+from airflow_provider_taskq.triggers.connection import permanent_error
+from airflow_provider_taskq.triggers.snapshot import check_wait
+from airflow_provider_taskq.triggers.waits import ReadyWait
 
 log = logging.getLogger(__name__)
 
-Taken = tuple[Claim, TakenOver | None]
-
-_CALL_SECONDS = 30.0  # after which a server that does not answer counts as lost
-_LOCK_SECONDS = 2  # a claim waits no longer for a transaction that uses the same owner: other gates wait behind it
+_CALL_TIMEOUT = 30.0  # seconds
+_LOCK_TIMEOUT = 2  # seconds; other gates wait while a claim waits for a transaction that locks the same owner
 
 
-class Claimer:
-    """Claims in a thread, on a database connection that is open while gates claim.
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """The tasks that the owner held before the gate registered it: in the gate's topic, and in all topics."""
 
-    The watcher's connection is not used: a claim may have to wait for the row of its owner, and every wait of the
+    fence: int
+    in_topic: int
+    total: int
+
+    def message(self, request: "ClaimRequest", *, may_be_another_gate: bool) -> tuple[int, str]:
+        """Return the log level and the text for the gate's log."""
+        if not may_be_another_gate:
+            return logging.INFO, f"Took over {self.total} tasks that an earlier run of this task instance claimed."
+        return logging.WARNING, (
+            f"Took over {self.total} tasks ({self.in_topic} of topic {request.topic}) that owner {request.owner!r} "
+            f"held under fence {self.fence}. If another gate uses the same claim_as, its claim is lost: give each gate "
+            "a claim_as of its own."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """The parameters of a gate's claim: up to `size` tasks of a topic, once `min_tasks` are ready.
+
+    :param max_wait: seconds; once the oldest due task has waited this long, one ready task is enough.
+    :param lease: how long the claim lasts without a heartbeat.
+    """
+
+    topic: str
+    owner: str
+    size: int
+    min_tasks: int = 1
+    order: Order = Order.FIRST_IN_FIRST_OUT
+    condition: Condition = Condition.NONE
+    max_wait: float | None = None
+    lease: timedelta = timedelta(hours=1)
+
+    def claim(self, queue: TaskQueue) -> tuple[Claim, Takeover | None] | None:
+        """Take over the tasks that the owner holds in the topic, or else claim tasks.
+
+        Return None if the gate stays closed, also if other consumers left fewer tasks than the gate needs. Then roll
+        back, so that the transaction leaves no lease.
+        """
+        previous = queue.owner(self.owner)
+        takeover = None
+        if previous is not None:
+            owner = queue.register(self.owner, self.lease)
+            if owner.resumed:
+                held = len(held_sequences(queue.conn, owner, self.topic))
+                takeover = Takeover(previous.fence, held, len(held_sequences(queue.conn, owner)))
+                if held:
+                    return Claim(self.topic, owner.name, owner.fence, held), takeover
+        ready = self._count_ready(queue)
+        if ready is None:
+            return None
+        owner = queue.register(self.owner, self.lease)
+        claimed = queue.claim(self.topic, owner, self.size, self.order, self.condition)
+        enough = min(self.min_tasks, self.size) if ready >= self.min_tasks else 1
+        return (Claim(self.topic, owner.name, owner.fence, claimed), takeover) if claimed >= enough else None
+
+    def _count_ready(self, queue: TaskQueue) -> int | None:
+        """Return how many tasks are ready, or None if they do not open the gate."""
+        return check_wait(queue.conn, ReadyWait(self.topic, self.min_tasks, self.condition.value, self.max_wait))
+
+
+class ClaimExecutor:
+    """Claims for deferred gates in a thread, one after another, on a connection that is open while gates claim.
+
+    It does not share the watcher's connection: a claim may wait for the row of its owner, and all waits of the
     triggerer would wait with it.
     """
 
     def __init__(self, conn_id: str) -> None:
         self._conn_id = conn_id
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="taskq claims")
-        self._asking = 0
+        self._callers = 0
         self._connection: psycopg.Connection | None = None
 
-    async def take(self, request: ClaimRequest) -> Taken | None:
-        """The claim, committed; None if the gate stays closed, or if the database cannot be reached now.
+    async def claim(self, request: ClaimRequest) -> tuple[Claim, Takeover | None] | None:
+        """Claim and commit. Return None if the gate stays closed, or after a transient error.
 
-        Raises what would come again at every attempt, such as UnknownTopic. When the caller is cancelled, a claim that
-        is made all the same is released.
+        Raise a permanent error, such as UnknownTopic. If the caller is cancelled, the thread may still claim: then
+        release that claim.
         """
         loop = asyncio.get_running_loop()
-        self._asking += 1
-        taking = loop.run_in_executor(self._thread, self._take, request)
+        self._callers += 1
+        future = loop.run_in_executor(self._thread, self._claim, request)
         try:
-            return await asyncio.shield(taking)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
-            taking.add_done_callback(self._release_unclaimed)
+            future.add_done_callback(self._release_abandoned)
             raise
         finally:
-            self._asking -= 1
-            if not self._asking:
+            self._callers -= 1
+            if not self._callers:
                 self._thread.submit(self._close_if_idle)
 
-    def _take(self, request: ClaimRequest) -> Taken | None:
-        """Claims in a transaction of its own."""
+    def _claim(self, request: ClaimRequest) -> tuple[Claim, Takeover | None] | None:
         try:
             connection = self._connected()
             with connection.transaction() as transaction:
-                taken = request.take(TaskQueue(connection))
-                if taken is None:
+                claimed = request.claim(TaskQueue(connection))
+                if claimed is None:
                     raise psycopg.Rollback(transaction)
         except (psycopg.Error, TaskQueueError, AirflowException) as error:
             self._close()
-            reason = _final(error)
-            if reason is not None:
-                raise reason from error
-            log.warning("Cannot claim now, will try again: topic=%s error=%s", request.topic, error)
+            permanent = _permanent_error(error)
+            if permanent is not None:
+                raise permanent from error
+            log.warning("Cannot claim, will retry: topic=%s error=%s", request.topic, error)
             return None
-        return taken
+        return claimed
 
     def _connected(self) -> psycopg.Connection:
-        """The open connection, or a new one."""
-        from airflow_provider_taskq.hooks.taskq import TaskQHook
-
         if self._connection is None or self._connection.closed:
-            self._connection = TaskQHook(taskq_conn_id=self._conn_id).get_conn()
+            self._connection = hooks.TaskQHook(taskq_conn_id=self._conn_id).get_conn()
             self._connection.autocommit = True
-            limit_calls(self._connection, CallLimit(_CALL_SECONDS))
-            self._connection.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
+            limit_calls(self._connection, CallLimit(_CALL_TIMEOUT))
+            self._connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}s'")
         return self._connection
 
-    def _release_unclaimed(self, taking: "Future[Taken | None]") -> None:
-        """Gives back a claim for which nothing waits any more; not one that was taken over."""
-        if taking.cancelled() or taking.exception() is not None or (taken := taking.result()) is None:
+    def _release_abandoned(self, future: "Future[tuple[Claim, Takeover | None] | None]") -> None:
+        """Release a claim whose caller was cancelled, unless it is a takeover."""
+        if future.cancelled() or future.exception() is not None or (claimed := future.result()) is None:
             return
-        claim, taken_over = taken
-        if taken_over is None:
+        claim, takeover = claimed
+        if takeover is None:
             self._thread.submit(self._release, claim)
 
     def _release(self, claim: Claim) -> None:
-        """Releases; if that fails, the lease ends the claim."""
         try:
             queue = TaskQueue(self._connected())
             owner = queue.owner(claim.owner, claim.fence)
             if owner is not None:
                 queue.release(owner)
         except (psycopg.Error, TaskQueueError, AirflowException) as error:
-            log.warning("Cannot release a claim, its lease will end it: owner=%s error=%s", claim.owner, error)
+            log.warning("Cannot release a claim, its lease will expire: owner=%s error=%s", claim.owner, error)
         finally:
             self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        """Closes the connection when no gate claims."""
-        if not self._asking:
+        if not self._callers:
             self._close()
 
     def _close(self) -> None:
-        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _final(error: Exception) -> Exception | None:
-    """The error to end a wait with; None for one that may pass, such as a lost connection."""
+_executors: WeakKeyDictionary[AbstractEventLoop, dict[str, ClaimExecutor]] = WeakKeyDictionary()
+
+
+def get_claim_executor(conn_id: str) -> ClaimExecutor:
+    """Return the claim executor of the running event loop for an Airflow connection."""
+    executors = _executors.setdefault(asyncio.get_running_loop(), {})
+    if conn_id not in executors:
+        executors[conn_id] = ClaimExecutor(conn_id)
+    return executors[conn_id]
+
+
+def _permanent_error(error: Exception) -> Exception | None:
+    """As `permanent_error`; an error of the queue is transient if the error of psycopg that caused it is."""
     if isinstance(error, TaskQueueError):
         cause = error.__cause__
-        return error if not isinstance(cause, psycopg.Error) or final(cause) is not None else None
-    return final(error)
-
-
-_claimers: WeakKeyDictionary[AbstractEventLoop, dict[str, Claimer]] = WeakKeyDictionary()
-
-
-def claimer(conn_id: str) -> Claimer:
-    """The claimer of the running event loop for an Airflow connection."""
-    mine = _claimers.setdefault(asyncio.get_running_loop(), {})
-    if conn_id not in mine:
-        mine[conn_id] = Claimer(conn_id)
-    return mine[conn_id]
+        return error if not isinstance(cause, psycopg.Error) or permanent_error(cause) is not None else None
+    return permanent_error(error)

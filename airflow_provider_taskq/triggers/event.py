@@ -14,87 +14,85 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
-from airflow_provider_taskq.triggers.waits import ReadyWait, Seen
-from airflow_provider_taskq.triggers.watcher import watcher
+from airflow_provider_taskq.triggers.waits import QueryResult, ReadyWait
+from airflow_provider_taskq.triggers.watcher import get_watcher
 
 if TYPE_CHECKING:
     from airflow.triggers.shared_stream import SharedStreamProducer
 
-    from airflow_provider_taskq.triggers.async_owner import Claim
+    from airflow_provider_taskq.triggers.event_debouncer import EventBatch
 
 log = logging.getLogger(__name__)
 
-CLAIM_NEEDS = (
+CLAIM_UNSUPPORTED = (
     "TaskQEventTrigger(mode='claim') needs the shared streams of Airflow 3.3 or later: use mode='peek' here,"
     " and let the DAG claim with TaskQSensor(claim=n)."
 )
-_COOLDOWNS = {"peek": 60.0, "claim": 10.0}
-_SHORTEST_LEASE = 10.0
-_RETRY = 30.0  # seconds until a topic, schema or connection that is not there is looked for again
+_DEFAULT_COOLDOWNS = {"peek": 60.0, "claim": 10.0}
+_MIN_LEASE = 10.0
+_RETRY_SECONDS = 30.0  # until a missing topic, schema or connection is checked again
 
 
 @dataclass(frozen=True, slots=True)
-class AnewWait(ReadyWait):
-    """Waits until enough tasks are ready, and none of them has been since a moment of `time.monotonic()`.
+class NewTasksWait(ReadyWait):
+    """Waits until enough tasks are ready and none of them was ready before `since`, a time of `time.monotonic()`.
 
-    How long the oldest has waited is measured on the server, some time after the look began. So counted back from that
-    beginning, it became ready then at the earliest: no late answer makes a new task of an old one. A new one that came
-    within such a time after the moment is told by the next look that is quicker, or else when the cooldown is over.
+    The server measures the age of the oldest ready task after the check began. So the task became ready no earlier than
+    the begin of the check minus its age, and a slow answer makes no old task look new. A task that became ready
+    shortly after `since` may look old in a slow check. A later, faster check finds it, or the cooldown ends the wait.
     """
 
-    max_wait: float | None = math.inf  # it never opens by that, but so the watcher tells how long the oldest has waited
+    max_wait: float | None = math.inf  # infinite, so that the age never opens the wait, but the watcher measures it
     since: float = 0.0
 
-    def outcome(self, seen: Sequence[Seen]) -> int | None:
-        """How many are ready, once they are others."""
-        ready = ReadyWait.outcome(self, seen)
-        waited, looked = seen[0].waited, seen[0].looked
-        return ready if waited is not None and waited < looked - self.since else None
+    def outcome(self, results: Sequence[QueryResult]) -> int | None:
+        """Return how many tasks are ready, once all of them are new."""
+        ready = ReadyWait.outcome(self, results)
+        (result,) = results
+        return ready if result.waited is not None and result.waited < result.started_at - self.since else None
 
 
 class TaskQEventTrigger(BaseEventTrigger):
-    """Makes asset events of a topic's tasks, for `Asset(watchers=[AssetWatcher(trigger=TaskQEventTrigger(...))])`.
+    """Fires asset events for a topic's tasks, in `Asset(watchers=[AssetWatcher(trigger=TaskQEventTrigger(...))])`.
 
-    **peek** wakes a DAG, which then takes tasks itself. It only looks. An event is fired when `min_tasks` tasks become
-    ready: at the first look, and again when so many are ready of which none was at the last event. As long as one of
-    those is left, the event is repeated every `cooldown` seconds, so that a run that failed, or tasks that it left
-    behind, are not forgotten. Nothing ready, no event. Airflow makes one run of events that have gathered: such a DAG
-    takes all it finds, and `max_active_runs=1` keeps a slow run from being doubled. The event is `{"topic", "ready"}`,
-    counted no further than the most that anybody waits for.
+    **peek** starts a DAG that claims tasks by itself. An event fires when `min_tasks` tasks become ready: at the first
+    check, and again when as many tasks are ready that were not ready at the last event. While older ones are left, the
+    event is repeated every `cooldown` seconds, so that tasks of a failed run are not forgotten. Airflow combines
+    events into one run. So the DAG has to claim all tasks that it finds, and `max_active_runs=1` prevents a second run
+    beside a slow one. The event is `{"topic", "ready"}`; `ready` may stop at `min_tasks`.
 
-    **claim** (Airflow 3.3) makes the event the work itself: it takes tasks, fires an event for each, or for each batch,
-    and ends them as SUCCEEDED once Airflow has stored the event. A task whose event was not stored becomes READY
-    again. One that `refusal` refuses is ended as a FAILURE with its reason, which a retry policy of the topic may try
-    again. No task is lost: each has its event stored at least once. An event comes twice where the triggerer ended, or
-    its database connection or lease was lost, after the event was stored and before the task was ended; `sequences`
-    tells. The event is `{"topic", "claimed", "sequences", "identifiers"}`: all sequences, and the identifiers of the
-    first 100 tasks. A run that Airflow made of several events finds all of them in `triggering_asset_events`.
+    **claim** (Airflow 3.3) turns tasks into events: the trigger claims tasks, fires an event for each task or batch,
+    and completes the tasks as SUCCEEDED after Airflow has stored the event. A task whose event was not stored becomes
+    READY again. If `rejection` returns a reason, the task ends as a FAILURE, which the policy may retry. Airflow
+    stores at least one event for each task. It stores a second one if the triggerer dies, or loses its connection or
+    lease, after the event was stored and before the task was completed; compare `sequences` to detect that. The event
+    is `{"topic", "claimed", "sequences", "identifiers"}`, with all sequences and the identifiers of the first 100
+    tasks. A run for several events finds all of them in `triggering_asset_events`.
 
-    Airflow starts a run with the first event of a burst, and leaves those that come before that run is made to the run
-    that the next event starts. So the event of the last task of a burst is fired `cooldown` seconds after the one
-    before: it starts a run that gets all that were left. While a DAG is at its limit of active runs
-    (`max_active_runs`, 16 unless set), or the scheduler takes longer than `cooldown`, Airflow leaves that one behind,
-    too, until another event comes. For a topic where none may come for long, `closing_events` repeats events without
+    Airflow starts a run with the first event of a burst. The other events wait for the run that the next event starts.
+    So the trigger fires the event of the last task of a burst `cooldown` seconds after the previous one: its run gets
+    all waiting events. That event waits too if the DAG has reached `max_active_runs` (default 16), or if the scheduler
+    needs longer than `cooldown`. For a topic that may be quiet for a long time, `closing_events` adds events without
     tasks (`claimed` is 0) after each burst and each start.
 
-    Triggers with equal arguments are one stream: each task's event reaches the assets of all of them. So use one
-    asset a topic, for any number of DAGs. Triggers with different arguments are competitors: each task goes to one.
+    Triggers with equal arguments share one stream, and each event reaches all of their assets. So use one asset per
+    topic, for any number of DAGs. Triggers with different arguments compete: each task goes to one of them.
 
     :param topic: the topic's name.
     :param mode: `peek` or `claim`.
     :param taskq_conn_id: the Airflow connection.
-    :param min_tasks: peek: how many ready tasks are enough.
-    :param cooldown: peek: seconds after which the event is repeated, as long as so many are ready (60 unless given);
-        claim: seconds between the last event of a burst and the one before (10 unless given). Longer than the scheduler
-        needs for a round. With 0 all events are fired at once.
-    :param closing_events: claim: how many events without tasks follow a burst and a start, the first after `cooldown`
-        seconds, each later one after twice as long; for a DAG whose runs reach `max_active_runs`.
-    :param condition: under which condition tasks are counted or taken.
-    :param batch_size: claim: how many tasks an event has at the most; it does not wait until there are as many.
-    :param order: claim: in which order tasks are taken.
-    :param owner: claim: under which name; made of the arguments unless given. Two Airflows that share a topic need two.
-    :param lease: claim: seconds after which the tasks of a triggerer that is gone can be taken by others.
-    :param poll_interval: seconds between two looks at the shortest.
+    :param min_tasks: peek: the number of ready tasks that fires the event.
+    :param cooldown: peek: seconds after which the event is repeated (default 60); claim: seconds between the last two
+        events of a burst, longer than a loop of the scheduler (default 10). With 0 all events fire at once.
+    :param closing_events: claim: the number of events without tasks after a burst and after a start; the first comes
+        after `cooldown` seconds, and each pause doubles. For a DAG whose runs reach `max_active_runs`.
+    :param condition: the condition under which tasks are counted or claimed.
+    :param batch_size: claim: the most tasks in an event; the trigger does not wait for a full batch.
+    :param order: claim: the order in which tasks are claimed.
+    :param owner: claim: the owner's name; the default is computed from the arguments. Two Airflow installations that
+        share a topic need different names.
+    :param lease: claim: seconds after which other consumers can get the tasks of a dead triggerer.
+    :param poll_interval: the shortest time between two checks, in seconds.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class TaskQEventTrigger(BaseEventTrigger):
         self.mode = mode
         self.taskq_conn_id = taskq_conn_id
         self.min_tasks = min_tasks
-        self.cooldown = cooldown if cooldown is not None else _COOLDOWNS.get(mode, 0.0)
+        self.cooldown = cooldown if cooldown is not None else _DEFAULT_COOLDOWNS.get(mode, 0.0)
         self.condition = condition
         self.batch_size = batch_size
         self.order = order
@@ -126,10 +124,10 @@ class TaskQEventTrigger(BaseEventTrigger):
         self.lease = lease
         self.closing_events = closing_events
         self.poll_interval = poll_interval
-        self._check()
+        self._check_arguments()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and its arguments, by which Airflow tells triggers apart: names and numbers only."""
+        """Return the class path and the constructor arguments. Airflow identifies event triggers by them."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {
             "topic": self.topic,
             "mode": self.mode,
@@ -145,37 +143,37 @@ class TaskQEventTrigger(BaseEventTrigger):
             "poll_interval": self.poll_interval,
         }
 
-    def refusal(self, claim: "Claim") -> str | None:  # noqa: ARG002  for a subclass to look at
-        """Why a claim is refused, or None to fire its event: for a subclass to say. It must not block."""
+    def rejection(self, batch: "EventBatch") -> str | None:  # noqa: ARG002  for a subclass
+        """Return the reason to reject a batch, or None to fire its event. Subclasses override it; it must not block."""
         return None
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Peeks, for ever. A claim never comes here: Airflow feeds it from the shared stream."""
+        """Fire events in mode peek. In mode claim, Airflow reads the shared stream instead of calling this."""
         if self.mode == "claim":
-            raise AirflowException(CLAIM_NEEDS)
-        what: dict[str, Any] = {"topic": self.topic, "min_tasks": self.min_tasks, "condition": self.condition}
-        what["poll_interval"] = self.poll_interval
-        trouble: str | None = None
+            raise AirflowException(CLAIM_UNSUPPORTED)
+        arguments = (self.topic, self.min_tasks, self.condition)
+        logged_error: str | None = None
         while True:
             try:
-                ready = await watcher(self.taskq_conn_id).until(ReadyWait(**what))
+                wait = ReadyWait(*arguments, poll_interval=self.poll_interval)
+                ready = await get_watcher(self.taskq_conn_id).wait_for(wait)
             except (AirflowException, TaskQueueError) as error:
-                # A topic that was dropped is one that does not exist at the next look: that is no change.
+                # The message for a dropped topic changes at the next check, but the error is the same.
                 text = UnknownTopic.__name__ if isinstance(error, UnknownTopic) else str(error)
-                if text != trouble:
-                    trouble = text
-                    log.warning("Topic %r cannot be looked at, tried again until it can: %s", self.topic, error)
-                await asyncio.sleep(_RETRY)
+                if text != logged_error:
+                    logged_error = text
+                    log.warning("Cannot check for events, will retry: topic=%s error=%s", self.topic, error)
+                await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            if trouble is not None:
-                trouble = None
-                log.info("Topic %r can be looked at again.", self.topic)
+            if logged_error is not None:
+                logged_error = None
+                log.info("Can check for events again: topic=%s", self.topic)
             since = time.monotonic()
             yield _event({"topic": self.topic, "ready": ready})
-            await self._anew_or_cooled(AnewWait(**what, since=since))
+            await self._cool_down(NewTasksWait(*arguments, poll_interval=self.poll_interval, since=since))
 
     def shared_stream_key(self) -> Hashable | None:
-        """What makes claims one stream: all their arguments. Peeks need none, they share the watcher."""
+        """Return all arguments in mode claim. Mode peek has no stream: its triggers share the watcher."""
         if self.mode == "peek":
             return None
         classpath, arguments = self.serialize()
@@ -183,14 +181,14 @@ class TaskQEventTrigger(BaseEventTrigger):
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> "SharedStreamProducer":
-        """The side of the queue of a stream of claims; it connects when it is opened."""
-        from airflow_provider_taskq.triggers.event_stream import Claiming, TaskClaims
+        """Create the producer of the stream, which connects when Airflow opens it."""
+        from airflow_provider_taskq.triggers.event_stream import EventStreamConfig, EventStreamProducer
 
-        return TaskClaims(
-            Claiming(
+        return EventStreamProducer(
+            EventStreamConfig(
                 conn_id=kwargs["taskq_conn_id"],
                 topic=kwargs["topic"],
-                owner=kwargs["owner"] or _owner_of(kwargs),
+                owner=kwargs["owner"] or _default_owner(kwargs),
                 lease=kwargs["lease"],
                 cooldown=kwargs["cooldown"],
                 closing_events=kwargs["closing_events"],
@@ -201,52 +199,51 @@ class TaskQEventTrigger(BaseEventTrigger):
             )
         )
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator["Claim"]) -> AsyncIterator[TriggerEvent]:
-        """Makes an event of each claim, or refuses it."""
+    async def filter_shared_stream(self, shared_stream: AsyncIterator["EventBatch"]) -> AsyncIterator[TriggerEvent]:
+        """Fire the event of each batch, or reject the batch."""
         from airflow.triggers.shared_stream import reject_shared_stream_event
 
-        async for claim in shared_stream:
-            reason = self.refusal(claim) if claim.sequences else None
+        async for batch in shared_stream:
+            reason = self.rejection(batch) if batch.sequences else None
             if reason is None:
-                yield _event(claim.event())
-                claim.fired += 1  # reached only after Airflow has taken the event
+                yield _event(batch.event())
+                batch.fired += 1  # reached only after Airflow has taken the event
             else:
-                claim.refusals.append(reason)
+                batch.rejections.append(reason)
                 reject_shared_stream_event()
 
-    async def _anew_or_cooled(self, wait: AnewWait) -> None:
-        """Waits until other tasks are ready, or the event is to be repeated."""
+    async def _cool_down(self, wait: NewTasksWait) -> None:
+        """Wait until new tasks are ready, or until the event is due again."""
         try:
             async with asyncio.timeout(self.cooldown):
-                await watcher(self.taskq_conn_id).until(wait)
+                await get_watcher(self.taskq_conn_id).wait_for(wait)
         except (TimeoutError, AirflowException, TaskQueueError):
-            return  # what is wrong, the next look says
+            return  # the next check reports the error
 
-    def _check(self) -> None:
-        """Refuses, where the DAG is written, what could only fail in the triggerer."""
+    def _check_arguments(self) -> None:
+        """Raise an error when the DAG is parsed, not later in the triggerer."""
         if self.mode not in ("peek", "claim"):
-            raise ValueError(f"mode {self.mode!r} is neither 'peek' nor 'claim'")
+            raise ValueError(f"invalid mode {self.mode!r}: expected 'peek' or 'claim'")
         if self.min_tasks < 1 or self.batch_size < 1:
-            raise ValueError("min_tasks and batch_size are 1 at least")
+            raise ValueError("invalid min_tasks or batch_size: expected at least 1")
         if self.cooldown < 0 or self.closing_events < 0:
-            raise ValueError("cooldown and closing_events are 0 at least")
-        if self.lease < _SHORTEST_LEASE:
-            raise ValueError(f"a lease of {self.lease:g} seconds is too short to be kept: {_SHORTEST_LEASE:g} at least")
+            raise ValueError("invalid cooldown or closing_events: expected at least 0")
+        if self.lease < _MIN_LEASE:
+            raise ValueError(f"invalid lease of {self.lease:g} seconds: expected at least {_MIN_LEASE:g}")
         if self.mode == "claim" and not has_shared_streams():
-            raise AirflowException(CLAIM_NEEDS)
+            raise AirflowException(CLAIM_UNSUPPORTED)
 
 
 def has_shared_streams() -> bool:
-    """Whether this Airflow tells a trigger that its event is stored."""
+    """Return whether this Airflow release confirms that it has stored an event."""
     return hasattr(BaseEventTrigger, "create_shared_stream_producer")
 
 
-def _owner_of(kwargs: dict[str, Any]) -> str:
-    """The owner of a stream: the same in every triggerer and after every restart."""
+def _default_owner(kwargs: dict[str, Any]) -> str:
+    """Return an owner name that is the same in every triggerer and after every restart."""
     digest = hashlib.sha256(json.dumps(kwargs, sort_keys=True).encode()).hexdigest()
     return f"airflow-event/{kwargs['topic']}/{digest[:12]}"
 
 
-def _event(facts: dict[str, Any]) -> TriggerEvent:
-    """An event of these facts."""
-    return TriggerEvent(facts)  # type: ignore[no-untyped-call]
+def _event(payload: dict[str, Any]) -> TriggerEvent:
+    return TriggerEvent(payload)  # type: ignore[no-untyped-call]

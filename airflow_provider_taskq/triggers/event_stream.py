@@ -1,9 +1,11 @@
-"""Claims for Airflow's shared streams in ack mode (Airflow 3.3): a task is ended only after its event is stored."""
+"""The claim stream behind TaskQEventTrigger, on Airflow's shared streams in ack mode (Airflow 3.3).
+
+A task ends only after Airflow has stored its event.
+"""
 
 import asyncio
 import logging
-import random
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,25 +16,27 @@ from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Result, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.queue.backoff import Backoff
+from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import first_line
-from airflow_provider_taskq.triggers.async_owner import Claim, Holding, Settlement
-from airflow_provider_taskq.triggers.event_burst import Burst
-from airflow_provider_taskq.triggers.event_line import Line
-from airflow_provider_taskq.triggers.waits import ReadyWait, unknown_topic
-from airflow_provider_taskq.triggers.watcher import watcher
+from airflow_provider_taskq.triggers.connection import ReconnectingConnection
+from airflow_provider_taskq.triggers.event_debouncer import EventBatch, EventDebouncer
+from airflow_provider_taskq.triggers.waits import ReadyWait, unknown_topic_error
+from airflow_provider_taskq.triggers.watcher import get_watcher
 
 log = logging.getLogger(__name__)
 
-_IN_FLIGHT = 128  # tasks whose events Airflow has not confirmed, at the most (or two batches); its own bound is 1,024
-_LONGEST_BACK_OFF = 30.0
-_PARTING = 5.0  # seconds that giving back may take at the end: the lease ends by itself, too
+_MAX_IN_FLIGHT = 128  # tasks, or two batches; Airflow's own limit of unconfirmed events is 1,024
+_MAX_BACKOFF = 30.0
+_RELEASE_TIMEOUT = 5.0  # seconds; without a release the lease expires
+_RETRY_DELAY = "5 seconds"  # of a task whose event Airflow did not store, so that a failure causes no busy loop
 
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
-class Claiming:
-    """What is claimed, and how."""
+class EventStreamConfig:
+    """The parameters of a claim stream; see TaskQEventTrigger."""
 
     conn_id: str
     topic: str
@@ -46,238 +50,310 @@ class Claiming:
     poll_interval: float
 
 
-class TaskClaims(SharedStreamProducer):
-    """Claims tasks of a topic under an owner whose lease it keeps, and settles them by what became of their events.
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The result of a claimed task. SUSPENSION returns the task to the topic."""
 
-    The owner's name is the same after a restart, so what a killed triggerer held is taken over and fired again. Where
-    two triggerers run the same stream, one leads: the other waits until the owner gives no sign of life for half its
-    lease, so that the two do not take each other's tasks away for ever.
+    sequence: int
+    result: Result
+    error: str | None = None
 
-    Airflow leaves an event that comes soon after another to the run that the next event starts. So the last claim of a
-    burst is held back until `cooldown` seconds after the event before was settled: its event starts a run, which gets
-    all that was left. The tasks of a claim that is held back are held in the queue too, so whatever becomes of this
-    triggerer, they have their event later. An event without tasks is fired only if that claim was refused, or if the
-    trigger asks for `closing_events`.
 
-    A lease that is lost after all ends the stream; Airflow starts it anew, and what is not ended is fired again.
-    Everything else is tried again with growing pauses: an event-driven DAG has nobody who would restart its trigger.
+class AsyncOwner:
+    """One owner in one topic, for an event loop: the queue's verbs without payloads."""
+
+    def __init__(self, connection: ReconnectingConnection, config: EventStreamConfig) -> None:
+        self._connection = connection
+        self._topic = config.topic
+        self._name = config.owner
+        self._lease = timedelta(seconds=config.lease)
+        self._order = config.order
+        self._condition = config.condition
+        self._fence: int | None = None
+
+    @property
+    def registered(self) -> bool:
+        """Whether this process has registered the owner."""
+        return self._fence is not None
+
+    async def is_active_elsewhere(self) -> bool:
+        """Return whether the owner's lease runs and had a heartbeat within half its length."""
+        rows = await self._connection.fetch_all(
+            "SELECT name FROM taskq.owners(%s::interval) WHERE name = %s::text",
+            (interval_text(self._lease / 2), self._name),
+        )
+        return bool(rows)
+
+    async def register(self) -> None:
+        """Register the owner. It takes over the tasks of the name, and locks earlier registrations out."""
+        rows = await self._connection.fetch_all(
+            "SELECT fence FROM taskq.register(%s::text, %s::interval)", (self._name, interval_text(self._lease))
+        )
+        self._fence = int(rows[0][0])
+
+    async def heartbeat(self) -> None:
+        """Extend the lease; LeaseLost once it is gone."""
+        await self._connection.fetch_all("SELECT taskq.heartbeat(%s::text, %s::bigint)", (self._name, self._fence))
+
+    async def poll(self, size: int) -> list[tuple[int, str]]:
+        """Claim up to `size` tasks; return their sequences and identifiers."""
+        return await self._connection.fetch_all(
+            "SELECT sequence, identifier FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
+            (self._topic, self._name, self._fence, size, self._order, self._condition),
+        )
+
+    async def held(self) -> list[tuple[int, str]]:
+        """Return the held tasks in polled order; none once the lease is gone."""
+        return await self._connection.fetch_all(
+            "SELECT sequence, identifier FROM taskq.held(%s::text, %s::bigint, %s::text)",
+            (self._name, self._fence, self._topic),
+        )
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Complete or return tasks, all or none; LeaseLost, NotHeld."""
+        delays = [_RETRY_DELAY if one.result is Result.SUSPENSION else None for one in settlements]
+        await self._connection.fetch_all(
+            "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], NULL, %b::text[],"
+            " %b::text[]::interval[])",
+            (
+                self._name,
+                self._fence,
+                [one.sequence for one in settlements],
+                [int(one.result) for one in settlements],
+                [one.error for one in settlements],
+                delays if any(delays) else None,
+            ),
+        )
+
+    async def unsettled(self, settlements: Collection[Settlement]) -> list[Settlement]:
+        """Return the settlements whose tasks are still held; LeaseLost."""
+        await self.heartbeat()  # raises LeaseLost, while `held` would return nothing
+        held = {sequence for sequence, _ in await self.held()}
+        return [one for one in settlements if one.sequence in held]
+
+    async def release(self, timeout: float) -> None:  # noqa: ASYNC109
+        """Release all held tasks, and end the lease."""
+        await self._connection.fetch_all(
+            "SELECT taskq.release(%s::text, %s::bigint)", (self._name, self._fence), timeout=timeout
+        )
+        self._fence = None
+
+
+class EventStreamProducer(SharedStreamProducer):
+    """Claims tasks of a topic, keeps the lease, and settles the tasks after Airflow has stored their events.
+
+    The owner's name is the same after a restart, so a new triggerer takes over the tasks of a killed one and fires
+    their events again. If two triggerers run the same stream, one is active. The other waits until the owner had no
+    heartbeat for half its lease, so that the two do not take each other's tasks over again and again.
+
+    An EventDebouncer holds the last batch of a burst back. The tasks of that batch are held in the queue too, so
+    their events fire later even if this triggerer dies.
+
+    A lost lease ends the stream with LeaseLost: Airflow restarts it, and events of unfinished tasks fire again. After
+    any other error the stream retries with growing pauses, because nothing else restarts the trigger of a DAG.
     """
 
-    def __init__(self, claiming: Claiming) -> None:
-        self._claiming = claiming
-        self._lease = timedelta(seconds=claiming.lease)
-        self._line = Line(claiming.conn_id)
-        self._holding = Holding(
-            self._line, claiming.topic, claiming.owner, self._lease, claiming.order, claiming.condition
-        )
+    def __init__(self, config: EventStreamConfig) -> None:
+        self._config = config
+        self._connection = ReconnectingConnection(config.conn_id)
+        self._owner = AsyncOwner(self._connection, config)
+        self._heartbeat_interval = config.lease / 6
+        self._heartbeat_due = 0.0
         self._in_flight: dict[int, None] = {}
         self._settled = asyncio.Event()
-        self._beat_due = 0.0
-        self._burst = Burst(claiming.cooldown, claiming.closing_events)
-        self._failures = 0
-        self._trouble: str | None = None  # what was logged of the failure that goes on
-        self._topic_known = False
-        self._doubtful = True  # whether something may be held that is not in flight
-        self._drained = True  # whether the last poll found less than it asked for
-        self._waiting_told = False
-        self._ended = False
+        self._debouncer = EventDebouncer(config.cooldown, config.closing_events)
+        self._backoff = self._new_backoff()
+        self._logged_error: str | None = None
+        self._topic_existed = False
+        self._held_unknown = True  # tasks may be held that are not in flight
+        self._drained = True  # the last poll returned fewer tasks than requested
+        self._standby_logged = False
+        self._closed = False
 
-    async def open_stream(self) -> AsyncIterator[tuple[Claim, Claim]]:
-        """Yields claims, each as what the triggers see and what is settled; ends with an error only: LeaseLost."""
+    async def open_stream(self) -> AsyncIterator[tuple[EventBatch, EventBatch]]:
+        """Yield batches, each for the triggers and for `advance`. Ends only with LeaseLost."""
         try:
             while True:
                 try:
-                    claims = await self._next()
+                    batches = await self._next_batches()
                 except LeaseLost:
-                    metrics.count(metrics.LEASE_LOST, 1, topic=self._claiming.topic, in_triggerer=True)
+                    metrics.count(metrics.LEASE_LOST, 1, topic=self._config.topic, in_triggerer=True)
                     raise
                 except (*_LOST, psycopg.Error, TaskQueueError, AirflowException) as error:
-                    claims = []
-                    self._failures += 1
-                    await self._wait_after(error, self._failures)
-                for claim in claims:
-                    yield claim, claim
+                    batches = []
+                    await self._pause_after(error, self._backoff)
+                for batch in batches:
+                    yield batch, batch
         finally:
-            self._ended = True
+            self._closed = True
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Ends the tasks of stored events, fails those of refused ones, gives back the others; one transaction.
+        """Complete the tasks of stored events, fail those of rejected ones, and return the others, in one transaction.
 
-        A task that was purged, or dropped with its topic, while its event was stored has nothing left to end.
+        A task that was purged, or dropped with its topic, while Airflow stored its event needs no settlement.
         """
-        settlements = [one for item in batch for one in _settled(item)]
+        settlements = [one for item in batch for one in _settlements(item)]
         left = settlements
-        failures = 0
+        backoff = self._new_backoff()
         while left:
             try:
-                if failures:  # nobody knows whether the last try was carried out
-                    left = await self._holding.unsettled(left)
+                if backoff.failures:  # the failed attempt may have committed
+                    left = await self._owner.unsettled(left)
                 if left:
-                    await self._holding.settle(left)
+                    await self._owner.settle(left)
                 break
             except NotHeld as error:
-                held = await self._holding.unsettled(left)
+                held = await self._owner.unsettled(left)
                 if len(held) == len(left):
                     raise
-                log.warning("Topic %r: tasks of stored events are gone: %s", self._claiming.topic, first_line(error))
+                log.warning("Tasks of stored events are gone: topic=%s error=%s", self._config.topic, first_line(error))
                 left = held
             except _LOST as error:
-                failures += 1
-                if self._ended:
+                if self._closed:
                     raise
-                await self._wait_after(error, failures)
+                await self._pause_after(error, backoff)
         for one in settlements:
             self._in_flight.pop(one.sequence, None)
         now = asyncio.get_running_loop().time()
         for item in batch:
-            self._burst.settled(item.broker_payload, now)
+            self._debouncer.settle(item.broker_payload, now)
         self._settled.set()
         self._count(settlements)
 
     async def aclose(self) -> None:
-        """Gives back what is held; if that fails, the next triggerer takes it over, or the lease lapses."""
-        self._ended = True
+        """Release the held tasks. If that fails, the next triggerer takes them over, or the lease expires."""
+        self._closed = True
         try:
-            if self._holding.registered:
-                async with asyncio.timeout(_PARTING * 2):
-                    await self._holding.release(_PARTING)
+            if self._owner.registered:
+                async with asyncio.timeout(_RELEASE_TIMEOUT * 2):
+                    await self._owner.release(_RELEASE_TIMEOUT)
         except (*_LOST, psycopg.Error, TaskQueueError, AirflowException) as error:
-            log.warning("Owner %r could not give back its tasks: %s", self._claiming.owner, error)
+            log.warning("Cannot release the tasks of an event stream: owner=%s error=%s", self._config.owner, error)
         finally:
-            await self._line.close()
+            await self._connection.close()
 
-    async def _next(self) -> list[Claim]:
-        """Goes one step: leads, keeps the lease, waits for work or claims some. Never longer than to the next beat."""
-        if not self._holding.registered and not await self._leads():
+    async def _next_batches(self) -> list[EventBatch]:
+        """Take one step: register, heartbeat, wait or claim. A step ends before the next heartbeat is due."""
+        if not self._owner.registered and not await self._try_register():
             return []
-        await self._keep_lease()
-        if self._doubtful:
-            known = set(self._in_flight)  # before the question: what is settled meanwhile is not to be fired again
-            held = [one for one in await self._holding.held() if one[0] not in known]
-            self._doubtful = False
-            return self._fired(held)
-        if not self._has_room():
-            await self._wait(None)
+        await self._heartbeat_if_due()
+        if self._held_unknown:
+            in_flight = set(self._in_flight)  # read before `held`: a task that settles meanwhile must not fire again
+            held = [task for task in await self._owner.held() if task[0] not in in_flight]
+            self._held_unknown = False
+            return self._fire(held)
+        if not self._has_capacity():
+            await self._wait_for_any(None)
             return []
-        wait = ReadyWait(self._claiming.topic, 1, self._claiming.condition, poll_interval=self._claiming.poll_interval)
-        if self._drained and not await self._wait(watcher(self._claiming.conn_id).until(wait)):
-            self._works()
-            return self._burst.due(asyncio.get_running_loop().time(), self._claiming.topic)
-        claims = await self._claim()
-        self._works()
-        return claims
+        config = self._config
+        wait = ReadyWait(config.topic, 1, config.condition, poll_interval=config.poll_interval)
+        if self._drained and not await self._wait_for_any(get_watcher(config.conn_id).wait_for(wait)):
+            self._record_success()
+            return self._debouncer.due(asyncio.get_running_loop().time(), config.topic)
+        batches = await self._claim()
+        self._record_success()
+        return batches
 
-    async def _claim(self) -> list[Claim]:
-        """Polls a batch."""
-        self._doubtful = True  # should this poll fail, it may have claimed
-        polled = await self._holding.poll(self._claiming.batch_size)
-        self._doubtful = False
-        metrics.count(metrics.POLLED, len(polled), topic=self._claiming.topic, in_triggerer=True)
-        self._drained = len(polled) < self._claiming.batch_size
-        if not polled:  # others were faster
-            await asyncio.sleep(min(self._claiming.poll_interval, self._beat))
-        return self._fired(polled)
+    async def _claim(self) -> list[EventBatch]:
+        self._held_unknown = True  # a poll that fails may have committed
+        polled = await self._owner.poll(self._config.batch_size)
+        self._held_unknown = False
+        metrics.count(metrics.POLLED, len(polled), topic=self._config.topic, in_triggerer=True)
+        self._drained = len(polled) < self._config.batch_size
+        if not polled:  # another consumer took the tasks first
+            await asyncio.sleep(min(self._config.poll_interval, self._heartbeat_interval))
+        return self._fire(polled)
 
-    def _fired(self, tasks: Sequence[tuple[int, str]]) -> list[Claim]:
-        """Makes batches of tasks, which are in flight from now on; those whose events are to be fired now."""
+    def _fire(self, tasks: Sequence[tuple[int, str]]) -> list[EventBatch]:
+        """Mark tasks as in flight, split them into batches, and return the batches that fire now."""
         self._in_flight.update(dict.fromkeys(sequence for sequence, _ in tasks))
-        size = self._claiming.batch_size
-        batches = [tasks[start : start + size] for start in range(0, len(tasks), size)]
-        claims = [
-            Claim(
-                self._claiming.topic,
-                tuple(sequence for sequence, _ in batch),
-                tuple(identifier for _, identifier in batch),
+        size = self._config.batch_size
+        batches = [
+            EventBatch(
+                self._config.topic,
+                tuple(sequence for sequence, _ in tasks[start : start + size]),
+                tuple(identifier for _, identifier in tasks[start : start + size]),
             )
-            for batch in batches
+            for start in range(0, len(tasks), size)
         ]
-        return self._burst.fired(claims, asyncio.get_running_loop().time())
+        return self._debouncer.add(batches, asyncio.get_running_loop().time())
 
-    async def _leads(self) -> bool:
-        """Becomes the owner, unless another triggerer is it and alive."""
-        if await self._holding.kept_by_another(self._lease / 2):
-            if not self._waiting_told:
-                self._waiting_told = True
-                log.info("Owner %r is alive in another process; its tasks are left to it", self._claiming.owner)
-            await asyncio.sleep(self._beat)
+    async def _try_register(self) -> bool:
+        if await self._owner.is_active_elsewhere():
+            if not self._standby_logged:
+                self._standby_logged = True
+                log.info("Event stream on standby, another process is active: owner=%s", self._config.owner)
+            await asyncio.sleep(self._heartbeat_interval)
             return False
-        await self._holding.register()
-        self._burst.started(asyncio.get_running_loop().time())
-        self._beat_due = asyncio.get_running_loop().time() + self._beat
+        await self._owner.register()
+        now = asyncio.get_running_loop().time()
+        self._debouncer.start(now)
+        self._heartbeat_due = now + self._heartbeat_interval
         return True
 
-    async def _keep_lease(self) -> None:
-        """Extends the lease where that is due."""
+    async def _heartbeat_if_due(self) -> None:
         loop = asyncio.get_running_loop()
-        if loop.time() >= self._beat_due:
-            await self._holding.heartbeat()
-            self._beat_due = loop.time() + self._beat
+        if loop.time() >= self._heartbeat_due:
+            await self._owner.heartbeat()
+            self._heartbeat_due = loop.time() + self._heartbeat_interval
 
-    async def _wait(self, event: Coroutine[Any, Any, object] | None) -> bool:
-        """Waits for something, or until a claim comes back or something else is due; whether it happened."""
-        due = min(self._beat_due, self._burst.due_at or self._beat_due)
+    async def _wait_for_any(self, event: Coroutine[Any, Any, object] | None) -> bool:
+        """Wait for an event, a settlement, the debouncer or the next heartbeat; return whether the event happened."""
+        due = min(self._heartbeat_due, self._debouncer.due_at or self._heartbeat_due)
         left = max(due - asyncio.get_running_loop().time(), 0.0)
         self._settled.clear()
         awaited = None if event is None else asyncio.ensure_future(event)
-        waits = {asyncio.ensure_future(self._settled.wait()), *([awaited] if awaited else [])}
+        futures = {asyncio.ensure_future(self._settled.wait()), *([awaited] if awaited else [])}
         try:
-            done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in waits:
-                one.cancel()
+            for future in futures:
+                future.cancel()
         if awaited is None or awaited not in done:
             return False
         awaited.result()
         return True
 
-    async def _wait_after(self, error: Exception, failures: int) -> None:
-        """Sleeps, after a failure; what was asked last may have been carried out."""
-        pause = min(2.0 ** min(failures - 1, 10), _LONGEST_BACK_OFF, self._beat) * random.uniform(0.5, 1.0)  # noqa: S311
+    async def _pause_after(self, error: Exception, backoff: Backoff) -> None:
+        """Log a new error, and sleep. The failed statement may have committed, so `held` is unknown."""
         if isinstance(error, UnknownTopic):
-            error = unknown_topic(self._claiming.topic, known=self._topic_known)
+            error = unknown_topic_error(self._config.topic, existed=self._topic_existed)
         text = first_line(error)
-        if text != self._trouble:
-            self._trouble = text
-            log.warning("Topic %r cannot be claimed, tried again until it can: %s", self._claiming.topic, text)
-        self._doubtful, self._beat_due = True, 0.0
-        await asyncio.sleep(pause)
+        if text != self._logged_error:
+            self._logged_error = text
+            log.warning("Cannot claim for events, will retry: topic=%s error=%s", self._config.topic, text)
+        self._held_unknown, self._heartbeat_due = True, 0.0
+        await asyncio.sleep(backoff.next())
 
-    def _works(self) -> None:
-        """Notes that the topic could be looked at, or polled: what else works says nothing about that."""
-        self._failures, self._topic_known = 0, True
-        if self._trouble is not None:
-            self._trouble = None
-            log.info("Topic %r can be claimed again.", self._claiming.topic)
+    def _record_success(self) -> None:
+        """Reset the back-off after a check or poll of the topic. A successful heartbeat does not count."""
+        self._backoff.reset()
+        self._topic_existed = True
+        if self._logged_error is not None:
+            self._logged_error = None
+            log.info("Can claim for events again: topic=%s", self._config.topic)
 
-    def _has_room(self) -> bool:
-        size = self._claiming.batch_size
-        return len(self._in_flight) + size <= max(_IN_FLIGHT, 2 * size)
+    def _has_capacity(self) -> bool:
+        size = self._config.batch_size
+        return len(self._in_flight) + size <= max(_MAX_IN_FLIGHT, 2 * size)
 
-    @property
-    def _beat(self) -> float:
-        """Seconds between two signs of life."""
-        return self._claiming.lease / 6
+    def _new_backoff(self) -> Backoff:
+        return Backoff(1.0, min(_MAX_BACKOFF, self._heartbeat_interval))
 
     def _count(self, settlements: Sequence[Settlement]) -> None:
         for result in (Result.SUCCESS, Result.FAILURE):
             number = sum(one.result is result for one in settlements)
-            metrics.count(metrics.COMPLETED, number, topic=self._claiming.topic, in_triggerer=True, result=result.name)
+            metrics.count(metrics.COMPLETED, number, topic=self._config.topic, in_triggerer=True, result=result.name)
 
 
-def _settled(item: AdvanceItem) -> list[Settlement]:
-    """What becomes of the tasks of an event."""
-    claim: Claim = item.broker_payload
+def _settlements(item: AdvanceItem) -> list[Settlement]:
+    """Return the results of the tasks of an event."""
+    batch: EventBatch = item.broker_payload
     if item.outcome.rejected:
-        reason = "; ".join(claim.refusals) or "refused by the trigger"
-        return [Settlement(sequence, Result.FAILURE, reason) for sequence in claim.sequences]
-    result = Result.SUCCESS if _stored(item) else Result.SUSPENSION
-    return [Settlement(sequence, result) for sequence in claim.sequences]
-
-
-def _stored(item: AdvanceItem) -> bool:
-    """Whether the event of each trigger is stored.
-
-    Airflow counts a trigger that was cancelled after it took an event, and before it fired one, among those that
-    accepted it. So a claim counts itself how many triggers have handed theirs over.
-    """
-    return item.outcome.is_clean and item.broker_payload.fired >= item.outcome.acked
+        error = "; ".join(batch.rejections) or "rejected by the trigger"
+        return [Settlement(sequence, Result.FAILURE, error) for sequence in batch.sequences]
+    # Airflow counts a trigger as accepting that was cancelled after it took an event and before it fired one. So the
+    # batch itself counts how many triggers have fired.
+    stored = item.outcome.is_clean and batch.fired >= item.outcome.acked
+    result = Result.SUCCESS if stored else Result.SUSPENSION
+    return [Settlement(sequence, result) for sequence in batch.sequences]

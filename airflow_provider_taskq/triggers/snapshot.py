@@ -1,4 +1,4 @@
-"""One look: any number of questions in one query, for triggers, and for a sensor that looks itself."""
+"""Answers any number of queries with one SQL query: for the watcher, and for a sensor that checks by itself."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -10,110 +10,110 @@ from psycopg.rows import TupleRow, tuple_row
 from airflow_provider_taskq.queue import Condition, TaskQueue, TopicStatus
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.queue.topic_status import MAX_COUNT, TOPIC_STATUS_QUERY
-from airflow_provider_taskq.triggers.wait_registry import Asked, Standing
-from airflow_provider_taskq.triggers.waits import JunctureQuestion, ReadyQuestion, Seen, StateQuestion, Wait
+from airflow_provider_taskq.triggers.wait_registry import RegisteredQuery, Subscription
+from airflow_provider_taskq.triggers.waits import JunctureQuery, QueryResult, ReadyQuery, StateQuery, Wait
 
 Outcome = TypeVar("Outcome")
 
-# Without junctures a look changes nothing, and may be taken by a role that only reads, or on a standby.
-_TASKS = (
+# Without junctures the query changes nothing, so it runs with a role that may only read, and on a standby.
+_READ_ONLY = (
     "SELECT kind, position, number, waited"
     " FROM taskq.watch_tasks(%b::text[], %b::int[], %b::text[], %b::boolean[], %b::text[], %b::text[])"
 )
-_EVERYTHING = (
+_WITH_JUNCTURES = (
     "SELECT kind, position, number, waited FROM taskq.watch(%b::text[], %b::int[], %b::text[], %b::boolean[],"
     " %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
 )
-# Only rows that tell something travel: of ten thousand topics without a task, none.
-_TELLING = " WHERE number IS NOT NULL AND (kind <> 'ready' OR number <> 0)"
+# Leaves out rows that equal NO_RESULT: ten thousand topics without a ready task return no row.
+_WITH_RESULT = " WHERE number IS NOT NULL AND (kind <> 'ready' OR number <> 0)"
 
 
-class Look:
-    """A query with the answers it brings, to be used any number of times."""
+class Snapshot:
+    """One SQL query for any number of registered queries. It may run any number of times."""
 
-    def __init__(self, asked: Iterable[Asked]) -> None:
-        self.asked = list(asked)
-        self._kinds: dict[str, list[Asked]] = {"ready": [], "state": [], "juncture": []}
+    def __init__(self, queries: Iterable[RegisteredQuery]) -> None:
+        self.queries = list(queries)
+        self._by_kind: dict[str, list[RegisteredQuery]] = {"ready": [], "state": [], "juncture": []}
         ready: tuple[list[Any], ...] = ([], [], [], [])
         states: tuple[list[Any], ...] = ([], [])
         junctures: tuple[list[Any], ...] = ([], [], [])
         groups: tuple[list[Any], ...] = ([], [], [])
-        for one in self.asked:
-            match one.question:
-                case ReadyQuestion(topic, condition):
-                    self._kinds["ready"].append(one)
-                    _append(ready, (topic, one.limit, condition, one.aged))
-                case StateQuestion(topic, identifier):
-                    self._kinds["state"].append(one)
-                    _append(states, (topic, identifier))
-                case JunctureQuestion(name, topic, members, junction):
-                    self._kinds["juncture"].append(one)
-                    _append(junctures, (name, topic, junction))
+        for one in self.queries:
+            match one.query:
+                case ReadyQuery(topic, condition):
+                    self._by_kind["ready"].append(one)
+                    _append_row(ready, (topic, one.count_limit, condition, one.needs_age))
+                case StateQuery(topic, identifier):
+                    self._by_kind["state"].append(one)
+                    _append_row(states, (topic, identifier))
+                case JunctureQuery(name, topic, members, junction):
+                    self._by_kind["juncture"].append(one)
+                    _append_row(junctures, (name, topic, junction))
                     for number, group in enumerate(members):
                         for identifier in group:
-                            _append(groups, (len(junctures[0]), number, identifier))
-        changes = bool(self._kinds["juncture"])
-        self._query: LiteralString = (_EVERYTHING if changes else _TASKS) + _TELLING
-        self._arguments = [*ready, *states, *(junctures if changes else ()), *(groups if changes else ())]
+                            _append_row(groups, (len(junctures[0]), number, identifier))
+        writes = bool(self._by_kind["juncture"])
+        self._sql: LiteralString = (_WITH_JUNCTURES if writes else _READ_ONLY) + _WITH_RESULT
+        self._arguments = [*ready, *states, *(junctures if writes else ()), *(groups if writes else ())]
 
     def __len__(self) -> int:
-        """How many questions it asks."""
-        return len(self.asked)
+        return len(self.queries)
 
-    def halves(self) -> "tuple[Look, Look]":
-        """Two looks with half of the questions each."""
-        middle = len(self.asked) // 2
-        return Look(self.asked[:middle]), Look(self.asked[middle:])
+    def halves(self) -> "tuple[Snapshot, Snapshot]":
+        """Split the queries into two snapshots."""
+        middle = len(self.queries) // 2
+        return Snapshot(self.queries[:middle]), Snapshot(self.queries[middle:])
 
-    async def taken_on(self, connection: psycopg.AsyncConnection[TupleRow]) -> dict[Asked, Seen]:
-        """Looks, and returns what was said to those questions to which there is something to say."""
-        began = time.monotonic()
+    async def read(self, connection: psycopg.AsyncConnection[TupleRow]) -> dict[RegisteredQuery, QueryResult]:
+        """Run the query. A query without an entry has no result."""
+        started_at = time.monotonic()
         async with connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(self._query, self._arguments)
-            return self._told(await cursor.fetchall(), began)
+            await cursor.execute(self._sql, self._arguments)
+            return self._results(await cursor.fetchall(), started_at)
 
-    def taken_now(self, connection: psycopg.Connection[Any]) -> dict[Asked, Seen]:
-        """The same without an event loop, in the connection's transaction."""
-        began = time.monotonic()
+    def read_sync(self, connection: psycopg.Connection[Any]) -> dict[RegisteredQuery, QueryResult]:
+        """Run the query in the connection's transaction."""
+        started_at = time.monotonic()
         with translate_errors(), connection.cursor(row_factory=tuple_row) as cursor:
-            return self._told(cursor.execute(self._query, self._arguments).fetchall(), began)
+            return self._results(cursor.execute(self._sql, self._arguments).fetchall(), started_at)
 
-    def _told(self, rows: Sequence[tuple[Any, ...]], began: float) -> dict[Asked, Seen]:
-        return {self._kinds[kind][position - 1]: Seen(number, waited, began) for kind, position, number, waited in rows}
+    def _results(self, rows: Sequence[tuple[Any, ...]], started_at: float) -> dict[RegisteredQuery, QueryResult]:
+        return {
+            self._by_kind[kind][position - 1]: QueryResult(number, waited, started_at)
+            for kind, position, number, waited in rows
+        }
 
 
-async def statuses(
+async def read_statuses(
     connection: psycopg.AsyncConnection[TupleRow], topics: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], TopicStatus]:
-    """The status of topics under a condition each; unknown topics are left out."""
+    """Return the status of each pair of topic and condition, without unknown topics."""
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(TOPIC_STATUS_QUERY, (*map(list, zip(*topics, strict=True)), MAX_COUNT))
         rows = await cursor.fetchall()
     return {topics[position - 1]: TopicStatus(topics[position - 1][0], *counts) for position, *counts in rows}
 
 
-def sentence_now(queue: TaskQueue, wait: Wait[Any]) -> tuple[str, TopicStatus]:
-    """Looks once for a wait: what it waits for, and the status of its topic. UnknownTopic where there is none."""
+def describe_wait(queue: TaskQueue, wait: Wait[Any]) -> tuple[str, TopicStatus]:
+    """Check once, and return the description of a wait with the status of its topic; UnknownTopic."""
     status = queue.topic_status(wait.topic, Condition(wait.condition))
-    return _looked(queue.conn, wait).sentence(status), status
+    return _checked(queue.conn, wait).describe(status), status
 
 
-def outcome_now(connection: psycopg.Connection[Any], wait: Wait[Outcome]) -> Outcome | None:
-    """Looks once for a wait: its outcome, or None as long as it has to go on. UnknownTopic for a topic that is none."""
-    return wait.outcome([asked.seen for asked in _looked(connection, wait).asked])
+def check_wait(connection: psycopg.Connection[Any], wait: Wait[Outcome]) -> Outcome | None:
+    """Check once, and return the outcome of a wait, or None to wait on; UnknownTopic."""
+    return wait.outcome([query.result for query in _checked(connection, wait).queries])
 
 
-def _looked(connection: psycopg.Connection[Any], wait: Wait[Any]) -> Standing:
-    """A wait with the answers of one look."""
-    standing = Standing(wait, tuple(map(Asked, wait.questions)))
-    for asked in standing.asked:
-        asked.standing.add(standing)
-    for asked, seen in Look(standing.asked).taken_now(connection).items():
-        asked.answer(seen)
-    return standing
+def _checked(connection: psycopg.Connection[Any], wait: Wait[Any]) -> Subscription:
+    subscription = Subscription(wait, tuple(map(RegisteredQuery, wait.queries)))
+    for query in subscription.queries:
+        query.subscriptions.add(subscription)
+    for query, result in Snapshot(subscription.queries).read_sync(connection).items():
+        query.update(result)
+    return subscription
 
 
-def _append(columns: tuple[list[Any], ...], row: tuple[Any, ...]) -> None:
-    """Appends a row to columns."""
+def _append_row(columns: tuple[list[Any], ...], row: tuple[Any, ...]) -> None:
     for column, value in zip(columns, row, strict=True):
         column.append(value)

@@ -1,40 +1,38 @@
-"""Waits in the triggerer until a topic has tasks, and claims them if the gate does."""
+"""Waits in the triggerer until a topic has tasks, and claims them for a gate that claims."""
 
 import asyncio
 from typing import Any
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.parameters import count, optional_span, span
+from airflow_provider_taskq.parameters import parse_count, parse_duration, parse_optional_duration
 from airflow_provider_taskq.queue import Condition, Order
-from airflow_provider_taskq.triggers.base import GateTrigger
-from airflow_provider_taskq.triggers.claim_request import ClaimRequest
-from airflow_provider_taskq.triggers.claims import claimer
+from airflow_provider_taskq.triggers.base import TaskQBaseTrigger
+from airflow_provider_taskq.triggers.claims import ClaimRequest, get_claim_executor
 from airflow_provider_taskq.triggers.waits import ReadyWait
-from airflow_provider_taskq.triggers.watcher import watcher
+from airflow_provider_taskq.triggers.watcher import get_watcher
 
 
-class TaskQTrigger(GateTrigger):
-    """Fires once, when a topic has enough tasks to be polled. Without `claim` it only looks.
+class TaskQTrigger(TaskQBaseTrigger):
+    """Fires once, when a topic has enough tasks to poll.
 
-    With `claim` it also claims, if it ends the task: a trigger that only resumes the task leaves that to the worker.
-    A triggerer that takes over finds the claim again, as the owner is the logical task.
+    With `claim` and `ends_task` the trigger also claims. A trigger that only resumes the task leaves the claim to the
+    worker. Another triggerer that takes over finds the claim again, because the owner is the logical task.
 
-    All triggers of a process that use one Airflow connection share one database connection and one query a look; with
-    `listen: true` in its extra, they are woken by the queue's notifications as well, on a second one. Claims are made
-    on one more, which is open while gates claim. A lost connection is replaced; a topic that is not known, or a
-    schema that is not there, ends the wait at once.
+    All triggers of a process on one Airflow connection share one database connection and one query per check. With
+    `listen: true` in the extra, notifications wake them over a second connection. Claims use another connection, which
+    is open while gates claim. A lost connection is replaced. An unknown topic or a missing schema ends the wait.
 
-    Its event tells `{"status": "ready", "topic", "ready"}`, or a `message` with the status `error`.
+    The event is `{"status": "ready", "topic", "ready"}` or the claim, or a `message` with the status `error`.
 
-    Numbers and durations may be texts, as templates render them.
+    Numbers and durations may be rendered text.
 
     :param topic: the topic's name.
-    :param min_tasks: how many tasks are enough.
-    :param condition: under which condition the tasks are counted and claimed.
-    :param max_wait: seconds; once the topic's oldest due task has waited so long, any ready task is enough.
-    :param claim: how many tasks to claim at most; None to claim none.
+    :param min_tasks: the number of ready tasks that opens the gate.
+    :param condition: the condition under which tasks are counted and claimed.
+    :param max_wait: seconds; once the topic's oldest due task has waited this long, one ready task is enough.
+    :param claim: the most tasks to claim; None to claim none.
     :param claim_as: the owner's name; None for the logical task.
-    :param order: which tasks are claimed first.
+    :param order: the order in which tasks are claimed.
     :param lease: how long the claim lasts without a heartbeat, in seconds.
     """
 
@@ -49,9 +47,9 @@ class TaskQTrigger(GateTrigger):
         claim_as: str | None = None,
         order: str = "FIRST_IN_FIRST_OUT",
         lease: float | str = 3600.0,
-        **how: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**how)
+        super().__init__(**kwargs)
         self.topic = topic
         self.min_tasks = min_tasks
         self.condition = condition
@@ -62,72 +60,68 @@ class TaskQTrigger(GateTrigger):
         self.lease = lease
 
     @property
-    def subject(self) -> dict[str, Any]:
-        """The topic, when it is ready, and what to claim."""
-        looked_for = {
+    def wait_arguments(self) -> dict[str, Any]:
+        """The arguments of the wait, and those of the claim if there is one."""
+        arguments = {
             "topic": self.topic,
             "min_tasks": self.min_tasks,
             "condition": self.condition,
             "max_wait": self.max_wait,
         }
-        claimed = {"claim": self.claim, "claim_as": self.claim_as, "order": self.order, "lease": self.lease}
-        return looked_for if self.claim is None else {**looked_for, **claimed}
+        if self.claim is None:
+            return arguments
+        return {**arguments, "claim": self.claim, "claim_as": self.claim_as, "order": self.order, "lease": self.lease}
 
     @property
     def wait(self) -> ReadyWait:
-        """The same for the watcher."""
-        return ReadyWait(self.topic, self._least, self.condition, self._longest_wait, self.poke_interval)
+        """The wait for ready tasks."""
+        return ReadyWait(self.topic, self._min_tasks, self.condition, self._max_wait_seconds, self.poke_interval)
 
-    def facts(self, outcome: int) -> dict[str, Any]:
-        """How many tasks are ready, counted to as many as open the gate: others may have asked for more."""
-        return {"status": "ready", "topic": self.topic, "ready": min(outcome, self._least)}
+    def event_payload(self, outcome: int) -> dict[str, Any]:
+        """Return how many tasks are ready, counted to `min_tasks`: the shared query may count further."""
+        return {"status": "ready", "topic": self.topic, "ready": min(outcome, self._min_tasks)}
 
-    async def _open(self) -> dict[str, Any]:
-        """Waits until the gate is open, and claims if this trigger ends a gate that does."""
-        size = count("claim", self.claim)
+    async def _wait_until_open(self) -> dict[str, Any]:
+        size = parse_count("claim", self.claim)
         if size is None or not self.ends_task:
-            return await super()._open()
-        request = self._request(size)
-        while (claim := await self._claimed(request)) is None:
-            await watcher(self.taskq_conn_id).until(self.wait, self.wait_log)
-            if (claim := await self._claimed(request)) is not None:
+            return await super()._wait_until_open()
+        request = self._claim_request(size)
+        while (claim := await self._try_claim(request)) is None:
+            await get_watcher(self.taskq_conn_id).wait_for(self.wait, self.wait_log)
+            if (claim := await self._try_claim(request)) is not None:
                 break
-            await asyncio.sleep(self.poke_interval)  # other consumers were quicker
+            await asyncio.sleep(self.poke_interval)  # another consumer took the tasks first
         return {"status": "ready", **claim}
 
-    async def _claimed(self, request: ClaimRequest) -> dict[str, Any] | None:
-        """The claim, if the gate is open."""
-        taken = await claimer(self.taskq_conn_id).take(request)
-        if taken is None:
+    async def _try_claim(self, request: ClaimRequest) -> dict[str, Any] | None:
+        claimed = await get_claim_executor(self.taskq_conn_id).claim(request)
+        if claimed is None:
             return None
-        claim, taken_over = taken
-        if taken_over is None:
+        claim, takeover = claimed
+        if takeover is None:
             metrics.count(metrics.POLLED, claim.claimed, topic=claim.topic, in_triggerer=True)
         else:
-            level, message = taken_over.message(request, of_others=bool(self.claim_as))
+            level, message = takeover.message(request, may_be_another_gate=bool(self.claim_as))
             self.log.log(level, message)
         return claim.as_dict()
 
-    def _request(self, size: int) -> ClaimRequest:
-        """What the gate claims."""
+    def _claim_request(self, size: int) -> ClaimRequest:
         return ClaimRequest(
             topic=self.topic,
-            owner=self.claim_as or self.logical_task(),
+            owner=self.claim_as or self.logical_task_name(),
             size=size,
-            min_tasks=self._least,
+            min_tasks=self._min_tasks,
             order=Order(self.order),
             condition=Condition(self.condition),
-            max_wait=self._longest_wait,
-            lease=span(self.lease),
+            max_wait=self._max_wait_seconds,
+            lease=parse_duration(self.lease),
         )
 
     @property
-    def _least(self) -> int:
-        """How many tasks open the gate."""
-        return count("min_tasks", self.min_tasks) or 1
+    def _min_tasks(self) -> int:
+        return parse_count("min_tasks", self.min_tasks) or 1
 
     @property
-    def _longest_wait(self) -> float | None:
-        """The seconds after which the oldest task waits for no others."""
-        longest = optional_span(self.max_wait)
-        return None if longest is None else longest.total_seconds()
+    def _max_wait_seconds(self) -> float | None:
+        max_wait = parse_optional_duration(self.max_wait)
+        return None if max_wait is None else max_wait.total_seconds()

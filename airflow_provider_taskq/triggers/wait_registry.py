@@ -1,152 +1,155 @@
-"""Who waits for what: waits by question, questions by topic, so that a look touches only what it has to."""
+"""The open waits of a watcher, indexed by query and by topic, so that a check reads only what it needs."""
 
 from asyncio import Future
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from airflow_provider_taskq.queue import TopicStatus
-from airflow_provider_taskq.triggers.wait_log import WaitLog
-from airflow_provider_taskq.triggers.waits import NOTHING, UNKNOWN, Question, ReadyWait, Seen, Wait
+from airflow_provider_taskq.triggers.waits import (
+    NO_RESULT,
+    UNKNOWN_TOPIC,
+    Query,
+    QueryResult,
+    ReadyWait,
+    Wait,
+    WaitLog,
+)
 
 
-class Asked:
-    """A question, asked once for all waits that it concerns, and what was said to it last."""
+class RegisteredQuery:
+    """A query, its last result, and the subscriptions that share it."""
 
-    __slots__ = ("known", "question", "seen", "standing")
+    __slots__ = ("_topic_existed", "query", "result", "subscriptions")
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.seen: Seen = NOTHING
-        self.known = False
-        """Whether a look has found the topic."""
-        self.standing: set[Standing] = set()
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.result: QueryResult = NO_RESULT
+        self.subscriptions: set[Subscription] = set()
+        self._topic_existed = False
 
-    def answer(self, seen: Seen) -> None:
-        """Keeps what a look has said; of an unknown topic also whether an earlier look has found it."""
-        if seen.number == UNKNOWN:
-            self.seen = seen._replace(known=self.known)
+    def update(self, result: QueryResult) -> None:
+        """Store a result. The result of an unknown topic also gets whether the topic existed before."""
+        if result.number == UNKNOWN_TOPIC:
+            self.result = result._replace(topic_existed=self._topic_existed)
         else:
-            self.seen, self.known = seen, True
+            self.result, self._topic_existed = result, True
 
     @property
-    def limit(self) -> int:
-        """How far ready tasks have to be counted: to the most that a wait wants."""
-        return max((one.wait.min_tasks for one in self.standing if isinstance(one.wait, ReadyWait)), default=1)
+    def count_limit(self) -> int:
+        """How far ready tasks have to be counted: the largest `min_tasks` of the subscriptions."""
+        return max((one.wait.min_tasks for one in self.subscriptions if isinstance(one.wait, ReadyWait)), default=1)
 
     @property
-    def aged(self) -> bool:
-        """Whether a wait wants to know how long the oldest due task has waited."""
-        return any(isinstance(one.wait, ReadyWait) and one.wait.max_wait is not None for one in self.standing)
+    def needs_age(self) -> bool:
+        """Whether a subscription needs the waiting time of the oldest due task."""
+        return any(isinstance(one.wait, ReadyWait) and one.wait.max_wait is not None for one in self.subscriptions)
 
 
-class Standing:
-    """A wait, with all who wait for just this."""
+class Subscription:
+    """A wait, its queries, and the futures of the callers that await it."""
 
-    __slots__ = ("answers", "asked", "wait")
+    __slots__ = ("futures", "queries", "wait")
 
-    def __init__(self, wait: Wait[Any], asked: tuple[Asked, ...]) -> None:
+    def __init__(self, wait: Wait[Any], queries: tuple[RegisteredQuery, ...]) -> None:
         self.wait = wait
-        self.asked = asked
-        self.answers: dict[Future[Any], WaitLog | None] = {}
+        self.queries = queries
+        self.futures: dict[Future[Any], WaitLog | None] = {}
 
     def outcome(self) -> Any:
-        """What it is answered by what was said last, or None as long as it goes on."""
-        return self.wait.outcome([asked.seen for asked in self.asked])
+        """Return the outcome by the last results, or None to wait on."""
+        return self.wait.outcome([query.result for query in self.queries])
 
-    def sentence(self, status: TopicStatus) -> str:
-        """What it waits for, by what was said last and the status of its topic."""
-        return self.wait.sentence([asked.seen for asked in self.asked], status)
+    def describe(self, status: TopicStatus) -> str:
+        """Describe the wait by the last results and the status of its topic."""
+        return self.wait.describe([query.result for query in self.queries], status)
 
     @property
     def logs(self) -> list[WaitLog]:
-        """The logs of the tasks that wait for this."""
-        return [log for log in self.answers.values() if log is not None]
+        """The logs of the tasks that wait."""
+        return [log for log in self.futures.values() if log is not None]
 
 
-class Ledger:
-    """The open waits of one watcher. Adding and removing one costs the same whatever the number of the others."""
+class WaitRegistry:
+    """The open waits of one watcher. Adding or removing a wait costs the same, however many waits are open."""
 
     def __init__(self) -> None:
-        self._standing: dict[Wait[Any], Standing] = {}
-        self._asked: dict[Question, Asked] = {}
-        self._topics: dict[str, dict[Asked, None]] = {}
+        self._subscriptions: dict[Wait[Any], Subscription] = {}
+        self._queries: dict[Query, RegisteredQuery] = {}
+        self._queries_by_topic: dict[str, dict[RegisteredQuery, None]] = {}
         self._intervals: Counter[float] = Counter()
-        self.changes = 0
-        """Grows with each change of what is to be asked."""
+        self.version = 0  # grows with each change of the set of queries
 
     def __len__(self) -> int:
-        """How many wait."""
         return self._intervals.total()
 
     def __contains__(self, topic: str) -> bool:
-        """Whether anybody waits for something in a topic."""
-        return topic in self._topics
+        return topic in self._queries_by_topic
 
     @property
     def shortest_interval(self) -> float:
-        """The shortest interval between two looks that anybody wants."""
+        """The shortest poll interval of the open waits."""
         return min(self._intervals, default=1.0)
 
-    def add(self, wait: Wait[Any], answer: Future[Any], log: WaitLog | None = None) -> None:
-        """Adds a wait; changes of it are written into the log."""
-        standing = self._standing.get(wait)
-        if standing is None:
-            standing = self._standing[wait] = Standing(wait, tuple(map(self._asking, wait.questions)))
-            for asked in standing.asked:
-                asked.standing.add(standing)
-            self.changes += 1
-        standing.answers[answer] = log
+    def add(self, wait: Wait[Any], future: Future[Any], log: WaitLog | None = None) -> None:
+        """Add a caller's future to the subscription of a wait."""
+        subscription = self._subscriptions.get(wait)
+        if subscription is None:
+            subscription = Subscription(wait, tuple(map(self._register, wait.queries)))
+            self._subscriptions[wait] = subscription
+            for query in subscription.queries:
+                query.subscriptions.add(subscription)
+            self.version += 1
+        subscription.futures[future] = log
         self._intervals[wait.poll_interval] += 1
 
-    def remove(self, wait: Wait[Any], answer: Future[Any]) -> None:
-        """Somebody waits no more, for whatever reason."""
-        standing = self._standing[wait]
-        del standing.answers[answer]
+    def remove(self, wait: Wait[Any], future: Future[Any]) -> None:
+        """Remove a caller's future, and with the last one the subscription and its unshared queries."""
+        subscription = self._subscriptions[wait]
+        del subscription.futures[future]
         self._intervals[wait.poll_interval] -= 1
         if not self._intervals[wait.poll_interval]:
             del self._intervals[wait.poll_interval]
-        if standing.answers:
+        if subscription.futures:
             return
-        del self._standing[wait]
-        self.changes += 1
-        for asked in standing.asked:
-            asked.standing.discard(standing)
-            if not asked.standing:
-                self._forget(asked)
+        del self._subscriptions[wait]
+        self.version += 1
+        for query in subscription.queries:
+            query.subscriptions.discard(subscription)
+            if not query.subscriptions:
+                self._unregister(query)
 
-    def asked(self, topics: Iterable[str] | None = None) -> list[Asked]:
-        """All questions, or those about these topics."""
+    def queries(self, topics: Iterable[str] | None = None) -> list[RegisteredQuery]:
+        """Return all queries, or those on some topics."""
         if topics is None:
-            return list(self._asked.values())
-        return [asked for topic in topics for asked in self._topics.get(topic, ())]
+            return list(self._queries.values())
+        return [query for topic in topics for query in self._queries_by_topic.get(topic, ())]
 
-    def standing(self, waits: Iterable[Wait[Any]] | None = None) -> list[Standing]:
-        """All waits, or those of these that have not ended."""
+    def subscriptions(self, waits: Iterable[Wait[Any]] | None = None) -> list[Subscription]:
+        """Return all subscriptions, or those of some waits that are still open."""
         if waits is None:
-            return list(self._standing.values())
-        return [self._standing[wait] for wait in waits if wait in self._standing]
+            return list(self._subscriptions.values())
+        return [self._subscriptions[wait] for wait in waits if wait in self._subscriptions]
 
-    def _asking(self, question: Question) -> Asked:
-        """The one entry of a question."""
-        asked = self._asked.get(question)
-        if asked is None:
-            asked = self._asked[question] = Asked(question)
-            self._topics.setdefault(question.topic, {})[asked] = None
-        return asked
+    def _register(self, query: Query) -> RegisteredQuery:
+        registered = self._queries.get(query)
+        if registered is None:
+            registered = self._queries[query] = RegisteredQuery(query)
+            self._queries_by_topic.setdefault(query.topic, {})[registered] = None
+        return registered
 
-    def _forget(self, asked: Asked) -> None:
-        """Asks a question no more."""
-        if self._asked.pop(asked.question, None) is not None:
-            about = self._topics[asked.question.topic]
-            del about[asked]
-            if not about:
-                del self._topics[asked.question.topic]
+    def _unregister(self, registered: RegisteredQuery) -> None:
+        topic = registered.query.topic
+        if self._queries.pop(registered.query, None) is not None:
+            of_topic = self._queries_by_topic[topic]
+            del of_topic[registered]
+            if not of_topic:
+                del self._queries_by_topic[topic]
 
 
-def concerned(asked: Collection[Asked]) -> Iterator[Standing]:
-    """The waits that these questions were asked for, each once."""
-    seen: dict[Standing, None] = {}
-    for one in asked:
-        seen.update(dict.fromkeys(one.standing))
-    yield from seen
+def subscriptions_of(queries: Collection[RegisteredQuery]) -> list[Subscription]:
+    """Return the subscriptions of some queries, each once."""
+    found: dict[Subscription, None] = {}
+    for query in queries:
+        found.update(dict.fromkeys(query.subscriptions))
+    return list(found)

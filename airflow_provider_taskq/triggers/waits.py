@@ -1,53 +1,57 @@
-"""What can be waited for, what is asked of the queue for it, and when the answer ends the wait."""
+"""Waits: what a gate waits for, the queries that it needs, the outcome that ends it, and its log."""
 
+import logging
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from airflow_provider_taskq.queue import State, TopicStatus, UnknownTopic
 from airflow_provider_taskq.queue.topic_status import describe_group_wait, describe_ready_wait, describe_state_wait
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
+_FIRST_LOG_INTERVAL = 10.0  # seconds between lines that differ in counts only; doubles, so that a log stays small
+_MAX_LOG_INTERVAL = 300.0
 
-class Seen(NamedTuple):
-    """What taskq.watch says to a question: a number, and the seconds that the oldest due task has waited.
 
-    Both None where there is nothing to tell: no task is ready, none of the identifier is stored, groups are still
-    waited for. `looked` is the moment of `time.monotonic()` at which the look began: it was said after that. `known`
-    tells of a topic that does not exist whether an earlier look has found it.
+class QueryResult(NamedTuple):
+    """The answer of taskq.watch to a query: a number, and the seconds for which the oldest due task has waited.
+
+    Both are None if no task is ready, if the identifier has no task, or if groups are incomplete.
     """
 
     number: int | None
     waited: float | None
-    looked: float = 0.0
-    known: bool = False
+    started_at: float = 0.0  # time.monotonic() when the SQL query began, so the result is not older
+    topic_existed: bool = False  # for an unknown topic: an earlier query found it
 
 
-NOTHING = Seen(None, None)
-UNKNOWN = -1
+NO_RESULT = QueryResult(None, None)
+UNKNOWN_TOPIC = -1
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyQuestion:
-    """How many tasks of a topic can be polled under a condition."""
+class ReadyQuery:
+    """Counts the tasks of a topic that can be polled under a condition."""
 
     topic: str
     condition: str
 
 
 @dataclass(frozen=True, slots=True)
-class StateQuestion:
-    """In which state the newest task of an identifier is."""
+class StateQuery:
+    """Reads the state of the newest task of an identifier."""
 
     topic: str
     identifier: str
 
 
 @dataclass(frozen=True, slots=True)
-class JunctureQuestion:
-    """Which groups are still to be released for a name."""
+class JunctureQuery:
+    """Releases the complete groups of a named juncture, and counts the incomplete ones."""
 
     name: str
     topic: str
@@ -55,38 +59,38 @@ class JunctureQuestion:
     junction: str
 
 
-Question = ReadyQuestion | StateQuestion | JunctureQuestion
+Query = ReadyQuery | StateQuery | JunctureQuery
 
 
 class Wait(Protocol[Outcome_co]):
-    """One thing waited for in one topic. Equal waits are one to the watcher: they are judged once and end together."""
+    """A wait on one topic. Equal waits share one subscription: the watcher evaluates and ends them together."""
 
     @property
     def topic(self) -> str:
-        """The topic that it is about, by which it is woken."""
+        """The topic, whose notifications wake the wait."""
 
     @property
     def poll_interval(self) -> float:
-        """Seconds between two looks, at the shortest."""
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """What is to be asked for it, each look again."""
+        """The shortest time between two checks, in seconds."""
 
     @property
     def condition(self) -> str:
-        """The condition under which the topic's tasks are counted for `sentence`."""
+        """The condition under which `describe` counts the tasks of the topic."""
 
-    def outcome(self, seen: Sequence[Seen]) -> Outcome_co | None:
-        """What it is answered, or None as long as it goes on; `seen` is what was said to each of its questions."""
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """The queries of one check."""
 
-    def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:
-        """What it waits for, for a log and for the error of a timeout."""
+    def outcome(self, results: Sequence[QueryResult]) -> Outcome_co | None:
+        """Return the outcome, or None to wait on. `results` has one entry for each query."""
+
+    def describe(self, results: Sequence[QueryResult], status: TopicStatus) -> str:
+        """Return a sentence for logs and timeout errors: what the gate waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyWait:
-    """Waits for `min_tasks` ready tasks; for any, once the topic's oldest due one has waited `max_wait` seconds."""
+    """Waits for `min_tasks` ready tasks; for one, once the topic's oldest due task has waited `max_wait` seconds."""
 
     topic: str
     min_tasks: int = 1
@@ -95,27 +99,27 @@ class ReadyWait:
     poll_interval: float = 1.0
 
     @property
-    def questions(self) -> tuple[Question, ...]:
-        """The one that it asks."""
-        return (ReadyQuestion(self.topic, self.condition),)
+    def queries(self) -> tuple[Query, ...]:
+        """The count of ready tasks."""
+        return (ReadyQuery(self.topic, self.condition),)
 
-    def outcome(self, seen: Sequence[Seen]) -> int | None:
-        """How many are ready; they were counted no further than the most that anybody waits for."""
-        ((ready, waited, *_),) = seen
-        if not ready:
+    def outcome(self, results: Sequence[QueryResult]) -> int | None:
+        """Return how many tasks are ready, counted to the largest `min_tasks` of the subscribed waits."""
+        (result,) = results
+        if not result.number:
             return None
-        _check(self.topic, seen[0])
-        aged = self.max_wait is not None and waited is not None and waited >= self.max_wait
-        return ready if ready >= self.min_tasks or aged else None
+        _require_topic(self.topic, result)
+        overdue = self.max_wait is not None and result.waited is not None and result.waited >= self.max_wait
+        return result.number if result.number >= self.min_tasks or overdue else None
 
-    def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:  # noqa: ARG002  the status has the counts
-        """How many tasks it waits for, and what the topic has."""
+    def describe(self, results: Sequence[QueryResult], status: TopicStatus) -> str:  # noqa: ARG002  of the protocol
+        """Name the number of tasks, and the status of the topic."""
         return describe_ready_wait(status, self.min_tasks, self.condition, self.max_wait)
 
 
 @dataclass(frozen=True, slots=True)
 class StateWait:
-    """Waits until the newest task of each identifier is in one of `states`, or of any in one of `failed_states`."""
+    """Waits until the newest task of each identifier is in one of `states`, or one is in one of `failed_states`."""
 
     topic: str
     identifiers: tuple[str, ...]
@@ -124,39 +128,38 @@ class StateWait:
     poll_interval: float = 1.0
 
     @property
-    def questions(self) -> tuple[Question, ...]:
-        """One for each identifier."""
-        return tuple(StateQuestion(self.topic, identifier) for identifier in self.identifiers)
-
-    def outcome(self, seen: Sequence[Seen]) -> dict[str, str | None] | None:
-        """The state of each identifier, by name; None where no task of it is stored."""
-        for one in seen:
-            _check(self.topic, one)
-        found = self._found(seen)
-        names = found.values()
-        over = all(name in self.states for name in names) or any(name in self.failed_states for name in names)
-        return found if over else None
-
-    @property
     def condition(self) -> str:
-        """None: states are counted by identifier."""
+        """NONE: states have no condition."""
         return "NONE"
 
-    def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:
-        """Which states it waits for, and which identifiers are in another one."""
-        return describe_state_wait(status, self._found(seen), self.states)
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """The state of each identifier."""
+        return tuple(StateQuery(self.topic, identifier) for identifier in self.identifiers)
 
-    def _found(self, seen: Sequence[Seen]) -> dict[str, str | None]:
-        """The state of each identifier, by name; None where no task of it is stored."""
+    def outcome(self, results: Sequence[QueryResult]) -> dict[str, str | None] | None:
+        """Return the state of each identifier; None for an identifier without a task."""
+        for result in results:
+            _require_topic(self.topic, result)
+        states = self._states_by_identifier(results)
+        names = states.values()
+        done = all(name in self.states for name in names) or any(name in self.failed_states for name in names)
+        return states if done else None
+
+    def describe(self, results: Sequence[QueryResult], status: TopicStatus) -> str:
+        """Name the states, and the identifiers that are in other states."""
+        return describe_state_wait(status, self._states_by_identifier(results), self.states)
+
+    def _states_by_identifier(self, results: Sequence[QueryResult]) -> dict[str, str | None]:
         return {
-            identifier: None if one.number is None or one.number == UNKNOWN else State(one.number).name
-            for identifier, one in zip(self.identifiers, seen, strict=True)
+            identifier: None if result.number is None or result.number == UNKNOWN_TOPIC else State(result.number).name
+            for identifier, result in zip(self.identifiers, results, strict=True)
         }
 
 
 @dataclass(frozen=True, slots=True)
 class JunctureWait:
-    """Waits until each group was released for its name, and releases them as they become complete."""
+    """Waits until each group of a named juncture was released. The check releases complete groups."""
 
     name: str
     topic: str
@@ -165,32 +168,82 @@ class JunctureWait:
     poll_interval: float = 1.0
 
     @property
-    def questions(self) -> tuple[Question, ...]:
-        """The one that it asks."""
-        return (JunctureQuestion(self.name, self.topic, self.groups, self.junction),)
-
-    def outcome(self, seen: Sequence[Seen]) -> int | None:
-        """How many groups there are, once none is waited for."""
-        _check(self.topic, seen[0])
-        return len(self.groups) if seen[0].number == 0 else None
-
-    @property
     def condition(self) -> str:
-        """None: groups are counted by name."""
+        """NONE: groups have no condition."""
         return "NONE"
 
-    def sentence(self, seen: Sequence[Seen], status: TopicStatus) -> str:
-        """How many groups it waits for, and how many of them were released."""
-        return describe_group_wait(status, len(self.groups), seen[0].number)
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """The release of all groups."""
+        return (JunctureQuery(self.name, self.topic, self.groups, self.junction),)
+
+    def outcome(self, results: Sequence[QueryResult]) -> int | None:
+        """Return the number of groups, once all are released."""
+        _require_topic(self.topic, results[0])
+        return len(self.groups) if results[0].number == 0 else None
+
+    def describe(self, results: Sequence[QueryResult], status: TopicStatus) -> str:
+        """Name the number of groups, and how many were released."""
+        return describe_group_wait(status, len(self.groups), results[0].number)
 
 
-def unknown_topic(topic: str, *, known: bool = False) -> UnknownTopic:
-    """The error about a topic that does not exist; `known` if it was seen before."""
-    what = "was dropped; create it again" if known else "does not exist; create it"
-    return UnknownTopic(f"topic {topic!r} {what} with: taskq topics create {shlex.quote(topic)}")
+class WaitLog:
+    """Logs what one task waits for, and each change, from the context in which the log was created.
+
+    Airflow's triggerer finds the log file of a line by context variables, which it binds in the asyncio task of each
+    trigger. The watcher reports changes from another asyncio task.
+    """
+
+    def __init__(self, logger: logging.Logger | Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._context = copy_context()
+        self._description: str | None = None
+        self._pause: str | None = None
+        self._error: str | None = None
+        self._interval = _FIRST_LOG_INTERVAL
+        self._next_line_at = 0.0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was logged last, for a later process of the same wait; empty before the first line."""
+        logged = {"description": self._description, "pause": self._pause, "error": self._error}
+        return {name: text for name, text in logged.items() if text is not None}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue the log of an earlier process of the same wait."""
+        self._description, self._pause, self._error = (state.get(name) for name in ("description", "pause", "error"))
+
+    def log_status(self, description: str, status: TopicStatus) -> None:
+        """Log a changed description. A change of counts alone may be left to a later call."""
+        now = self._clock()
+        counts_only = self._description is not None and status.pause == self._pause
+        if description == self._description or (counts_only and now < self._next_line_at):
+            return
+        if counts_only:
+            self._interval = min(2 * self._interval, _MAX_LOG_INTERVAL)
+        self._description, self._pause, self._next_line_at = description, status.pause, now + self._interval
+        self._context.run(self._logger.info, "%s", description)
+
+    def log_error(self, error: str) -> None:
+        """Log that a check failed, once for each error."""
+        if error != self._error:
+            self._error = error
+            self._context.run(self._logger.warning, "Cannot check the gate, will retry: error=%s", error)
+
+    def log_recovery(self) -> None:
+        """Log that a check succeeded after one that failed."""
+        if self._error is not None:
+            self._error = None
+            self._context.run(self._logger.info, "Can check the gate again")
 
 
-def _check(topic: str, seen: Seen) -> None:
-    """Refuses a topic that the queue does not know."""
-    if seen.number == UNKNOWN:
-        raise unknown_topic(topic, known=seen.known)
+def unknown_topic_error(topic: str, *, existed: bool = False) -> UnknownTopic:
+    """Return the error for a topic that does not exist, or that was dropped if it `existed` before."""
+    problem = "was dropped; create it again" if existed else "does not exist; create it"
+    return UnknownTopic(f"topic {topic!r} {problem} with: taskq topics create {shlex.quote(topic)}")
+
+
+def _require_topic(topic: str, result: QueryResult) -> None:
+    if result.number == UNKNOWN_TOPIC:
+        raise unknown_topic_error(topic, existed=result.topic_existed)

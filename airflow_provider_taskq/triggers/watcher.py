@@ -1,323 +1,392 @@
-"""One watcher for all waits: what the triggers of a process ask of one Airflow connection, in one query a look."""
+"""The watcher checks the waits of all triggers of an event loop on one Airflow connection, with one query per check."""
 
 import asyncio
 import copy
 import logging
+import random
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.rows import TupleRow
 
+from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import first_line, is_read_only
-from airflow_provider_taskq.triggers.listener import Listener
-from airflow_provider_taskq.triggers.pace import Pace
-from airflow_provider_taskq.triggers.passing import concerns_all, final
-from airflow_provider_taskq.triggers.snapshot import Look, statuses
-from airflow_provider_taskq.triggers.wait_log import WaitLog
-from airflow_provider_taskq.triggers.wait_registry import Asked, Ledger, Standing, concerned
-from airflow_provider_taskq.triggers.waits import NOTHING, Seen, Wait
-
-if TYPE_CHECKING:
-    from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
+from airflow_provider_taskq.triggers.connection import (
+    Connection,
+    call_with_timeout,
+    create_async_hook,
+    fails_all_queries,
+    permanent_error,
+)
+from airflow_provider_taskq.triggers.snapshot import Snapshot, read_statuses
+from airflow_provider_taskq.triggers.wait_registry import (
+    RegisteredQuery,
+    Subscription,
+    WaitRegistry,
+    subscriptions_of,
+)
+from airflow_provider_taskq.triggers.waits import NO_RESULT, QueryResult, Wait, WaitLog
 
 log = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
-Answer = TypeVar("Answer")
 
-_PATIENCE = 30.0  # seconds after which a server that neither answers nor refuses counts as lost
-_READ_ONLY_SECONDS = 30.0  # for which a connection to a server that is read-only is used
-_STATUS_SECONDS = 10.0  # between two looks at the status of all topics, for the logs of the waits
-_STATUS_REST = 20.0  # times what such a look took
-_AT_ONCE = 100  # so many waits are answered before everybody else in the event loop gets their turn
+_CALL_TIMEOUT = 30.0  # seconds
+_MAX_READ_ONLY_SECONDS = 30.0  # after which a connection to a read-only server is opened again
+_STATUS_INTERVAL = 10.0  # seconds between two queries for the status of all topics, for the logs of the waits
+_STATUS_REST_FACTOR = 20.0  # a status query that took t seconds is not repeated for 20 t
+_YIELD_EVERY = 100  # futures or log lines, after which other tasks of the event loop run
+
+
+class PollSchedule:
+    """Decides when the next check is due: soon after an event, later while nothing happens or while checks fail.
+
+    All times are of the caller's clock, in seconds.
+    """
+
+    IDLE_INTERVAL = 1.0
+    REST_FACTOR = 4.0  # a check that took t seconds is not repeated for 4 t, so checks take a fifth of the time
+    _SLOWDOWN = 1.5
+    _MIN_WAKE_INTERVAL = 0.05  # between two checks that notifications cause
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        self.wake_due = 0.0  # when a notification may cause a check
+        self._interval = 0.0
+        self._backoff = Backoff(0.5, 10.0, jitter=0.3)
+
+    def checked(self, now: float, shortest: float, *, eventful: bool, took: float) -> None:
+        """Schedule after a full check. It was eventful if it ended a wait, or if new waits came before it."""
+        self._backoff.reset()
+        longest = max(self.IDLE_INTERVAL, shortest)
+        self._interval = shortest if eventful else min(max(self._interval, shortest) * self._SLOWDOWN, longest)
+        # Chance keeps several triggerers from checking in step.
+        self.due = now + max(self._interval * random.uniform(0.8, 1.2), self.REST_FACTOR * took)  # noqa: S311
+        self.woken(now, took)
+
+    def woken(self, now: float, took: float) -> None:
+        """Schedule after a check that a notification caused: the server rests at least as long as the check took."""
+        self.wake_due = now + max(self._MIN_WAKE_INTERVAL, took)
+
+    def failed(self, now: float) -> None:
+        """Schedule after a check that failed."""
+        self.due = self.wake_due = now + self._backoff.next()
+
+    def hasten(self, now: float, interval: float) -> bool:
+        """Bring the next check forward for a new wait; return whether that changed the schedule."""
+        if self._backoff.failures or now + interval >= self.due:
+            return False
+        self.due = now + interval
+        return True
+
+
+class NotificationReceiver:
+    """Listens on the channel `taskq` and passes on the topics. Reconnects after a loss: polling covers the gap."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], on_topic: Callable[[str], None]) -> None:
+        self._connect = connect
+        self._on_topic = on_topic
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to listen, unless it listens already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), context=Context())
+
+    def stop(self) -> None:
+        """Stop without waiting: the server may hang."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        backoff = Backoff(1.0, 60.0)
+        while True:
+            try:
+                async with asyncio.timeout(_CALL_TIMEOUT):
+                    connection = await self._connect()
+                backoff.reset()
+                await self._listen(connection)
+            except Exception as error:  # noqa: BLE001  no wait depends on notifications
+                log.info("Cannot listen for notifications, will retry: error=%s", error)
+            await asyncio.sleep(backoff.next())
+
+    async def _listen(self, connection: Connection) -> None:
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT):
+                await connection.execute("LISTEN taskq")
+            async for notification in connection.notifies():
+                self._on_topic(notification.payload)
+        finally:
+            await connection.close()
 
 
 class Watcher:
-    """Looks, on one database connection, for all waits of one event loop on one Airflow connection.
+    """Checks all waits of one event loop on one Airflow connection, over one database connection.
 
-    It works in a task of its own, which begins with the first wait and ends with the last. Every look is one query over
-    the distinct questions, so ten thousand waits cost one connection and, while nothing happens, about a query a
-    second. With `listen: true` in the Airflow connection's extra, a second connection hears at once which topics have
-    something new, and only those are looked at; when it is lost, or a pooler swallows what it would hear, the waits
-    are answered by the next look as ever.
-    A database that cannot be reached is tried again with growing pauses, for as long as the waits go on: Airflow
-    limits those, by the sensor's timeout. What would not get better by waiting ends the waits that it concerns.
+    The watcher runs in an asyncio task that starts with the first wait and ends with the last. Each check is one SQL
+    query over the distinct queries of the waits. So ten thousand waits need one connection and, while nothing happens,
+    about one query a second. With `listen: true` in the extra of the Airflow connection, a second connection receives
+    notifications, and the watcher checks only the topics that they name. If that connection is lost, or if a pooler
+    drops notifications, the next full check answers the waits.
+
+    After a transient error the watcher retries with growing pauses, as long as waits are open. Airflow limits a wait by
+    the sensor's timeout. A permanent error ends the waits that it concerns.
     """
 
     def __init__(self, conn_id: str) -> None:
         self._conn_id = conn_id
-        self._ledger = Ledger()
-        self._pace = Pace()
-        self._woken: set[str] = set()
-        self._stirred = asyncio.Event()
-        self._newcomers = False
-        self._whole: tuple[int, Look] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._left_behind: set[asyncio.Task[Any]] = set()
-        self._renewed = 0.0  # when the connection was opened, by the loop's clock
-        self._reads_only = False  # whether it was read-only then
-        self._untold: dict[Wait[Any], None] = {}  # waits whose logs do not say yet what they wait for
+        self._registry = WaitRegistry()
+        self._schedule = PollSchedule()
+        self._notified_topics: set[str] = set()
+        self._wake = asyncio.Event()
+        self._has_new_waits = False
+        self._full_snapshot: tuple[int, Snapshot] | None = None  # with the registry's version
+        self._task: asyncio.Task[None] | None = None
+        self._connected_at = 0.0
+        self._connected_read_only = False
+        self._undescribed: dict[Wait[Any], None] = {}  # waits whose logs have no line yet
         self._status_due = 0.0
-        self._lost: str | None = None  # why the last look failed
-        self._listener = Listener(self._listening_connection, self._hear)
+        self._last_error: str | None = None
+        self._receiver = NotificationReceiver(self._open_connection, self._on_notification)
 
-    async def until(self, wait: Wait[Outcome], wait_log: WaitLog | None = None) -> Outcome:
-        """Waits, and returns the wait's outcome. UnknownTopic once its topic is none.
+    async def wait_for(self, wait: Wait[Outcome], wait_log: WaitLog | None = None) -> Outcome:
+        """Wait, and return the outcome; UnknownTopic once the topic does not exist.
 
-        What the wait is about, and each change of that, goes into `wait_log`.
+        `wait_log` gets the description of the wait and each change of it.
         """
-        if not wait.questions:
+        if not wait.queries:
             outcome = wait.outcome(())
-            assert outcome is not None  # noqa: S101  for the type checker: what asks nothing waits for nothing
+            assert outcome is not None  # noqa: S101  for the type checker: a wait without queries has an outcome
             return outcome
         loop = asyncio.get_running_loop()
-        answer: Future[Outcome] = loop.create_future()
-        self._ledger.add(wait, answer, wait_log)
-        self._newcomers = True
+        future: Future[Outcome] = loop.create_future()
+        self._registry.add(wait, future, wait_log)
+        self._has_new_waits = True
         if wait_log is not None:
-            self._untold[wait] = None
-        if self._pace.hasten(loop.time(), wait.poll_interval):
-            self._stirred.set()
-        if self._looking is None:
-            # In a context of its own: what it logs is not one trigger's, but all of them's.
-            self._looking = asyncio.create_task(self._look_on(), context=Context())
+            self._undescribed[wait] = None
+        if self._schedule.hasten(loop.time(), wait.poll_interval):
+            self._wake.set()
+        if self._task is None:
+            # With an empty context: Airflow would write its log lines into the log of the first trigger.
+            self._task = asyncio.create_task(self._run(), context=Context())
         try:
-            return await answer
+            return await future
         finally:
-            self._ledger.remove(wait, answer)
-            if not self._ledger:
-                self._stirred.set()  # nobody is left: the connections end now, not when the next look was due
+            self._registry.remove(wait, future)
+            if not self._registry:
+                self._wake.set()  # close the connections now, not when the next check is due
 
-    async def _look_on(self) -> None:
-        """Looks until nobody waits any more."""
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        connection: psycopg.AsyncConnection[TupleRow] | None = None
-        self._pace = Pace()
+        connection: Connection | None = None
+        self._schedule = PollSchedule()
         try:
-            while self._ledger:
-                whole = loop.time() >= self._pace.due
-                look = self._look_at_all() if whole else self._look_at_woken()
+            while self._registry:
+                full = loop.time() >= self._schedule.due
+                snapshot = self._snapshot_of_all() if full else self._snapshot_of_notified()
                 try:
                     if connection is not None and self._is_outdated(connection):
                         await connection.close()
                         connection = None
-                    connection = connection or await self._connected()
-                    await self._take(look, connection, whole=whole)
-                    if whole:
-                        await self._log_changes(connection)
+                    connection = connection or await self._connect()
+                    await self._check(snapshot, connection, full=full)
+                    if full:
+                        await self._log_statuses(connection)
                 except TimeoutError as error:
                     connection = None
-                    await self._failed(error)
-                except Exception as error:  # noqa: BLE001  whatever it is, no wait may be left behind
+                    await self._handle_failure(error)
+                except Exception as error:  # noqa: BLE001  any error is retried or ends the waits
                     await _close(connection)
                     connection = None
-                    await self._failed(error)
-                await self._pause()
+                    await self._handle_failure(error)
+                await self._sleep()
         finally:
-            # Nothing is awaited between the last look at the waits and here, so no wait is overlooked.
-            self._looking = None
-            self._listener.stop()
+            # No await between the last test of the registry and this line, so no new wait is overlooked.
+            self._task = None
+            self._receiver.stop()
             await _close(connection)
 
-    async def _connected(self) -> psycopg.AsyncConnection[TupleRow]:
-        """A new connection; the Airflow connection is read anew too, as its password or token may have changed."""
-        hook = await asyncio.to_thread(_hook, self._conn_id)
-        listen = await hook.wants_notifications()  # before the connection, which a cancelled wait would leave open
+    async def _connect(self) -> Connection:
+        # Read the Airflow connection again, because its password or token may have changed.
+        hook = await create_async_hook(self._conn_id)
+        listen = await hook.wants_notifications()  # before the connection, which a cancelled task would leave open
         connection = await hook.get_async_conn()
-        self._renewed = asyncio.get_running_loop().time()
-        self._reads_only = is_read_only(connection)
+        self._connected_at = asyncio.get_running_loop().time()
+        self._connected_read_only = is_read_only(connection)
         if listen:
-            self._listener.start()
+            self._receiver.start()
         return connection
 
-    def _is_outdated(self, connection: psycopg.AsyncConnection[TupleRow]) -> bool:
-        """Whether the connection's address may lead to another server by now.
+    async def _open_connection(self) -> Connection:
+        return await (await create_async_hook(self._conn_id)).get_async_conn()
 
-        It does if the server became read-only, as after a failover. A connection that was read-only from the start,
-        to a standby or for a role that only reads, is used for a short time: a failover is noticed there too.
+    def _is_outdated(self, connection: Connection) -> bool:
+        """Return whether the connection's address may lead to another server now.
+
+        That is so if the server became read-only, as after a failover. A connection that was read-only from the start
+        (a standby, or a role that may only read) is opened again after a while, so that it follows a failover too.
         """
         if not is_read_only(connection):
             return False
-        return not self._reads_only or asyncio.get_running_loop().time() - self._renewed > _READ_ONLY_SECONDS
+        age = asyncio.get_running_loop().time() - self._connected_at
+        return not self._connected_read_only or age > _MAX_READ_ONLY_SECONDS
 
-    async def _listening_connection(self) -> psycopg.AsyncConnection[TupleRow]:
-        """One more connection."""
-        hook = await asyncio.to_thread(_hook, self._conn_id)
-        return await hook.get_async_conn()
+    def _on_notification(self, topic: str) -> None:
+        if topic in self._registry:
+            self._notified_topics.add(topic)
+            self._wake.set()
 
-    def _hear(self, topic: str) -> None:
-        """A topic may have something for those who wait for it, or anybody's topic for nobody here."""
-        if topic in self._ledger:
-            self._woken.add(topic)
-            self._stirred.set()
+    def _snapshot_of_all(self) -> Snapshot:
+        self._notified_topics.clear()
+        if self._full_snapshot is None or self._full_snapshot[0] != self._registry.version:
+            self._full_snapshot = self._registry.version, Snapshot(self._registry.queries())
+        return self._full_snapshot[1]
 
-    def _look_at_all(self) -> Look:
-        """A look for all waits; made anew only where what is asked has changed."""
-        self._woken.clear()
-        if self._whole is None or self._whole[0] != self._ledger.changes:
-            self._whole = self._ledger.changes, Look(self._ledger.asked())
-        return self._whole[1]
+    def _snapshot_of_notified(self) -> Snapshot:
+        snapshot = Snapshot(self._registry.queries(self._notified_topics))
+        self._notified_topics.clear()
+        return snapshot
 
-    def _look_at_woken(self) -> Look:
-        """A look for the waits on topics that were heard of."""
-        woken = Look(self._ledger.asked(self._woken))
-        self._woken.clear()
-        return woken
-
-    async def _take(self, look: Look, connection: psycopg.AsyncConnection[TupleRow], *, whole: bool) -> None:
-        """Takes a look, answers those whom it concerns, and settles when the next one is due."""
+    async def _check(self, snapshot: Snapshot, connection: Connection, *, full: bool) -> None:
+        """Run a snapshot, end the waits that have an outcome, and schedule the next check."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        newcomers, self._newcomers = self._newcomers and whole, self._newcomers and not whole
-        told = await self._with_patience(self._apart(look, connection), connection)
+        new_waits, self._has_new_waits = self._has_new_waits and full, self._has_new_waits and not full
+        results = await call_with_timeout(self._read(snapshot, connection), connection, _CALL_TIMEOUT)
         took = loop.time() - began
-        for asked in look.asked:
-            asked.answer(told.get(asked, NOTHING))
-        answered = await self._answer(told)
-        if whole:
-            eventful = bool(answered) or newcomers
-            self._pace.looked(loop.time(), self._ledger.shortest_interval, eventful=eventful, took=took)
+        for query in snapshot.queries:
+            query.update(results.get(query, NO_RESULT))
+        ended = await self._end_ready_waits(results)
+        if full:
+            eventful = bool(ended) or new_waits
+            self._schedule.checked(loop.time(), self._registry.shortest_interval, eventful=eventful, took=took)
         else:
-            self._pace.breathe(loop.time(), took)
+            self._schedule.woken(loop.time(), took)
 
-    async def _log_changes(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
-        """Writes into the logs of new waits what they wait for, and now and then what has changed for the others.
+    async def _log_statuses(self, connection: Connection) -> None:
+        """Log the description of new waits, and at intervals the changed descriptions of all waits.
 
-        One query for all of them, which costs more than a look: so it comes rarely, and never ends a wait.
+        One query reads the status of all topics. It costs more than a check, so it runs rarely. Its failure never ends
+        a wait.
         """
         began = asyncio.get_running_loop().time()
-        if self._lost is not None:
-            self._lost, self._status_due = None, 0.0
-            await self._tell(log.back for one in self._ledger.standing() for log in one.logs)
-        everything = began >= self._status_due
-        new, self._untold = self._untold, {}
-        standing = [one for one in self._ledger.standing(None if everything else new) if one.logs]
-        if not standing:
+        if self._last_error is not None:
+            self._last_error, self._status_due = None, 0.0
+            await self._write(each.log_recovery for one in self._registry.subscriptions() for each in one.logs)
+        all_waits = began >= self._status_due
+        new, self._undescribed = self._undescribed, {}
+        subscriptions = [one for one in self._registry.subscriptions(None if all_waits else new) if one.logs]
+        if not subscriptions:
             return
-        topics = list({(one.wait.topic, one.wait.condition): None for one in standing})
+        topics = list({(one.wait.topic, one.wait.condition): None for one in subscriptions})
         try:
-            found = await self._with_patience(statuses(connection, topics), connection)
+            statuses = await call_with_timeout(read_statuses(connection, topics), connection, _CALL_TIMEOUT)
         except psycopg.Error as error:
             if connection.closed:
                 raise
-            log.warning("The status of %d topics could not be read: %s", len(topics), first_line(error))
-            found = {}
-        await self._tell(
-            partial(each.status, one.sentence(status), status)
-            for one in standing
-            if (status := found.get((one.wait.topic, one.wait.condition))) is not None
+            log.warning("Cannot read topic statuses: topics=%d error=%s", len(topics), first_line(error))
+            statuses = {}
+        await self._write(
+            partial(each.log_status, one.describe(status), status)
+            for one in subscriptions
+            if (status := statuses.get((one.wait.topic, one.wait.condition))) is not None
             for each in one.logs
         )
-        if everything:
+        if all_waits:
             now = asyncio.get_running_loop().time()
-            self._status_due = now + max(_STATUS_SECONDS, _STATUS_REST * (now - began))
+            self._status_due = now + max(_STATUS_INTERVAL, _STATUS_REST_FACTOR * (now - began))
 
-    async def _tell(self, lines: Iterable[Callable[[], None]]) -> None:
-        """Writes lines into logs, some at a time."""
+    async def _write(self, lines: Iterable[Callable[[], None]]) -> None:
         for count, write in enumerate(lines, start=1):
             write()
-            if count % _AT_ONCE == 0:
+            if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
-    async def _with_patience(
-        self, looking: Coroutine[Any, Any, Answer], connection: psycopg.AsyncConnection[TupleRow]
-    ) -> Answer:
-        """Looks; TimeoutError where the server neither answers nor refuses, and the connection is to be forgotten.
-
-        psycopg, when cancelled, goes on waiting for a server that stands still. So it is left behind and not awaited;
-        the connection is closed when it ends, not before: its number could be given to the next one meanwhile.
-        """
-        taking = asyncio.create_task(looking)
-        done, _ = await asyncio.wait({taking}, timeout=_PATIENCE)
-        if not done:
-            taking.add_done_callback(lambda _: connection.pgconn.finish())
-            taking.cancel()
-            self._left_behind.add(taking)
-            taking.add_done_callback(self._left_behind.discard)
-            raise TimeoutError(f"no answer within {_PATIENCE:.0f} seconds")
-        return taking.result()
-
-    async def _apart(self, look: Look, connection: psycopg.AsyncConnection[TupleRow]) -> dict[Asked, Seen]:
-        """Looks, and where one question makes the whole look fail, finds it and ends the waits that ask it."""
+    async def _read(self, snapshot: Snapshot, connection: Connection) -> dict[RegisteredQuery, QueryResult]:
+        """Read a snapshot. If one query fails the whole, find it by bisection and end the waits that need it."""
         try:
-            return await look.taken_on(connection)
+            return await snapshot.read(connection)
         except psycopg.Error as error:
-            reason = final(error)
-            if reason is None or concerns_all(error):
+            permanent = permanent_error(error)
+            if permanent is None or fails_all_queries(error):
                 raise
-            if len(look) == 1:
-                await self._end(concerned(look.asked), reason)
+            if len(snapshot) == 1:
+                await self._end_with_error(subscriptions_of(snapshot.queries), permanent)
                 return {}
-            first, second = look.halves()
-            return await self._apart(first, connection) | await self._apart(second, connection)
+            first, second = snapshot.halves()
+            return await self._read(first, connection) | await self._read(second, connection)
 
-    async def _answer(self, told: Collection[Asked]) -> int:
-        """Answers the waits that are over by what was told, some at a time; returns how many that were."""
+    async def _end_ready_waits(self, queries: Collection[RegisteredQuery]) -> int:
+        """End the waits that have an outcome; return a number that is 0 if there is none."""
         count = 0
-        for standing in concerned(told):
+        for subscription in subscriptions_of(queries):
             try:
-                outcome = standing.outcome()
-            except Exception as error:  # noqa: BLE001  the topic is unknown, or says what this release cannot read
-                count += await self._end([standing], error)
+                outcome = subscription.outcome()
+            except Exception as error:  # noqa: BLE001  the topic is unknown, or a newer release wrote the result
+                count += await self._end_with_error([subscription], error)
                 continue
-            count += 1  # of waits looked through, to let others in between
+            count += 1  # also counts waits without an outcome, so that a long loop yields
             if outcome is None:
-                if count % _AT_ONCE == 0:
+                if count % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)
                 continue
-            for answer in list(standing.answers):
-                if not answer.done():
-                    answer.set_result(outcome)
+            for future in list(subscription.futures):
+                if not future.done():
+                    future.set_result(outcome)
                     count += 1
-                    if count % _AT_ONCE == 0:
+                    if count % _YIELD_EVERY == 0:
                         await asyncio.sleep(0)
         return count
 
-    async def _end(self, standing: Iterable[Standing], reason: Exception) -> int:
-        """Ends waits with an error, some at a time, each with one of its own; returns how many that were."""
+    async def _end_with_error(self, subscriptions: Iterable[Subscription], error: Exception) -> int:
+        """End waits with a copy of the error each; return how many futures that were."""
         count = 0
-        for answer in [answer for one in standing for answer in one.answers]:
-            if not answer.done():
-                answer.set_exception(copy.copy(reason))
+        for future in [future for one in subscriptions for future in one.futures]:
+            if not future.done():
+                future.set_exception(copy.copy(error))
                 count += 1
-                if count % _AT_ONCE == 0:
+                if count % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)
         return count
 
-    async def _failed(self, error: Exception) -> None:
-        """Ends all waits if the error would come again and again; else settles when to try again."""
-        self._listener.stop()  # its connection may be as dead, without anybody telling it
-        if (reason := final(error)) is not None:
-            await self._end(self._ledger.standing(), reason)
+    async def _handle_failure(self, error: Exception) -> None:
+        """End all waits after a permanent error; else schedule a retry."""
+        self._receiver.stop()  # its connection may be dead too, without an error
+        if (permanent := permanent_error(error)) is not None:
+            await self._end_with_error(self._registry.subscriptions(), permanent)
         else:
             text = first_line(error)
-            if text != self._lost:
+            if text != self._last_error:
                 log.warning(
-                    "%d waits on Airflow connection %s cannot be looked after now: %s",
-                    len(self._ledger),
+                    "Cannot check waits, will retry: conn_id=%s waits=%d error=%s",
                     self._conn_id,
+                    len(self._registry),
                     text,
                 )
-            self._lost = text
-            await self._tell(partial(each.lost, text) for one in self._ledger.standing() for each in one.logs)
-        self._pace.failed(asyncio.get_running_loop().time())
+            self._last_error = text
+            await self._write(
+                partial(each.log_error, text) for one in self._registry.subscriptions() for each in one.logs
+            )
+        self._schedule.failed(asyncio.get_running_loop().time())
 
-    async def _pause(self) -> None:
-        """Sleeps until the next look is due; a wait that comes in, or a notification, may want it sooner."""
+    async def _sleep(self) -> None:
+        """Sleep until the next check is due; a new wait or a notification may make it due earlier."""
         loop = asyncio.get_running_loop()
-        while self._ledger:
-            self._stirred.clear()
-            due = min(self._pace.due, self._pace.breath_until) if self._woken else self._pace.due
+        while self._registry:
+            self._wake.clear()
+            due = self._schedule.due
+            if self._notified_topics:
+                due = min(due, self._schedule.wake_due)
             left = due - loop.time()
             if left <= 0:
                 return
             try:
-                await asyncio.wait_for(self._stirred.wait(), left)
+                await asyncio.wait_for(self._wake.wait(), left)
             except TimeoutError:
                 return
 
@@ -325,22 +394,14 @@ class Watcher:
 _watchers: WeakKeyDictionary[AbstractEventLoop, dict[str, Watcher]] = WeakKeyDictionary()
 
 
-def watcher(conn_id: str) -> Watcher:
-    """The watcher of the running event loop for an Airflow connection."""
-    mine = _watchers.setdefault(asyncio.get_running_loop(), {})
-    if conn_id not in mine:
-        mine[conn_id] = Watcher(conn_id)
-    return mine[conn_id]
+def get_watcher(conn_id: str) -> Watcher:
+    """Return the watcher of the running event loop for an Airflow connection."""
+    watchers = _watchers.setdefault(asyncio.get_running_loop(), {})
+    if conn_id not in watchers:
+        watchers[conn_id] = Watcher(conn_id)
+    return watchers[conn_id]
 
 
-def _hook(conn_id: str) -> "TaskQAsyncHook":
-    """The hook; called in a thread, as the first import of what it builds on takes seconds."""
-    from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
-
-    return TaskQAsyncHook(taskq_conn_id=conn_id)
-
-
-async def _close(connection: psycopg.AsyncConnection[TupleRow] | None) -> None:
-    """Closes a connection, whatever has become of it."""
+async def _close(connection: Connection | None) -> None:
     if connection is not None:
         await connection.close()

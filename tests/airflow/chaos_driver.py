@@ -1,6 +1,6 @@
 """A driver that lives apart from the Airflow task that submitted it, as in Spark's cluster modes; one row of `jobs`.
 
-It takes the gate's tasks over, as a drain does, waits to be told, and completes them together with its ledger.
+It takes the gate's tasks over, as a drain does, waits for a signal, and completes them together with its ledger.
 """
 
 import os
@@ -19,7 +19,7 @@ def drive(queue: TaskQueue, job: str, claim: Claim, completes: bool) -> None:
         "UPDATE jobs SET state = 'RUNNING', tasks = %s, driver = %s WHERE job = %s",
         (sorted(task.identifier for task in tasks), os.getpid(), job),
     )
-    while not queue.conn.execute("SELECT FROM told WHERE topic = %s", (topic,)).fetchall():
+    while not queue.conn.execute("SELECT FROM signals WHERE topic = %s", (topic,)).fetchall():
         time.sleep(0.1)  # the row comes from a process that may be killed before it could notify
     try:
         with queue.conn.transaction():

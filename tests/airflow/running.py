@@ -28,5 +28,5 @@ def run_dags(home: Path, dsn: str, file: Path, *dag_ids: str) -> dict[str, Any]:
     program = [sys.executable, "-m", "tests.airflow.dag_runs", *dag_ids]
     result = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return {**told, "output": result.stdout + result.stderr}
+    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return {**report, "output": result.stdout + result.stderr}

@@ -65,7 +65,7 @@ def events_of(operator: TaskQPushOperator) -> OutletEventAccessors:
 
 
 class TestOutlets:
-    def test_a_push_has_none_unless_asked(self) -> None:
+    def test_a_push_has_no_asset_by_default(self) -> None:
         assert push().outlets == []
 
     def test_a_known_topic_is_an_outlet_of_its_own(self) -> None:

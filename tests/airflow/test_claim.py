@@ -34,7 +34,7 @@ def test_a_claim_is_read_from_what_a_dag_passes(given: Any) -> None:
         ({**GIVEN, "fence": "x"}, "ValueError"),
     ],
 )
-def test_what_is_no_claim_is_refused_without_its_contents(given: Any, shown: str) -> None:
+def test_an_invalid_claim_is_refused_without_showing_its_contents(given: Any, shown: str) -> None:
     with pytest.raises(InvalidArgument, match=shown) as refused:
         Claim.parse(given)
     assert "secret" not in str(refused.value)

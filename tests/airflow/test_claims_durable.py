@@ -73,7 +73,7 @@ class Durable(Run):
 
     def tell(self) -> None:
         """Lets its drivers come to their end."""
-        self.queue.conn.execute("INSERT INTO told VALUES (%s)", (self.id,))
+        self.queue.conn.execute("INSERT INTO signals VALUES (%s)", (self.id,))
 
 
 class NotDurable(Durable):
@@ -88,7 +88,7 @@ def airflow(
 ) -> Iterator[Installation]:
     with installed(server_dsn, template, repository, tmp_path_factory.mktemp("durable"), "claims.py") as installation:
         with installation.queue() as queue:
-            queue.conn.execute("CREATE TABLE told (topic text)")
+            queue.conn.execute("CREATE TABLE signals (topic text)")
             queue.conn.execute(
                 "CREATE TABLE jobs (job text, topic text, state text, tasks text[], submitter integer, driver integer,"
                 " at timestamptz DEFAULT clock_timestamp())"

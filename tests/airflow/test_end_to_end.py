@@ -87,8 +87,8 @@ def test_a_gate_that_starts_in_the_triggerer_uses_no_worker(site: AirflowSite, q
     site.wait_task("started", run, "complete", {"success"}, 120)
     site.wait_task("started", run, "state", {"success"}, 120)
     for task_id in ("gate", "state"):
-        told = instance(site, "started", run, task_id)
-        assert (told["state"], told["pid"], told["queued_when"], told["hostname"]) == ("success", None, None, "")
+        ended = instance(site, "started", run, task_id)
+        assert (ended["state"], ended["pid"], ended["queued_when"], ended["hostname"]) == ("success", None, None, "")
     claim = returned(site, "started", run, "gate")
     assert (claim["owner"], claim["claimed"]) == (f"started/{run}/gate/-1", 2)
     assert returned(site, "started", run, "complete") == {
@@ -153,7 +153,7 @@ def test_no_payload_and_no_password_is_anywhere_after_all_this(
     site: AirflowSite, arguments: Arguments, databases: tuple[str, str]
 ) -> None:
     logs, metadata = site.log_text(), dump(databases[1])
-    assert "Pushed 3 tasks to topic work" in logs
+    assert "Pushed tasks: topic=work count=3" in logs
     assert "function-0" not in metadata  # not even identifiers, where a function gave them
     assert "dict-{{ run_id }}" in metadata  # the list in the DAG's file, by its identifiers
     seen = tuple(arguments.seen)  # at once: they are still being collected

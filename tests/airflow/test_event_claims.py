@@ -21,10 +21,11 @@ from airflow.triggers.base import TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager, SharedStreamProducer
 
 from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, connect
-from airflow_provider_taskq.triggers import event_line
-from airflow_provider_taskq.triggers.async_owner import Claim
+from airflow_provider_taskq.queue.backoff import Backoff
+from airflow_provider_taskq.triggers import connection as trigger_connection
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
-from airflow_provider_taskq.triggers.event_stream import TaskClaims
+from airflow_provider_taskq.triggers.event_debouncer import EventBatch
+from airflow_provider_taskq.triggers.event_stream import EventStreamProducer
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.faults.poison import POISON, poison
@@ -33,10 +34,10 @@ pytestmark = pytest.mark.usefixtures("airflow_connection")
 
 
 class Picky(TaskQEventTrigger):
-    """Refuses what is called bad."""
+    """Rejects the identifier bad."""
 
-    def refusal(self, claim: Claim) -> str | None:
-        return "it is called bad" if "bad" in claim.identifiers else None
+    def rejection(self, batch: EventBatch) -> str | None:
+        return "bad identifier" if "bad" in batch.identifiers else None
 
 
 class Triggerer:
@@ -166,7 +167,7 @@ def test_a_refused_task_is_failed_with_its_reason(queue: TaskQueue) -> None:
             airflow.store()
             await until(lambda: states(queue)["good"] is State.SUCCEEDED)
         (bad,) = (task for task in queue.page("work") if task.identifier == "bad")
-        assert bad.error == "it is called bad"
+        assert bad.error == "bad identifier"
 
     in_loop(test)
 
@@ -249,7 +250,7 @@ def test_a_triggerer_that_stops_gives_its_tasks_back_at_once(queue: TaskQueue) -
     in_loop(test)
 
 
-def test_what_a_killed_triggerer_held_is_fired_again_and_its_late_word_changes_nothing(queue: TaskQueue) -> None:
+def test_events_of_a_killed_triggerer_fire_again_and_its_late_settlement_changes_nothing(queue: TaskQueue) -> None:
     async def test() -> None:
         (task,) = queue.push("work", ["a"])
         killed = producer(claiming(lease=20))
@@ -309,7 +310,7 @@ def test_batches_are_as_large_as_there_are_tasks(queue: TaskQueue) -> None:
 
 
 def claimed(airflow: Triggerer) -> list[int]:
-    """How many tasks each event told of."""
+    """The number of tasks in each event."""
     return [event.payload["claimed"] for _, event in airflow.events]
 
 
@@ -333,7 +334,7 @@ def test_no_event_is_without_tasks_and_the_last_of_a_burst_comes_after_the_coold
     in_loop(test)
 
 
-def test_what_is_held_back_is_fired_by_the_next_triggerer(queue: TaskQueue) -> None:
+def test_an_event_that_is_held_back_is_fired_by_the_next_triggerer(queue: TaskQueue) -> None:
     async def test() -> None:
         tasks = queue.push("work", ["a", "b"])
         async with triggerer() as airflow:
@@ -381,17 +382,17 @@ def test_events_name_all_sequences_and_the_first_identifiers(queue: TaskQueue) -
     in_loop(test)
 
 
-def test_a_missing_topic_is_logged_once_and_asked_for_more_and_more_rarely(
+def test_a_missing_topic_is_logged_once_and_retried_with_growing_pauses(
     queue: TaskQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[int] = []
-    wait_after = TaskClaims._wait_after
+    pause_after = EventStreamProducer._pause_after
 
-    async def noted(self: TaskClaims, error: Exception, failures: int) -> None:
-        pauses.append(failures)
-        await wait_after(self, error, failures)
+    async def noted(self: EventStreamProducer, error: Exception, backoff: Backoff) -> None:
+        pauses.append(backoff.failures + 1)
+        await pause_after(self, error, backoff)
 
-    monkeypatch.setattr(TaskClaims, "_wait_after", noted)
+    monkeypatch.setattr(EventStreamProducer, "_pause_after", noted)
 
     async def test() -> None:
         async with triggerer() as airflow:
@@ -401,7 +402,7 @@ def test_a_missing_topic_is_logged_once_and_asked_for_more_and_more_rarely(
             queue.push("later", ["a"])
             await until(lambda: len(airflow.events) == 1)
             airflow.store()
-            await until(lambda: "can be claimed again" in caplog.text)
+            await until(lambda: "Can claim for events again" in caplog.text)
             queue.drop_topic("later")
             await until(lambda: "was dropped" in caplog.text)
 
@@ -523,7 +524,7 @@ def test_a_stream_waits_for_a_topic_that_is_not_there_yet(conn: psycopg.Connecti
     in_loop(test)
 
 
-def test_a_lease_that_was_taken_ends_the_stream_and_airflow_starts_it_anew(queue: TaskQueue) -> None:
+def test_a_lost_lease_ends_the_stream_and_airflow_restarts_it(queue: TaskQueue) -> None:
     async def test() -> None:
         (task,) = queue.push("work", ["a"])
         async with triggerer() as airflow:
@@ -551,7 +552,7 @@ def signalled(pids: list[int], number: int) -> None:
 def test_a_server_that_stands_still_does_not_block_the_event_loop(
     own_server: EmbeddedPostgres, connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_line, "_PATIENCE", 4.0)
+    monkeypatch.setattr(trigger_connection, "_CALL_TIMEOUT", 4.0)
     connect_airflow("standing", dsn=own_server.dsn)
 
     async def test() -> None:

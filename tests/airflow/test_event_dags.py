@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 DAGS = Path(__file__).parent / "dags" / "events.py"
 EXAMPLE = Path(__file__).parents[2] / "example_dags" / "taskq_events.py"
 MARK = f"marked-payload-{secrets.token_hex(8)}"
-TOPICS = ("orders", "letters", "parcels", "told-claimed", "told-twin", "told-queued", "invoices", "signups")
+TOPICS = ("orders", "letters", "parcels", "recorded-claimed", "recorded-twin", "recorded-queued", "invoices", "signups")
 UNDER_WAY = (
     "SELECT FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
     " AND state <> 'idle'"
@@ -92,19 +92,19 @@ def ended(queue: TaskQueue, topic: str, number: int) -> bool | None:
     return count(queue, topic, State.SUCCEEDED) == number or None
 
 
-def told(queue: TaskQueue, topic: str) -> Counter[int]:
-    """Of which tasks DAG runs were told, and how often."""
+def recorded(queue: TaskQueue, topic: str) -> Counter[int]:
+    """Count by task how many DAG runs had its event."""
     return Counter(int(task.identifier) for task in queue.page(topic, size=10_000))
 
 
-def wait_told(queue: TaskQueue, topic: str, sequences: list[int], seconds: float = 120) -> None:
+def wait_recorded(queue: TaskQueue, topic: str, sequences: list[int], seconds: float = 120) -> None:
     missing = set(sequences)
 
     def all_of_them() -> bool | None:
-        missing.difference_update(told(queue, topic))
+        missing.difference_update(recorded(queue, topic))
         return not missing or None
 
-    until(all_of_them, seconds, lambda: f"no run was told of {sorted(missing)}")
+    until(all_of_them, seconds, lambda: f"no run had the events of {sorted(missing)}")
 
 
 def stopped_holding(site: AirflowSite, queue: TaskQueue, topic: str) -> bool | None:
@@ -122,16 +122,16 @@ def stopped_holding(site: AirflowSite, queue: TaskQueue, topic: str) -> bool | N
 def test_every_task_of_a_claimed_topic_reaches_the_runs_of_both_assets(site: AirflowSite, queue: TaskQueue) -> None:
     assert site.pids
     sequences = push(queue, "orders", 3)
-    for topic in ("told-claimed", "told-twin"):
-        wait_told(queue, topic, sequences)
-        assert set(told(queue, topic).values()) == {1}
+    for topic in ("recorded-claimed", "recorded-twin"):
+        wait_recorded(queue, topic, sequences)
+        assert set(recorded(queue, topic).values()) == {1}
     until(lambda: ended(queue, "orders", 3), 30, lambda: "the tasks were not ended")
 
 
 def test_a_dag_is_scheduled_by_a_message_queue(site: AirflowSite, queue: TaskQueue) -> None:
     assert site.pids
     sequences = push(queue, "letters", 25)
-    wait_told(queue, "told-queued", sequences)
+    wait_recorded(queue, "recorded-queued", sequences)
 
 
 def test_a_peek_wakes_a_dag_again_after_it_was_drained(site: AirflowSite, queue: TaskQueue) -> None:
@@ -142,7 +142,7 @@ def test_a_peek_wakes_a_dag_again_after_it_was_drained(site: AirflowSite, queue:
 
 
 def test_a_triggerer_killed_between_claim_and_end_loses_no_task(site: AirflowSite, queue: TaskQueue) -> None:
-    before, sequences = told(queue, "told-claimed"), list[int]()
+    before, sequences = recorded(queue, "recorded-claimed"), list[int]()
 
     def holds_some() -> bool | None:
         if not count(queue, "orders", State.ACTIVE) and not count(queue, "orders", State.READY):
@@ -154,10 +154,10 @@ def test_a_triggerer_killed_between_claim_and_end_loses_no_task(site: AirflowSit
     held = count(queue, "orders", State.ACTIVE)
     assert held  # what it held when it died
     site.restart("triggerer")
-    for topic in ("told-claimed", "told-twin"):
-        wait_told(queue, topic, sequences)
+    for topic in ("recorded-claimed", "recorded-twin"):
+        wait_recorded(queue, topic, sequences)
     until(lambda: ended(queue, "orders", len(before) + len(sequences)), 60, lambda: "the tasks were not ended")
-    again = sum(times - 1 for times in (told(queue, "told-claimed") - before).values())
+    again = sum(times - 1 for times in (recorded(queue, "recorded-claimed") - before).values())
     assert again <= held, f"{held} were held at the kill, {again} events came twice"
 
 

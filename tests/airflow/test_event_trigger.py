@@ -14,9 +14,9 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.triggers import event as event_module
-from airflow_provider_taskq.triggers.event import AnewWait, TaskQEventTrigger
-from airflow_provider_taskq.triggers.snapshot import Look
-from airflow_provider_taskq.triggers.waits import Seen
+from airflow_provider_taskq.triggers.event import NewTasksWait, TaskQEventTrigger
+from airflow_provider_taskq.triggers.snapshot import Snapshot
+from airflow_provider_taskq.triggers.waits import QueryResult
 from tests.airflow.releases import CLAIMING
 from tests.airflow.test_trigger import until
 
@@ -59,7 +59,7 @@ def drained(queue: TaskQueue) -> None:
 def test_a_task_is_new_only_if_it_surely_came_after_the_moment(
     waited: float, looked: float, outcome: int | None
 ) -> None:
-    assert AnewWait("work", since=10.0).outcome([Seen(1, waited, looked)]) == outcome
+    assert NewTasksWait("work", since=10.0).outcome([QueryResult(1, waited, looked)]) == outcome
 
 
 def test_a_peek_fires_as_soon_as_tasks_are_ready_and_takes_none(queue: TaskQueue) -> None:
@@ -85,16 +85,16 @@ def test_a_peek_fires_once_as_long_as_the_tasks_stay(queue: TaskQueue) -> None:
 
 
 def test_an_answer_that_comes_late_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long a task has waited is told on the server: by the time it is judged, the event may be older than that."""
-    taken_on, late, answers = Look.taken_on, [0.0], list[object]()
+    """The server measures the age of a task. When the wait evaluates it, the event may be older than that."""
+    read, late, answers = Snapshot.read, [0.0], list[object]()
 
-    async def slowly(self: Look, connection: psycopg.AsyncConnection) -> object:
-        seen = await taken_on(self, connection)
+    async def slowly(self: Snapshot, connection: psycopg.AsyncConnection) -> object:
+        seen = await read(self, connection)
         await asyncio.sleep(late[0])  # as a slow network does
         answers.append(seen)
         return seen
 
-    monkeypatch.setattr(Look, "taken_on", slowly)
+    monkeypatch.setattr(Snapshot, "read", slowly)
 
     async def test() -> None:
         peeking = Peeking()
@@ -111,7 +111,7 @@ def test_an_answer_that_comes_late_repeats_no_event(queue: TaskQueue, monkeypatc
     in_loop(test)
 
 
-def test_a_task_that_came_while_a_look_had_begun_is_told_by_the_next(
+def test_a_task_pushed_during_a_check_is_found_by_the_next_check(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     """A look that began so long before the answer cannot tell whether the task came after the event."""
@@ -120,10 +120,10 @@ def test_a_task_that_came_while_a_look_had_begun_is_told_by_the_next(
         peeking = Peeking(cooldown=600)
         queue.push("work", ["a"])
         assert await peeking.event() is not None
-        told = time.monotonic()
+        answered_at = time.monotonic()
         drained(queue)
         queue.push("work", ["b"])
-        age = time.monotonic() - told
+        age = time.monotonic() - answered_at
         blocking = open_queue()
         blocking.conn.execute("LOCK TABLE taskq_internal.live IN ACCESS EXCLUSIVE MODE")
         event = asyncio.create_task(peeking.event())
@@ -174,7 +174,7 @@ def test_a_peek_waits_for_so_many(queue: TaskQueue) -> None:
 def test_a_peek_outlives_a_topic_that_is_not_there_yet(
     conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_module, "_RETRY", 0.2)
+    monkeypatch.setattr(event_module, "_RETRY_SECONDS", 0.2)
 
     async def test() -> None:
         peeking = Peeking()
@@ -229,15 +229,13 @@ def test_below_airflow_3_3_a_claim_says_what_it_needs_and_a_peek_works(monkeypat
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"mode": "take"}, "neither 'peek' nor 'claim'"),
-        ({"min_tasks": 0}, "1 at least"),
-        ({"batch_size": 0}, "1 at least"),
-        ({"lease": 1}, "too short to be kept"),
+        ({"mode": "take"}, "expected 'peek' or 'claim'"),
+        ({"min_tasks": 0}, "at least 1"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"lease": 1}, "invalid lease of 1 seconds"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_where_the_dag_is_written(
-    arguments: dict[str, Any], complaint: str
-) -> None:
+def test_invalid_arguments_are_refused_when_the_dag_is_parsed(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         TaskQEventTrigger(topic="work", **arguments)
 

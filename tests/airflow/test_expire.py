@@ -28,7 +28,7 @@ def expire(**arguments: Any) -> dict[str, Any]:
     return operator.execute(context_of())
 
 
-def test_takes_lapsed_leases_of_all_topics_as_each_policy_says(queue: TaskQueue, conn: psycopg.Connection) -> None:
+def test_expires_lapsed_leases_of_all_topics_by_policy(queue: TaskQueue, conn: psycopg.Connection) -> None:
     queue.create_topic("strict", TopicPolicy(on_expiry="expire"))
     held(queue)
     held(queue, "strict", "other")

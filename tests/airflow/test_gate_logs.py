@@ -19,9 +19,8 @@ from airflow_provider_taskq.hooks import TaskQConnectionError
 from airflow_provider_taskq.queue import NewTask, Owner, Result, TaskQueue, TopicStatus, UnknownTopic, connect
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import watcher as watching
-from airflow_provider_taskq.triggers.wait_log import WaitLog
-from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait
-from airflow_provider_taskq.triggers.watcher import watcher
+from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait, WaitLog
+from airflow_provider_taskq.triggers.watcher import get_watcher
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect, context_of
 from tests.airflow.test_trigger import in_loop, until
@@ -65,8 +64,8 @@ def task_log(capfd: pytest.CaptureFixture[str]) -> TaskLog:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks at the status of topics as often as at what is waited for."""
-    monkeypatch.setattr(watching, "_STATUS_SECONDS", 0.0)
-    monkeypatch.setattr(watching, "_STATUS_REST", 0.0)
+    monkeypatch.setattr(watching, "_STATUS_INTERVAL", 0.0)
+    monkeypatch.setattr(watching, "_STATUS_REST_FACTOR", 0.0)
 
 
 def status(ready: int = 0, paused_by: str | None = None) -> TopicStatus:
@@ -78,7 +77,7 @@ def waiting(wait: Wait[Any], lines: Lines, trigger: str = "mine") -> "asyncio.Ta
 
     async def run() -> Any:
         TRIGGER.set(trigger)
-        return await watcher("taskq_default").until(wait, WaitLog(lines.logger))
+        return await get_watcher("taskq_default").wait_for(wait, WaitLog(lines.logger))
 
     return asyncio.create_task(run())
 
@@ -86,31 +85,31 @@ def waiting(wait: Wait[Any], lines: Lines, trigger: str = "mine") -> "asyncio.Ta
 def test_counts_are_logged_more_and_more_rarely_and_a_pause_at_once(lines: Lines) -> None:
     now = 100.0
     log = WaitLog(lines.logger, clock=lambda: now)
-    log.status("first", status())
-    log.status("first", status())
-    log.status("second", status(1))
+    log.log_status("first", status())
+    log.log_status("first", status())
+    log.log_status("second", status(1))
     assert lines.texts == ["first"], "the counts changed too soon"
     now += 10
-    log.status("third", status(2))
-    log.status("fourth", status(3))
-    log.status("paused", status(3, "alice"))
-    log.status("resumed", status(3))
+    log.log_status("third", status(2))
+    log.log_status("fourth", status(3))
+    log.log_status("paused", status(3, "alice"))
+    log.log_status("resumed", status(3))
     assert lines.texts == ["first", "third", "paused", "resumed"]
     now += 19
-    log.status("fifth", status(4))
+    log.log_status("fifth", status(4))
     now += 1
-    log.status("sixth", status(5))
+    log.log_status("sixth", status(5))
     assert lines.texts[4:] == ["sixth"], "the pause between counts has doubled"
 
 
 def test_a_loss_is_logged_once_for_each_reason_and_its_end_once(lines: Lines) -> None:
     log = WaitLog(lines.logger)
-    log.back()
+    log.log_recovery()
     for reason in ("refused", "refused", "wrong password", "wrong password"):
-        log.lost(reason)
-    log.back()
-    log.back()
-    log.lost("refused")
+        log.log_error(reason)
+    log.log_recovery()
+    log.log_recovery()
+    log.log_error("refused")
     assert [text.rpartition(": ")[2] for text in lines.texts] == [
         "refused",
         "wrong password",
@@ -139,7 +138,7 @@ def test_a_loss_is_logged_once_for_each_reason_and_its_end_once(lines: Lines) ->
 def test_a_wait_in_the_triggerer_logs_each_change_in_the_context_of_its_trigger(
     queue: TaskQueue, lines: Lines, monkeypatch: pytest.MonkeyPatch, wait: Wait[Any], first: str, later: str
 ) -> None:
-    monkeypatch.setattr("airflow_provider_taskq.triggers.wait_log._FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("airflow_provider_taskq.triggers.waits._FIRST_LOG_INTERVAL", 0.0)
 
     async def test() -> None:
         task = waiting(wait, lines)
@@ -211,7 +210,7 @@ def test_a_status_that_cannot_be_read_ends_no_wait(
 
     async def test() -> None:
         task = waiting(ReadyWait("work"), lines)
-        await until(lambda: "The status of 1 topics could not be read" in caplog.text)
+        await until(lambda: "Cannot read topic statuses: topics=1" in caplog.text)
         queue.push("work", ["a"])
         assert await task == 1
 
@@ -219,7 +218,7 @@ def test_a_status_that_cannot_be_read_ends_no_wait(
     assert lines.texts == []
 
 
-def test_an_unknown_topic_and_a_dropped_one_are_told_apart(queue: TaskQueue, lines: Lines) -> None:
+def test_an_unknown_topic_and_a_dropped_one_have_different_errors(queue: TaskQueue, lines: Lines) -> None:
     async def test() -> None:
         with pytest.raises(
             UnknownTopic, match="topic 'new one' does not exist; create it with: taskq topics create 'n"
@@ -282,9 +281,9 @@ def test_gates_that_poke_wait_through_a_lost_connection_and_a_changed_password(
     assert texts.count("The gate can look again.") == len(gates)
 
 
-def test_a_first_look_without_a_connection_fails(connect_airflow: Connect) -> None:
+def test_a_first_check_without_a_connection_fails(connect_airflow: Connect) -> None:
     connect_airflow(dsn=NOWHERE)
-    with pytest.raises(TaskQConnectionError, match=r"does not reach its database: .*Connection refused"):
+    with pytest.raises(TaskQConnectionError, match=r"cannot connect to its database: .*Connection refused"):
         sensors()[0]().poke(context_of())
 
 
@@ -323,7 +322,7 @@ def test_a_timeout_says_what_was_waited_for_and_why_it_did_not_come(queue: TaskQ
 def test_a_timeout_without_a_connection_says_why(connect_airflow: Connect) -> None:
     connect_airflow(dsn=NOWHERE)
     with pytest.raises(
-        AirflowSensorTimeout, match=r"seconds\. The last look failed: Airflow connection 'taskq_default' d"
+        AirflowSensorTimeout, match=r"seconds\. The last check failed: Airflow connection 'taskq_default' c"
     ):
         sensors()[0](deferrable=True).resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
 

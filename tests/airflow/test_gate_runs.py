@@ -39,7 +39,7 @@ class Others(threading.Thread):
         try:
             with connect(self.dsn, autocommit=True) as connection:
                 self.act(TaskQueue(connection))
-        except Exception as error:  # noqa: BLE001  told to the test
+        except Exception as error:  # noqa: BLE001  the test reports it
             self.failure = error
 
     def act(self, queue: TaskQueue) -> None:
@@ -60,12 +60,12 @@ def test_gates_wait_in_a_run_of_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path
     queue.push(mode, ["a", "b", NewTask("c", suspended=True), NewTask("e", suspended=True)])
     others = Others(dsn, mode)
     others.start()
-    told = run_dags(tmp_path, dsn, DAGS, f"gates_{mode}")
+    report = run_dags(tmp_path, dsn, DAGS, f"gates_{mode}")
     others.join(10)
     assert others.failure is None
-    assert told["import_errors"] == {}
-    assert told["states"] == {f"gates_{mode}": "success"}, told["output"][-5000:]
-    results = {key: value for key, value in told["xcoms"].items() if key.endswith("return_value")}
+    assert report["import_errors"] == {}
+    assert report["states"] == {f"gates_{mode}": "success"}, report["output"][-5000:]
+    results = {key: value for key, value in report["xcoms"].items() if key.endswith("return_value")}
     assert results == {
         f"gates_{mode}.state[-1].return_value": {"topic": mode, "states": {"SUCCEEDED": 2}},
         f"gates_{mode}.juncture[-1].return_value": {"topic": mode, "groups": 2},

@@ -48,7 +48,7 @@ def test_a_deferred_gate_fails_with_its_sentence_and_without_a_retry(site: Airfl
     assert site.task_states("state_gate", run) == {"gate": "failed", "again": "upstream_failed"}
     assert instance(site, "state_gate", run, "gate")["try_number"] == 1
     assert xcoms(site, "state_gate", run, "gate") <= {"_link_TaskQTopicLink"}
-    assert "Of 2 tasks of topic 'failing', 'a' is FAILED: the gate stays closed." in site.log_text()
+    assert "1 of 2 tasks of topic 'failing' are in a failed state: 'a' is FAILED" in site.log_text()
 
 
 def test_a_deferred_juncture_releases_groups_as_they_come(site: AirflowSite, queue: TaskQueue) -> None:

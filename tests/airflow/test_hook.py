@@ -77,7 +77,7 @@ def test_takes_a_postgres_connection_made_for_other_hooks(
         assert connection.execute("SELECT 1, 2").fetchone() == (1, 2)
 
 
-def test_asks_postgres_hook_for_cloud_tokens(connect_airflow: Connect, dsn: str) -> None:
+def test_gets_cloud_tokens_from_postgres_hook(connect_airflow: Connect, dsn: str) -> None:
     class CloudHook(TaskQHook):
         def get_iam_token(self, conn: Any) -> tuple[str, str, int]:
             parts = conninfo_to_dict(dsn)
@@ -183,15 +183,15 @@ def test_a_failed_connection_is_one_sentence_without_the_password(
         with pytest.raises(TaskQConnectionError) as raised:
             hook.get_conn()
         sentence = str(raised.value)
-        assert sentence.startswith("Airflow connection 'taskq_default' does not reach its database: ")
+        assert sentence.startswith("Airflow connection 'taskq_default' cannot connect to its database: ")
         assert said in sentence
         assert "\n" not in sentence
         assert password not in sentence
-        reason = sentence.partition("does not reach its database: ")[2]
+        reason = sentence.partition("cannot connect to its database: ")[2]
         assert hook.test_connection() == (False, f"The database cannot be reached: {reason}")
         assert hook.get_conn_id() not in reason
 
 
-def test_an_option_that_is_none_is_named(connect_airflow: Connect) -> None:
+def test_an_unknown_option_is_named(connect_airflow: Connect) -> None:
     with pytest.raises(TaskQConnectionError, match='invalid connection option "colour"'):
         TaskQHook(connect_airflow(colour="blue")).get_conn()

@@ -110,7 +110,7 @@ def test_an_unknown_junction_is_refused_at_once() -> None:
         (["{{ params.groups[0] }}", ["c"]], [["a", "b"], ["c"]]),
     ],
 )
-def test_groups_are_lists_or_the_text_of_such(given: Any, meant: list[list[str]]) -> None:
+def test_groups_may_be_lists_or_rendered_text(given: Any, meant: list[list[str]]) -> None:
     sensor = gate(groups=given, deferrable=True)
     context: Any = {**context_of(), "params": {"one": "a", "groups": [["a", "b"], ["c"]]}}
     sensor.render_template_fields(context)
@@ -118,8 +118,8 @@ def test_groups_are_lists_or_the_text_of_such(given: Any, meant: list[list[str]]
 
 
 @pytest.mark.parametrize("given", [None, "a", ["a", "b"], [["a", 1]], [["a"], None], [[["a"]]], {"a": ["b"]}])
-def test_other_groups_are_refused_rather_than_open(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"a list of (identifiers|groups) is needed|an identifier is a text"):
+def test_invalid_groups_do_not_open_the_gate(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"invalid (identifiers?|groups) "):
         gate(groups=given).execute(context_of())
 
 
@@ -141,7 +141,7 @@ class TestDeferred:
             "resume_after": 10.0,
         }
 
-    def test_a_gate_with_outlets_is_resumed_and_looks_again(self, queue: TaskQueue) -> None:
+    def test_a_gate_with_outlets_is_resumed_and_checks_again(self, queue: TaskQueue) -> None:
         sensor = gate(deferrable=True, outlets=[Asset("flights")])
         assert closed(sensor).trigger.serialize()[1]["ends_task"] is False
         with pytest.raises(TaskDeferred):
@@ -149,7 +149,7 @@ class TestDeferred:
         suspend(queue, "a", "b", "c")
         assert resume(sensor) == OPEN
 
-    def test_a_timeout_skips_if_told_so(self) -> None:
+    def test_a_timeout_skips_if_requested(self) -> None:
         for mode in ({"timeout": 0.1}, {"timeout": 0, "deferrable": True}):
             with pytest.raises(AirflowSensorTimeout):
                 gate(**mode).execute(context_of())

@@ -36,7 +36,7 @@ async def released(queue: TaskQueue, identifier: str) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_can_be_stored_and_made_again() -> None:
+def test_can_be_serialized_and_restored() -> None:
     path, arguments = waiting(junction="ETERNAL", ends_task=True, resume_after=10).serialize()
     assert path == "airflow_provider_taskq.triggers.juncture.TaskQJunctureTrigger"
     assert TaskQJunctureTrigger(**arguments).serialize() == (path, arguments)

@@ -45,7 +45,7 @@ def test_a_claim_of_a_gate_is_an_input(collector: Any, queue: TaskQueue) -> None
     assert seen(collector) == ([topic_asset("work").uri], [])
 
 
-def test_a_gate_that_looks_or_stays_closed_is_none(collector: Any, queue: TaskQueue) -> None:
+def test_a_gate_that_claims_nothing_has_no_lineage(collector: Any, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     TaskQSensor(task_id="gate", topic="work").execute(context_of())
     with pytest.raises(AirflowRescheduleException):
@@ -53,9 +53,7 @@ def test_a_gate_that_looks_or_stays_closed_is_none(collector: Any, queue: TaskQu
     assert seen(collector) == ([], [])
 
 
-def test_a_transaction_that_takes_from_one_topic_and_pushes_to_another_is_both(
-    collector: Any, queue: TaskQueue
-) -> None:
+def test_a_transaction_reports_its_input_and_output_topics(collector: Any, queue: TaskQueue) -> None:
     queue.create_topic("next/one")
     queue.push("work", ["a"])
     with TaskQHook().transaction() as transaction:
@@ -67,14 +65,14 @@ def test_a_transaction_that_takes_from_one_topic_and_pushes_to_another_is_both(
     assert seen(collector) == ([topic_asset("work").uri], [topic_asset("next/one").uri])
 
 
-def test_what_takes_nothing_and_pushes_nothing_is_neither(collector: Any) -> None:
+def test_an_empty_transaction_has_no_lineage(collector: Any) -> None:
     with TaskQHook().transaction() as transaction:
         assert transaction.poll("work", transaction.register("worker")) == []
         transaction.push("work", [])
     assert seen(collector) == ([], [])
 
 
-def test_what_is_rolled_back_is_neither(collector: Any) -> None:
+def test_a_rolled_back_transaction_has_no_lineage(collector: Any) -> None:
     def push_and_fail() -> None:
         with TaskQHook().transaction() as transaction:
             transaction.push("work", ["a"])
@@ -112,7 +110,7 @@ def test_a_hook_of_another_database_reports_an_asset_of_the_server(collector: An
     assert seen(collector) == ([], [f"taskq://{parts['host']}:{parts['port']}/{parts['dbname']}/work"])
 
 
-def test_nothing_is_looked_up_where_nobody_reads(connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lineage_is_not_collected_without_a_reader(connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     hook = TaskQHook(connect_airflow())
 
     def refuse(*_: Any) -> None:

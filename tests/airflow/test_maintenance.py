@@ -28,12 +28,12 @@ def test_the_maintenance_dags_keep_a_queue_in_order(
     conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
 
     before = datetime.now(UTC)
-    told = run_dags(tmp_path, dsn, EXAMPLE, "taskq_watch", "taskq_ticks", "taskq_purge")
+    report = run_dags(tmp_path, dsn, EXAMPLE, "taskq_watch", "taskq_ticks", "taskq_purge")
     reports = queue.page("reports")
 
-    assert told["import_errors"] == {}
-    assert told["states"] == dict.fromkeys(["taskq_watch", "taskq_ticks", "taskq_purge"], "success")
-    xcoms = told["xcoms"]
+    assert report["import_errors"] == {}
+    assert report["states"] == dict.fromkeys(["taskq_watch", "taskq_ticks", "taskq_purge"], "success")
+    xcoms = report["xcoms"]
     assert xcoms["taskq_watch.expire[-1].return_value"] == {"expired": 1}
     assert xcoms["taskq_purge.purge[-1].return_value"]["purged"] == 1
     assert [(task.sequence, task.state) for task in queue.page("work")] == [(stuck.sequence, State.READY)]
@@ -62,9 +62,9 @@ def test_pushes_emit_events_of_assets_and_links_are_stored(tmp_path: Path, dsn: 
         "with DAG('wait', schedule=topic_asset('work')):\n"
         "    pass\n"
     )
-    told = run_dags(tmp_path, dsn, file, "emit")
-    assert told["states"] == {"emit": "success"}
-    events = dict(told["events"])
+    report = run_dags(tmp_path, dsn, file, "emit")
+    assert report["states"] == {"emit": "success"}
+    events = dict(report["events"])
     assert set(events) == {f"taskq://taskq_default/{topic}" for topic in ("work", "a%20b%26c", "one", "two")}
     pushed = queue.page("work")
     assert events["taskq://taskq_default/work"] == {
@@ -73,7 +73,7 @@ def test_pushes_emit_events_of_assets_and_links_are_stored(tmp_path: Path, dsn: 
         "first": pushed[0].sequence,
         "last": pushed[1].sequence,
     }
-    links = {name: text for name, text in told["xcoms"].items() if "_link_" in name}
+    links = {name: text for name, text in report["xcoms"].items() if "_link_" in name}
     assert links == {
         f"emit.{task}._link_TaskQTopicLink": f"plugin/taskq?topic={topic}&conn_id=taskq_default"
         for task, topic in [

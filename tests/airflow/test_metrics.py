@@ -26,7 +26,7 @@ from airflow_provider_taskq.operators import (
 from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, RetryPolicy, State, TaskQueue, TopicPolicy
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
-from airflow_provider_taskq.triggers.claim_request import ClaimRequest
+from airflow_provider_taskq.triggers.claims import ClaimRequest
 from tests.airflow.conftest import context_of
 
 
@@ -34,20 +34,20 @@ class Receiver:
     """A receiver of metrics, in the place of Airflow's clients of StatsD and OpenTelemetry."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any, dict[str, Any]]] = []
+        self.sent: list[tuple[str, Any, dict[str, Any]]] = []
 
     def incr(self, stat: str, count: int = 1, *, tags: dict[str, Any] | None = None) -> None:
-        self.told.append((stat, count, tags or {}))
+        self.sent.append((stat, count, tags or {}))
 
     def gauge(self, stat: str, value: float, *, tags: dict[str, Any] | None = None) -> None:
-        self.told.append((stat, value, tags or {}))
+        self.sent.append((stat, value, tags or {}))
 
     def timing(self, stat: str, dt: Any, *, tags: dict[str, Any] | None = None) -> None:
-        self.told.append((stat, dt, tags or {}))
+        self.sent.append((stat, dt, tags or {}))
 
     def counted(self) -> list[tuple[str, Any, dict[str, Any]]]:
-        """What was told, but how long something took."""
-        return [told for told in self.told if not isinstance(told[1], timedelta)]
+        """The counters and gauges, without the timings."""
+        return [one for one in self.sent if not isinstance(one[1], timedelta)]
 
 
 @pytest.fixture
@@ -85,14 +85,14 @@ def run(operator: Any) -> Any:
 
 @pytest.mark.usefixtures("airflow_connection", "queue")
 class TestOperators:
-    def test_count_what_they_did(self, receiver: Receiver, queue: TaskQueue) -> None:
+    def test_count_the_verbs_of_a_transaction(self, receiver: Receiver, queue: TaskQueue) -> None:
         run(TaskQPushOperator(task_id="push", topic="work", tasks=["a", "b"]))
         claim = {"topic": "work", "owner": "gate", "fence": (owner := queue.register("gate")).fence}
         queue.claim("work", owner, 2)
         run(TaskQCompleteOperator(task_id="complete", claim=claim, result="FAILURE"))
         run(TaskQReviveOperator(task_id="revive", topic="work", state="FAILED"))
         run(TaskQPurgeOperator(task_id="purge", topic="work", state="READY"))
-        assert receiver.told == [
+        assert receiver.sent == [
             ("taskq.pushed", 2, {"topic": "work"}),
             ("taskq.completed", 2, {"topic": "work", "result": "FAILURE"}),
             ("taskq.revived", 2, {"topic": "work"}),
@@ -108,22 +108,22 @@ class TestOperators:
         queue.claim("work", queue.register("gate"), 1)
         conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
         run(TaskQExpireOperator(task_id="expire"))
-        assert receiver.told == [("taskq.lease_lost", 1, {"topic": "work"}), ("taskq.expired", 1, {})]
+        assert receiver.sent == [("taskq.lease_lost", 1, {"topic": "work"}), ("taskq.expired", 1, {})]
 
     def test_gauge_health_and_depth(self, receiver: Receiver, queue: TaskQueue) -> None:
         queue.create_topic("other")
         queue.push("work", ["a", "b", "c", "d", NewTask("e", delay=HOUR)])
         queue.poll("work", queue.register("worker"))
         run(TaskQHealthOperator(task_id="health"))
-        assert ("taskq.depth", 3, {"topic": "work", "state": "ready"}) in receiver.told
-        assert ("taskq.depth", 1, {"topic": "work", "state": "scheduled"}) in receiver.told
-        assert ("taskq.active", 1, {"topic": "work"}) in receiver.told
-        assert "taskq.oldest_ready_seconds" in {name for name, _, tags in receiver.told if tags == {"topic": "work"}}
-        assert ("taskq.depth", 0, {"topic": "other", "state": "ready"}) in receiver.told
-        assert ("taskq.health", 0, {"subject": "waiting_tasks"}) in receiver.told
-        assert "taskq.dead_tuples" in {name for name, _, _ in receiver.told}
+        assert ("taskq.depth", 3, {"topic": "work", "state": "ready"}) in receiver.sent
+        assert ("taskq.depth", 1, {"topic": "work", "state": "scheduled"}) in receiver.sent
+        assert ("taskq.active", 1, {"topic": "work"}) in receiver.sent
+        assert "taskq.oldest_ready_seconds" in {name for name, _, tags in receiver.sent if tags == {"topic": "work"}}
+        assert ("taskq.depth", 0, {"topic": "other", "state": "ready"}) in receiver.sent
+        assert ("taskq.health", 0, {"subject": "waiting_tasks"}) in receiver.sent
+        assert "taskq.dead_tuples" in {name for name, _, _ in receiver.sent}
 
-    def test_do_not_look_for_depths_that_nobody_receives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_do_not_query_depths_without_a_receiver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
         looked: list[str] = []
         monkeypatch.setattr(TaskQHealthOperator, "_gauge_topics", lambda *_: looked.append("depths"))
@@ -141,7 +141,7 @@ class TestTransactions:
             owner = queue.register("worker")
             first, second = queue.poll("work", owner, 2)
             queue.complete(owner, {first: Result.SUCCESS, second.sequence: Result.FILTER})
-            assert receiver.told == []
+            assert receiver.sent == []
         assert receiver.counted() == [
             ("taskq.pushed", 3, {"topic": "work"}),
             ("taskq.polled", 2, {"topic": "work"}),
@@ -161,15 +161,15 @@ class TestTransactions:
             ("taskq.polled", 5, {"topic": "work"}),
             ("taskq.completed", 3, {"topic": "work", "result": "SUCCESS"}),
         ]
-        timed = [(name, tags) for name, value, tags in receiver.told if isinstance(value, timedelta)]
+        timed = [(name, tags) for name, value, tags in receiver.sent if isinstance(value, timedelta)]
         assert timed == [("taskq.poll_ms", {"topic": "work"})] * 3
 
-    def test_count_what_an_owner_before_had_lost(self, receiver: Receiver, conn: psycopg.Connection) -> None:
+    def test_count_redelivered_tasks(self, receiver: Receiver, conn: psycopg.Connection) -> None:
         with TaskQHook().transaction() as queue:
             queue.push("work", ["a", "b"])
             queue.poll("work", queue.register("crashed"))
         conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
-        receiver.told.clear()
+        receiver.sent.clear()
         with TaskQHook().transaction() as queue:
             queue.expire()
             queue.poll("work", queue.register("worker"), 2)
@@ -178,13 +178,13 @@ class TestTransactions:
             ("taskq.redelivered", 1, {"topic": "work"}),
         ]
 
-    def test_count_what_had_failed_before_when_it_is_tried_again(self, receiver: Receiver) -> None:
+    def test_count_retried_tasks(self, receiver: Receiver) -> None:
         with TaskQHook().transaction() as queue:
             queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(0))))
             queue.push("work", ["a", "b"])
             owner = queue.register("worker")
             queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
-        receiver.told.clear()
+        receiver.sent.clear()
         with TaskQHook().transaction() as queue:
             assert [task.attempt for task in queue.poll("work", owner, 2)] == [1, 2]
         assert receiver.counted() == [
@@ -200,7 +200,7 @@ class TestTransactions:
 
         with pytest.raises(RuntimeError, match="on purpose"):
             push_and_fail()
-        assert receiver.told == []
+        assert receiver.sent == []
 
 
 HOUR = timedelta(hours=1)
@@ -208,7 +208,7 @@ HOUR = timedelta(hours=1)
 
 def waited(receiver: Receiver) -> timedelta:
     """How long the only gate waited that was reported."""
-    ((name, length, tags),) = receiver.told
+    ((name, length, tags),) = receiver.sent
     assert (name, tags) == ("taskq.gate_wait_ms", {"topic": "work"})
     assert isinstance(length, timedelta)
     return length
@@ -242,12 +242,12 @@ class TestGates:
         assert timedelta(0) <= waited(receiver) < HOUR
 
     @GATES
-    def test_that_are_closed_tell_nothing_until_they_open(
+    def test_that_are_closed_send_nothing_until_they_open(
         self, receiver: Receiver, queue: TaskQueue, gate: Callable[..., Any]
     ) -> None:
         with pytest.raises(AirflowRescheduleException):
             run(gate(mode="reschedule"))
-        assert receiver.told == []
+        assert receiver.sent == []
         fill(queue)
         context = context_of()
         context["ti"].get_first_reschedule_date = lambda _: datetime.now(UTC) - HOUR
@@ -255,7 +255,7 @@ class TestGates:
         assert HOUR <= waited(receiver) < 2 * HOUR
 
     @GATES
-    def test_that_are_resumed_have_waited_since_their_first_look(
+    def test_that_are_resumed_have_waited_since_their_first_check(
         self, receiver: Receiver, queue: TaskQueue, gate: Callable[..., Any]
     ) -> None:
         fill(queue)
@@ -278,7 +278,7 @@ class TestGates:
         assert path.endswith(type(trigger).__name__)
         assert isinstance(asyncio.run(fired(trigger)), TaskSuccessEvent)
         assert HOUR <= waited(triggerers_receiver) < 2 * HOUR
-        assert receiver.told == []
+        assert receiver.sent == []
 
     def test_that_a_worker_goes_on_with_are_not_reported_twice(
         self, receiver: Receiver, triggerers_receiver: Receiver, queue: TaskQueue
@@ -289,49 +289,47 @@ class TestGates:
         queue.push("work", ["a"])
         event = asyncio.run(fired(TaskQTrigger(topic="work")))
         assert event.payload["status"] == "ready"
-        assert receiver.told == triggerers_receiver.told == []
+        assert receiver.sent == triggerers_receiver.sent == []
 
-    def test_count_what_their_trigger_claims(
+    def test_count_the_claims_of_their_trigger(
         self, receiver: Receiver, triggerers_receiver: Receiver, queue: TaskQueue
     ) -> None:
         queue.push("work", ["a", "b"])
         trigger = TaskQTrigger(topic="work", claim=2, claim_as="gate", ends_task=True, stores="nothing")
         assert isinstance(asyncio.run(fired(trigger)), TaskSuccessEvent)
         assert triggerers_receiver.counted() == [("taskq.polled", 2, {"topic": "work"})]
-        assert receiver.told == []
+        assert receiver.sent == []
 
-    def test_that_nobody_receives_the_time_of_keep_no_account_of_it(
-        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_keep_no_start_time_without_a_receiver(self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
         with pytest.raises(TaskDeferred) as deferral:
             run(TaskQSensor(task_id="gate", topic="work", deferrable=True))
         assert "since" not in deferral.value.trigger.serialize()[1]
-        assert receiver.told == []
+        assert receiver.sent == []
 
-    def test_count_what_they_take_once(self, receiver: Receiver, queue: TaskQueue) -> None:
+    def test_count_claimed_tasks_once(self, receiver: Receiver, queue: TaskQueue) -> None:
         queue.push("work", ["a", "b", "c"])
         for _ in range(2):
             gate = TaskQSensor(task_id="gate", topic="work", claim=2, claim_as="gate")
             assert run(gate)["claimed"] == 2
         assert receiver.counted() == [("taskq.polled", 2, {"topic": "work"})]
 
-    def test_do_not_count_what_they_put_back(
+    def test_do_not_count_rolled_back_claims(
         self, receiver: Receiver, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         queue.push("work", ["a", "b"])
-        ready = ClaimRequest._ready
+        ready = ClaimRequest._count_ready
 
         def others_are_quicker(self: ClaimRequest, *arguments: Any) -> int | None:
             found = ready(self, *arguments)
             queue.poll("work", queue.register("other"), 1)
             return found
 
-        monkeypatch.setattr(ClaimRequest, "_ready", others_are_quicker)
+        monkeypatch.setattr(ClaimRequest, "_count_ready", others_are_quicker)
         with pytest.raises(TaskDeferred):
             run(TaskQSensor(task_id="gate", topic="work", claim=2, min_tasks=2, deferrable=True))
         assert {task.state for task in queue.page("work")} == {State.READY, State.ACTIVE}
-        assert receiver.told == []
+        assert receiver.sent == []
 
 
 async def fired(trigger: Any) -> Any:
@@ -357,12 +355,12 @@ def test_topics_that_are_not_chosen_are_reported_as_others(receiver: Receiver, m
     monkeypatch.setenv("AIRFLOW__TASKQ__METRIC_TOPICS", "orders, flights-*")
     for topic in ("orders", "flights-2013", "orders-2", "one"):
         metrics.count(metrics.PUSHED, 1, topic=topic)
-    assert [tags["topic"] for _, _, tags in receiver.told] == ["orders", "flights-2013", "other", "other"]
+    assert [tags["topic"] for _, _, tags in receiver.sent] == ["orders", "flights-2013", "other", "other"]
 
 
 def test_a_gates_wait_is_timed(receiver: Receiver) -> None:
     metrics.gate_opened("work", datetime.now(UTC) - timedelta(minutes=2))
-    ((name, waited, tags),) = receiver.told
+    ((name, waited, tags),) = receiver.sent
     assert (name, tags) == ("taskq.gate_wait_ms", {"topic": "work"})
     assert timedelta(minutes=2) <= waited < timedelta(minutes=3)
 
@@ -373,7 +371,7 @@ def test_what_a_task_drains_in_its_own_session_is_counted(receiver: Receiver) ->
 
     completed = {Result.FAILURE: 2, Result.SUCCESS: 5}
     metrics.drained(DrainResult("work", "me", 8, 1, 7, completed, 2, 1.5, 1, 4, StopReason.EMPTY, 1))
-    assert receiver.told == [
+    assert receiver.sent == [
         ("taskq.polled", 8, {"topic": "work"}),
         ("taskq.completed", 2, {"topic": "work", "result": "FAILURE"}),
         ("taskq.completed", 5, {"topic": "work", "result": "SUCCESS"}),

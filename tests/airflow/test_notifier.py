@@ -30,14 +30,14 @@ class TestNotifier:
         assert (task.identifier, task.reference, task.priority) == ("gate", "run", 7)
         assert task.payload == {"day": "2013-01-01", "n": [1, "2013-01-01"]}
 
-    def test_says_anew_what_each_call_is_about(self, queue: TaskQueue) -> None:
+    def test_renders_each_call_separately(self, queue: TaskQueue) -> None:
         """Airflow renders in place: one that many tasks share would repeat what it said first."""
         shared = notifier(payload="{{ ti.task_id }}")
         for task_id in ("a", "b"):
             shared(context_of(task_id))
         assert [(task.identifier, task.payload) for task in queue.page("work")] == [("a", "a"), ("b", "b")]
 
-    def test_inserts_as_told_and_creates_the_topic(self, queue: TaskQueue) -> None:
+    def test_pushes_with_the_insertion_and_creates_the_topic(self, queue: TaskQueue) -> None:
         for _ in range(2):
             notifier("new", insertion="SUPERSEDE", create_topic=True, delay=60)(context_of())
         first, second = queue.page("new")
@@ -98,10 +98,10 @@ def test_callbacks_of_dags_and_tasks_push(tmp_path: Path, dsn: str, queue: TaskQ
         "    def three(): pass\n"
         "    three()\n"
     )
-    told = run_dags(tmp_path, dsn, file, "bad", "good")
-    assert told["states"] == {"bad": "failed", "good": "success"}
+    report = run_dags(tmp_path, dsn, file, "bad", "good")
+    assert report["states"] == {"bad": "failed", "good": "success"}
     pushed = {task.identifier: task.payload for task in queue.page("work")}
     assert set(pushed) == {"passed/one", "failed/two", "passed/three", "bad/bad", "good/good"}
     assert pushed["bad/bad"] == MARK
     assert pushed["failed/two"].startswith("manual__")  # type: ignore[union-attr]
-    assert MARK not in told["output"]
+    assert MARK not in report["output"]

@@ -48,15 +48,15 @@ def test_every_kind_of_task_returns_multiple_outputs(kind: Any) -> None:
 def test_each_value_is_read_by_its_name_in_a_run_of_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
     queue.create_topic("later")
     queue.push("later", ["x"])
-    told = run_dags(tmp_path, dsn, DAGS, "outputs")
-    assert told["import_errors"] == {}
-    assert told["states"] == {"outputs": "success"}, told["output"][-5000:]
-    claim = told["xcoms"]["outputs.gate[-1].return_value"]
-    assert told["xcoms"]["outputs.told[-1].return_value"] == {
+    report = run_dags(tmp_path, dsn, DAGS, "outputs")
+    assert report["import_errors"] == {}
+    assert report["states"] == {"outputs": "success"}, report["output"][-5000:]
+    claim = report["xcoms"]["outputs.gate[-1].return_value"]
+    assert report["xcoms"]["outputs.report[-1].return_value"] == {
         "owner": claim["owner"],
         "fence": claim["fence"],
         "completed": 2,
         "handled": 0,
         "ready": 1,
     }
-    assert told["xcoms"]["outputs.release[-1].released"] == 0
+    assert report["xcoms"]["outputs.release[-1].released"] == 0

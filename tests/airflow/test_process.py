@@ -139,12 +139,12 @@ def test_a_mapped_operator_with_success_on_is_stored_and_run(queue: TaskQueue) -
 
 
 @pytest.mark.parametrize("given", ["psycopg.errors.UniqueViolation", LookupError("no class"), (LookupError, 3)])
-def test_what_is_no_exception_class_is_refused_when_the_dag_is_parsed(given: Any) -> None:
-    with pytest.raises(TypeError, match="success_on is an exception class or a tuple of them, not"):
+def test_an_invalid_success_on_is_refused_when_the_dag_is_parsed(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"invalid success_on .*: expected an exception class or a tuple"):
         TaskQProcessOperator(task_id="process", topic="work", python_callable=print, success_on=given)
 
 
-def test_success_on_is_refused_beside_a_handler_of_batches() -> None:
+def test_success_on_is_refused_with_a_handler_of_batches() -> None:
     with pytest.raises(TypeError, match=r"pass success_on to each\(\) or batch\(\)"):
         TaskQProcessOperator(
             task_id="process", topic="work", python_callable=batch(lambda _: None), success_on=LookupError
@@ -170,8 +170,8 @@ def test_failures_that_are_retried_are_in_the_log_of_a_task_that_succeeds(
 
     assert process(deliver_good, size=5)["failed"] == 12
     log = capsys.readouterr().out
-    assert "bad-0 (sequence 2) failed: LookupError: no mailbox for bad-0" in log
-    assert log.count("failed: LookupError") == 10
+    assert "Task failed: identifier=bad-0 sequence=2 error=LookupError: no mailbox for bad-0" in log
+    assert log.count("error=LookupError") == 10
     ended = (
         "13 tasks of topic work handled: 1 succeeded, 0 filtered, 0 suspended, 12 failed (0 FAILED for good, 12 to be"
     )
@@ -240,7 +240,7 @@ def test_several_workers_keep_one_task_of_an_identifier_at_a_time(queue: TaskQue
     assert process(handle, workers=4, size=2, condition=Condition.SINGULAR_BY_IDENTIFIER)["succeeded"] == 20
 
 
-def test_a_retry_takes_back_at_once_what_an_earlier_try_holds(queue: TaskQueue) -> None:
+def test_a_retry_releases_the_tasks_of_an_earlier_try_immediately(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     died = queue.register("dag/run/process/-1/a host/1", timedelta(hours=1))
     assert len(queue.poll("work", died)) == 1
@@ -248,14 +248,14 @@ def test_a_retry_takes_back_at_once_what_an_earlier_try_holds(queue: TaskQueue) 
     assert queue.held(died) == []
 
 
-def test_a_retry_finds_again_what_a_lapsed_lease_of_an_earlier_try_holds(queue: TaskQueue) -> None:
+def test_a_retry_finds_the_tasks_of_an_earlier_try_after_its_lease_lapsed(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.poll("work", queue.register("dag/run/process/-1/a host/1"))
     queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
     assert process(print)["succeeded"] == 1
 
 
-def test_a_kill_gives_back_what_is_not_decided(queue: TaskQueue) -> None:
+def test_a_kill_releases_the_tasks_without_a_decision(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     begun, let_go = threading.Event(), threading.Event()
 
@@ -282,7 +282,7 @@ def test_a_kill_gives_back_what_is_not_decided(queue: TaskQueue) -> None:
         let_go.set()
         running.join()
     assert states(queue) == [("a", State.READY)]
-    assert "was not decided is given back" in str(errors[0])
+    assert "released the tasks without a decision" in str(errors[0])
 
 
 def test_an_unknown_topic_fails_the_task() -> None:
@@ -290,8 +290,8 @@ def test_an_unknown_topic_fails_the_task() -> None:
         TaskQProcessOperator(task_id="process", topic="nowhere", python_callable=print).execute(context_of("process"))
 
 
-def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="a function of a task"):
+def test_an_invalid_python_callable_is_refused() -> None:
+    with pytest.raises(TypeError, match="expected a function of a task"):
         TaskQProcessOperator(task_id="process", topic="work", python_callable=3)  # type: ignore[arg-type]
 
 
@@ -340,9 +340,9 @@ class TestDecorator:
 @pytest.mark.slow
 def test_the_example_runs_in_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "example_dags" / "taskq_handler.py"
-    told = run_dags(tmp_path, dsn, example, "taskq_handler")
-    assert told["states"] == {"taskq_handler": "success"}, told["output"]
-    returned = json.loads(json.dumps(told["xcoms"]["taskq_handler.deliver[-1].return_value"]))
+    report = run_dags(tmp_path, dsn, example, "taskq_handler")
+    assert report["states"] == {"taskq_handler": "success"}, report["output"]
+    returned = json.loads(json.dumps(report["xcoms"]["taskq_handler.deliver[-1].return_value"]))
     assert (returned["succeeded"], returned["filtered"]) == (2, 3)
     assert sorted(info.identifier for info in queue.page("parcels", state=State.SUCCEEDED)) == ["4711", "4712"]
 

@@ -121,13 +121,13 @@ def test_purges_owners_and_junctures_on_request(queue: TaskQueue) -> None:
     ("arguments", "said"),
     [
         ({}, "nothing to purge"),
-        ({"topic": "work"}, "say which tasks"),
-        ({"state": "FAILED"}, "of one topic"),
-        ({"from_": 1, "older_than": 5}, "of one topic"),
+        ({"topic": "work"}, "missing a choice of tasks"),
+        ({"state": "FAILED"}, "need a topic"),
+        ({"from_": 1, "older_than": 5}, "need a topic"),
         ({"topic": "work", "older_than": 5, "batch": 0}, "at least 1"),
     ],
 )
-def test_a_purge_that_does_not_say_what_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_a_purge_without_a_choice_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         TaskQPurgeOperator(task_id="purge", **arguments)
 

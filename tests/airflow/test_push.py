@@ -49,7 +49,7 @@ def test_streams_a_generator_function_that_takes_the_context(queue: TaskQueue) -
     assert queue.page("work", size=1)[0].identifier == "2013-01-01-0"
 
 
-def test_inserts_as_told_and_creates_the_topic(queue: TaskQueue) -> None:
+def test_pushes_with_the_insertion_and_creates_the_topic(queue: TaskQueue) -> None:
     for _ in range(2):
         operator = TaskQPushOperator(task_id="push", topic="new", tasks=["a"], insertion="SUPERSEDE", create_topic=True)
         operator.execute(context_of())
@@ -96,7 +96,7 @@ def test_identifiers_and_dicts_in_a_list_are_templates(queue: TaskQueue) -> None
     assert (first.identifier, second.payload) == ("2013-01-01", {"day": "2013-01-01"})
 
 
-def test_what_a_function_gives_is_no_template(queue: TaskQueue) -> None:
+def test_tasks_of_a_function_are_not_templates(queue: TaskQueue) -> None:
     operator = TaskQPushOperator(task_id="push", topic="work", tasks=lambda: ["{{ ds }}"])
     operator.render_template_fields(context_of())
     operator.execute(context_of())

@@ -8,9 +8,9 @@ from psycopg import sql
 
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.triggers import watcher as watching
-from airflow_provider_taskq.triggers.event_line import Line
+from airflow_provider_taskq.triggers.connection import ReconnectingConnection
 from airflow_provider_taskq.triggers.waits import ReadyWait
-from airflow_provider_taskq.triggers.watcher import watcher
+from airflow_provider_taskq.triggers.watcher import get_watcher
 from tests.airflow.test_trigger import LINES, in_loop, until
 
 pytestmark = [pytest.mark.usefixtures("airflow_connection"), pytest.mark.own_database]
@@ -31,11 +31,11 @@ def pids(conn: psycopg.Connection) -> set[int]:
 def test_a_watcher_does_not_keep_a_session_that_is_read_only(
     queue: TaskQueue, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_READ_ONLY_SECONDS", 0.5)
+    monkeypatch.setattr(watching, "_MAX_READ_ONLY_SECONDS", 0.5)
 
     async def test() -> None:
         make_read_only(conn, on=True)
-        wait = asyncio.ensure_future(watcher("taskq_default").until(ReadyWait("work", poll_interval=0.1)))
+        wait = asyncio.ensure_future(get_watcher("taskq_default").wait_for(ReadyWait("work", poll_interval=0.1)))
         await until(lambda: len(pids(conn)) == 1)
         first = pids(conn)
         await until(lambda: bool(pids(conn) - first))  # another session, while the wait goes on
@@ -52,12 +52,12 @@ def test_a_watcher_does_not_keep_a_session_that_is_read_only(
 def test_an_event_trigger_replaces_a_session_that_is_read_only(queue: TaskQueue, conn: psycopg.Connection) -> None:
     async def test() -> None:
         register = "SELECT fence FROM taskq.register(%s::text, '1 minute'::interval)"
-        line = Line("taskq_default")
+        line = ReconnectingConnection("taskq_default")
         make_read_only(conn, on=True)
         with pytest.raises(psycopg.OperationalError, match="read-only"):  # as of a connection that was lost
-            await line.rows(register, ("a",))
+            await line.fetch_all(register, ("a",))
         make_read_only(conn, on=False)
-        assert await line.rows(register, ("a",))
+        assert await line.fetch_all(register, ("a",))
         await line.close()
 
     in_loop(test)

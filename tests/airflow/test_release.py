@@ -18,7 +18,7 @@ def release(claim: Any) -> int:
     return released
 
 
-def test_gives_back_what_is_not_completed(queue: TaskQueue) -> None:
+def test_releases_the_tasks_that_are_not_completed(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a", "b")
     first = queue.page("work")[0].sequence
     TaskQCompleteOperator(task_id="complete", claim=claim, sequences=[first]).execute(context_of())
@@ -53,7 +53,7 @@ def test_a_gate_that_claimed_nothing_is_a_success(claim: str | None) -> None:
     assert release(claim) == 0
 
 
-def test_what_is_no_claim_is_refused() -> None:
+def test_an_invalid_claim_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="invalid claim"):
         release({"topic": "work", "ready": 1})
 

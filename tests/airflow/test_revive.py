@@ -34,7 +34,7 @@ def test_revives_those_of_a_state_in_their_old_place(queue: TaskQueue) -> None:
     assert states(queue) == [State.READY, State.READY, State.SUCCEEDED]
 
 
-def test_pushes_copies_if_told_so(queue: TaskQueue) -> None:
+def test_pushes_copies_if_requested(queue: TaskQueue) -> None:
     ended(queue, "a")
     assert revive(state=State.FAILED, revival="APPEND")["revived"] == 1
     assert states(queue) == [State.RECREATED, State.READY]

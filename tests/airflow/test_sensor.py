@@ -21,7 +21,7 @@ from airflow_provider_taskq.operators import TaskQCompleteOperator
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
-from airflow_provider_taskq.triggers.claim_request import ClaimRequest
+from airflow_provider_taskq.triggers.claims import ClaimRequest
 from tests.airflow.conftest import Connect, context_of
 from tests.airflow.storing import restored
 
@@ -133,14 +133,14 @@ def test_an_aged_gate_takes_what_others_left(
 ) -> None:
     queue.push("work", ["a", "b"])
     grow_old(conn)
-    ready = ClaimRequest._ready
+    ready = ClaimRequest._count_ready
 
     def others_are_quicker(self: ClaimRequest, *arguments: Any) -> int | None:
         found = ready(self, *arguments)
         queue.poll("work", queue.register("other"), 1)
         return found
 
-    monkeypatch.setattr(ClaimRequest, "_ready", others_are_quicker)
+    monkeypatch.setattr(ClaimRequest, "_count_ready", others_are_quicker)
     assert gate(min_tasks=3, claim=3, max_wait=10).execute(context_of())["claimed"] == 1
 
 
@@ -163,7 +163,7 @@ def test_a_deferred_gate_that_timed_out_fails_or_is_skipped(*, soft_fail: bool, 
         sensor.resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
 
 
-def test_looks_more_rarely_but_not_more_rarely_than_max_wait() -> None:
+def test_checks_less_often_but_at_least_every_max_wait() -> None:
     def waits(**arguments: Any) -> list[float]:
         sensor = gate(poke_interval=1, timeout=10_000, exponential_backoff=True, **arguments)
         return [sensor._get_next_poke_interval(0.0, lambda: 0.0, poke) for poke in range(1, 9)]
@@ -200,7 +200,7 @@ def test_each_mapped_task_owns_its_own(queue: TaskQueue) -> None:
     assert owners == ["dag/run/gate/0", "dag/run/gate/1"]
 
 
-def test_claims_under_another_name_if_told_so(queue: TaskQueue) -> None:
+def test_claims_under_another_name_if_requested(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     sensor = gate(claim=1, claim_as="loader-{{ ds }}", lease=timedelta(minutes=2))
     sensor.render_template_fields(context_of())
@@ -219,7 +219,7 @@ def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
 def test_a_claim_that_finds_too_few_takes_none(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another poller takes tasks between the look and the claim."""
     queue.push("work", ["a", "b"])
-    ready = ClaimRequest._ready
+    ready = ClaimRequest._count_ready
 
     def others_are_quicker(self: ClaimRequest, *arguments: Any) -> int | None:
         found = ready(self, *arguments)
@@ -227,13 +227,13 @@ def test_a_claim_that_finds_too_few_takes_none(queue: TaskQueue, monkeypatch: py
             other.poll("work", other.register("other"), 1)
         return found
 
-    monkeypatch.setattr(ClaimRequest, "_ready", others_are_quicker)
+    monkeypatch.setattr(ClaimRequest, "_count_ready", others_are_quicker)
     deferred(gate(claim=2, min_tasks=2, deferrable=True))
     assert sorted(str(task.owner) for task in queue.page("work")) == ["None", "other"]
 
 
 class TestDeferred:
-    def test_a_gate_that_looks_is_ended_by_its_trigger(self) -> None:
+    def test_a_gate_without_claim_is_ended_by_its_trigger(self) -> None:
         context = context_of()
         trigger = deferred(gate(deferrable=True, min_tasks=3), context).trigger
         assert context["ti"].pushed == {}, "the gate is closed"
@@ -254,7 +254,7 @@ class TestDeferred:
         ("arguments", "stores"),
         [({}, "each"), ({"multiple_outputs": False}, "result"), ({"do_xcom_push": False}, "nothing")],
     )
-    def test_its_trigger_stores_what_it_is_told_to(self, arguments: dict[str, Any], stores: str) -> None:
+    def test_its_trigger_stores_the_requested_xcoms(self, arguments: dict[str, Any], stores: str) -> None:
         assert deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]["stores"] == stores
 
     @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ class TestDeferred:
         kwargs = deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]
         assert (kwargs["ends_task"], kwargs["resume_after"]) == (False, 10.0)
 
-    def test_resumes_and_looks_again(self, queue: TaskQueue) -> None:
+    def test_resumes_and_checks_again(self, queue: TaskQueue) -> None:
         sensor = gate(deferrable=True, outlets=[Asset("flights")])
         with pytest.raises(TaskDeferred):
             resume(sensor, READY)
@@ -300,7 +300,7 @@ class TestDeferred:
         with pytest.raises(AirflowSkipException):
             resume(gate(deferrable=True, soft_fail=True), event)
 
-    def test_never_fails_if_told_so(self, connect_airflow: Connect, empty_dsn: str) -> None:
+    def test_never_fails_if_requested(self, connect_airflow: Connect, empty_dsn: str) -> None:
         connect_airflow(dsn=empty_dsn)
         with pytest.raises(AirflowSkipException):
             gate(deferrable=True, never_fail=True).execute(context_of())
@@ -391,7 +391,7 @@ class TestTemplates:
         assert downstream.upstream_task_ids == {"upstream"}
 
     @pytest.mark.parametrize("name", ["min_tasks", "claim", "lease", "max_wait"])
-    def test_what_is_no_number_is_refused_by_name(self, name: str) -> None:
+    def test_an_invalid_number_is_refused_with_the_parameter_name(self, name: str) -> None:
         with pytest.raises(InvalidArgument, match="'many'"):
             gate(**{"claim": 1, name: "many"}).execute(context_of())
 

@@ -21,9 +21,9 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.sdk import DAG
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.operators.claims import Claim
 from airflow_provider_taskq.operators.spark_submit import WORK, TaskQSparkSubmitOperator
 from airflow_provider_taskq.queue import Condition, FailureLimit, LeaseLost, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue.claims import Claim
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.spark import application_path
 from tests.airflow.conftest import context_of
@@ -77,7 +77,7 @@ def test_the_drain_understands_what_it_is_given() -> None:
         assert _parser().parse_args(drain(lease=lease)._arguments("me")).lease == timedelta(minutes=5)
 
 
-def test_it_submits_the_drains_own_program() -> None:
+def test_it_submits_the_drain_application() -> None:
     assert drain().application == application_path()
 
 
@@ -87,10 +87,10 @@ def test_it_submits_the_drains_own_program() -> None:
         ({"transform": "a:b", "each": "a:b"}, "one of transform, each, in_arrow, in_pandas"),
         ({"transform": None}, "one of transform, each, in_arrow, in_pandas"),
         ({"application_args": ["--topic", "other"]}, "application_args"),
-        ({"env_vars": {"TASKQ_DSN": "postgresql://me:sesame@host/db"}}, "name a TASKQ_DSN_FILE"),
+        ({"env_vars": {"TASKQ_DSN": "postgresql://me:sesame@host/db"}}, "use TASKQ_DSN_FILE"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_the_dag_is_made(given: dict[str, Any], words: str) -> None:
+def test_contradicting_arguments_are_refused_when_the_dag_is_parsed(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
         TaskQSparkSubmitOperator(**{"task_id": "drain", "topic": "work", "transform": "a:b", **given})
     assert "sesame" not in str(refused.value)
@@ -172,7 +172,7 @@ def states(queue: TaskQueue) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("airflow_connection", "queue")
-def test_a_topic_that_is_missing_is_told_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_topic_fails_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UnknownTopic, match="nothing"):
         drain(topic="nothing").execute(context_of("drain"))
@@ -256,10 +256,10 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
     monkeypatch.setenv("PYSPARK_PYTHON", str(python_without_us(tmp_path / "venv")))
     monkeypatch.delenv("PYTHONPATH")
     second = drain(**waiting, ship_package=True, py_files=str(PROGRAMS / "transforms.py"))
-    told = second.execute(context_of("drain"))
+    report = second.execute(context_of("drain"))
     close_output(second)
-    assert told.pop("seconds") > 0
-    assert told == {
+    assert report.pop("seconds") > 0
+    assert report == {
         "topic": "work",
         "owner": "dag/run/drain/-1",
         "claimed": 20,
@@ -274,7 +274,7 @@ def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_
     }
     assert queue.count("work")["work"][State.SUCCEEDED].count == 20
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
-    assert receiver.told == [
+    assert receiver.sent == [
         ("taskq.polled", 20, {"topic": "work"}),
         ("taskq.completed", 20, {"topic": "work", "result": "SUCCESS"}),
         ("taskq.pushed", 20, {}),
@@ -321,15 +321,15 @@ def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allo
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_submit")
-def test_the_examples_drain_by_a_session_and_by_a_submit_and_nobody_sees_the_password(
+def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_password(
     dsn: str, queue: TaskQueue, tmp_path: Path
 ) -> None:
     """As they stand, one after the other in an Airflow of their own, while somebody looks at the processes."""
     queue.create_topic("planes")
     queue.push("planes", ["N12345", "D-ABCD"])
     log, processes = run_examples(tmp_path, "taskq_pyspark", "taskq_gate")
-    (told,) = [line for line in log.splitlines() if line.startswith('{"import_errors"')]
-    xcoms = json.loads(told)["xcoms"]
+    (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
+    xcoms = json.loads(line)["xcoms"]
     gate, drained = (xcoms[f"taskq_gate.{task}[-1].return_value"] for task in ("gate", "drain"))
     assert xcoms["taskq_pyspark.drain_planes[-1].return_value"] == 2
     assert (drained["owner"], drained["decided"], gate["claimed"]) == (gate["owner"], 3, 3)
@@ -367,8 +367,8 @@ def test_the_documented_script_reads_what_a_gate_claimed_between_the_gate_and_it
     queue.create_topic("planes")
     queue.push("planes", ["N12345", "D-ABCD"])
     log, _ = run_dags(tmp_path, dags, "own_script")
-    (told,) = [line for line in log.splitlines() if line.startswith('{"import_errors"')]
-    assert json.loads(told)["xcoms"]["own_script.complete[-1].return_value"]["completed"] == 2
+    (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
+    assert json.loads(line)["xcoms"]["own_script.complete[-1].return_value"]["completed"] == 2
     assert queue.count_tasks("planes", state=State.SUCCEEDED) == 2
     assert list((tmp_path / "planes").glob("*.parquet"))
 

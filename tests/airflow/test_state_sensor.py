@@ -22,7 +22,7 @@ from tests.airflow.storing import restored
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
 MODES = pytest.mark.parametrize("mode", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
-SENTENCE = "Of 2 tasks of topic 'work', 'b' is FAILED: the gate stays closed."
+SENTENCE = "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED"
 OPEN = {"topic": "work", "states": {"SUCCEEDED": 2}}
 
 
@@ -76,7 +76,9 @@ class TestEveryMode:
         assert str(raised.value) == SENTENCE
 
     @pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
-    def test_skips_instead_if_told_so(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any], option: str) -> None:
+    def test_skips_instead_if_requested(
+        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any], option: str
+    ) -> None:
         end(queue, owner, b=Result.FAILURE)
         with pytest.raises(AirflowSkipException, match=f"due to {option}") as raised:
             gate(**mode, **{option: True}).execute(context_of())
@@ -146,7 +148,7 @@ class TestStates:
     def test_failed_states_can_be_chosen(self, queue: TaskQueue, owner: Owner) -> None:
         end(queue, owner, a=Result.FAILURE, b=Result.SUSPENSION)
         waits_on(gate(failed_states=[], mode="reschedule"))
-        with pytest.raises(AirflowFailException, match="'a' is FAILED, 'b' is SUSPENDED: the gate"):
+        with pytest.raises(AirflowFailException, match="failed state: 'a' is FAILED, 'b' is SUSPENDED"):
             gate(failed_states={"FAILED", State.SUSPENDED}).execute(context_of())
 
     def test_a_failure_that_is_waited_for_is_none(self, queue: TaskQueue, owner: Owner) -> None:
@@ -161,7 +163,7 @@ class TestStates:
 
     @pytest.mark.parametrize("argument", ["states", "failed_states"])
     @pytest.mark.parametrize("state", ["SUCCESS", "done", 9, None])
-    def test_what_is_no_state_is_refused_at_once(self, argument: str, state: Any) -> None:
+    def test_an_unknown_state_is_refused_when_the_dag_is_parsed(self, argument: str, state: Any) -> None:
         with pytest.raises(ValueError, match=r"unknown state .*: expected one of ACTIVE, .*SUCCEEDED"):
             gate(**{argument: [state]})
 
@@ -173,15 +175,15 @@ class TestStates:
         with pytest.raises(ValueError, match="would never open"):
             gate(states=[])
 
-    def test_many_failures_are_told_in_a_bounded_sentence(self, queue: TaskQueue, owner: Owner) -> None:
+    def test_the_message_about_many_failures_is_bounded(self, queue: TaskQueue, owner: Owner) -> None:
         names = [f"task-{number:03}" for number in range(200)]
         queue.push("work", names)
         queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 200), Result.FAILURE))
         with pytest.raises(AirflowFailException) as raised:
             gate(identifiers=[*names, "other"]).execute(context_of())
-        told = str(raised.value)
-        assert told.startswith("Of 201 tasks of topic 'work', 'task-000' is FAILED, ")
-        assert told.endswith(", 'task-009' is FAILED and 190 more are in such a state: the gate stays closed.")
+        message = str(raised.value)
+        assert message.startswith("200 of 201 tasks of topic 'work' are in a failed state: 'task-000' is FAILED, ")
+        assert message.endswith(", 'task-009' is FAILED and 190 more")
 
 
 class TestIdentifiers:
@@ -196,15 +198,15 @@ class TestIdentifiers:
             (["[a"], ["[a"]),
         ],
     )
-    def test_are_a_list_or_the_text_of_one(self, given: Any, meant: list[str]) -> None:
+    def test_may_be_a_list_or_rendered_text(self, given: Any, meant: list[str]) -> None:
         sensor = gate(identifiers=given, deferrable=True)
         context: Any = {**context_of(), "params": {"one": "a", "both": ["a", "b"]}}
         sensor.render_template_fields(context)
         assert deferred(sensor, context).trigger.serialize()[1]["identifiers"] == meant
 
     @pytest.mark.parametrize("given", [None, "", "  ", ["a", ""], ["a", 1], [["a"]], {"a": 1}, 3, "[a", b"a"])
-    def test_what_is_neither_is_refused_rather_than_open(self, given: Any) -> None:
-        with pytest.raises(ValueError, match=r"an identifier is a text|a list of identifiers is needed|but is none"):
+    def test_invalid_identifiers_do_not_open_the_gate(self, given: Any) -> None:
+        with pytest.raises(ValueError, match=r"invalid (identifier|identifiers|list) "):
             gate(identifiers=given).execute(context_of())
 
     def test_of_other_tasks_output_make_those_tasks_upstream(self) -> None:
@@ -250,7 +252,7 @@ class TestDeferred:
         assert trigger.serialize()[1]["ends_task"] is ends_task
         assert context["ti"].pushed == {}
 
-    def test_resumes_and_looks_again(self, queue: TaskQueue, owner: Owner) -> None:
+    def test_resumes_and_checks_again(self, queue: TaskQueue, owner: Owner) -> None:
         sensor = gate(deferrable=True, states=["SUCCEEDED", "FILTERED"])
         with pytest.raises(TaskDeferred):
             resume(sensor)
@@ -306,7 +308,7 @@ class TestTimeouts:
         with pytest.raises(AirflowSkipException):
             resume(gate(deferrable=True, **{option: True}), **late)
 
-    def test_what_airflow_ends_in_the_triggerer_is_a_sensors_timeout_without_a_result(self) -> None:
+    def test_a_timeout_in_the_triggerer_is_a_sensor_timeout_without_a_result(self) -> None:
         context = context_of()
         message = "was not open within 60 seconds. Waits for 2 tasks of topic 'work' to be SUCCEEDED; 0 done,"
         with pytest.raises(AirflowSensorTimeout, match=message) as raised:
@@ -314,7 +316,7 @@ class TestTimeouts:
         assert isinstance(raised.value.__cause__, TaskDeferralTimeout)
         assert context["ti"].pushed == {}
 
-    def test_pokes_less_and_less_often_if_told_so(self) -> None:
+    def test_pokes_less_often_with_exponential_backoff(self) -> None:
         context = context_of()
         now = datetime.now(UTC)
         context["ti"].get_first_reschedule_date = lambda _: now - timedelta(seconds=600)

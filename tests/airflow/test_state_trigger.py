@@ -50,7 +50,7 @@ def end(queue: TaskQueue, owner: Owner) -> Callable[..., None]:
     return ended
 
 
-def test_can_be_stored_and_made_again() -> None:
+def test_can_be_serialized_and_restored() -> None:
     trigger = waiting(states={"SUCCEEDED", "FILTERED"}, failed_states=["EXPIRED"], ends_task=True, resume_after=10)
     path, arguments = trigger.serialize()
     assert path == "airflow_provider_taskq.triggers.state.TaskQStateTrigger"
@@ -74,7 +74,7 @@ def test_one_that_failed_ends_the_wait_while_others_go_on(end: Callable[..., Non
     event = after_a_look(waiting(ends_task=True), lambda: end(b=Result.FAILURE))
     assert event.payload == {
         "status": "failed",
-        "message": "Of 2 tasks of topic 'work', 'b' is FAILED: the gate stays closed.",
+        "message": "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED",
     }
 
 
@@ -87,7 +87,7 @@ def test_waits_on_once_a_failure_was_dealt_with(queue: TaskQueue, owner: Owner, 
 
 
 @pytest.mark.parametrize("result", [Result.SUCCESS, Result.FAILURE])
-def test_resumes_the_task_no_sooner_than_told(end: Callable[..., None], result: Result) -> None:
+def test_resumes_the_task_no_sooner_than_resume_after(end: Callable[..., None], result: Result) -> None:
     end(a=result, b=result)
 
     async def test() -> float:

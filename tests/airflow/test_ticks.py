@@ -87,7 +87,7 @@ def test_the_payload_is_not_in_what_airflow_stores() -> None:
     assert MARK not in json.dumps(stored(dag))
 
 
-def test_creates_the_topic_if_told_so(queue: TaskQueue) -> None:
+def test_creates_the_topic_if_requested(queue: TaskQueue) -> None:
     with pytest.raises(UnknownTopic, match="new"):
         install(topic="new", every=60, ahead=60)
     assert install(topic="new", every=60, ahead=60, create_topic=True)["installed"] == 1

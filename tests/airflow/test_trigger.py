@@ -54,17 +54,17 @@ def lines(conn: psycopg.Connection) -> Callable[[], int]:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of waits at each look, as they are made."""
     made: list[int] = []
-    take = Watcher._take
+    check = Watcher._check
 
     async def counted(self: Watcher, *arguments: Any, **whole: Any) -> None:
-        made.append(len(self._ledger))
-        await take(self, *arguments, **whole)
+        made.append(len(self._registry))
+        await check(self, *arguments, **whole)
 
-    monkeypatch.setattr(Watcher, "_take", counted)
+    monkeypatch.setattr(Watcher, "_check", counted)
     return made
 
 
-def test_can_be_stored_and_made_again() -> None:
+def test_can_be_serialized_and_restored() -> None:
     trigger = TaskQTrigger(topic="work", min_tasks=3, max_wait=60, poke_interval=2, ends_task=True, resume_after=10)
     path, arguments = trigger.serialize()
     assert path == "airflow_provider_taskq.triggers.topic.TaskQTrigger"
@@ -248,19 +248,19 @@ def test_leaves_a_server_process_that_stands_still(
     own_server: EmbeddedPostgres, connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect_airflow(dsn=own_server.dsn)
-    paused, go_on, pause = asyncio.Event(), asyncio.Event(), Watcher._pause
+    paused, go_on, pause = asyncio.Event(), asyncio.Event(), Watcher._sleep
 
     async def held(self: Watcher) -> None:
         paused.set()
         await go_on.wait()
         await pause(self)
 
-    monkeypatch.setattr(Watcher, "_pause", held)
+    monkeypatch.setattr(Watcher, "_sleep", held)
 
     async def test(conn: psycopg.Connection) -> None:
         wait = waiting()
         await paused.wait()  # the first look is over, which on a server just started may take a while
-        monkeypatch.setattr(watching, "_PATIENCE", 1.0)
+        monkeypatch.setattr(watching, "_CALL_TIMEOUT", 1.0)
         ((still,),) = conn.execute(LINES).fetchall()
         os.kill(still, signal.SIGSTOP)
         try:
@@ -285,7 +285,7 @@ def test_survives_a_restart_of_the_server(
         waits = [waiting() for _ in range(20)]
         await until(lambda: looks != [])
         await asyncio.to_thread(own_server.stop, "immediate")
-        await until(lambda: "cannot be looked after now" in caplog.text)
+        await until(lambda: "Cannot check waits, will retry" in caplog.text)
         await asyncio.to_thread(own_server.start)
         with connect(own_server.dsn) as connection:
             TaskQueue(connection).push("work", ["a"])

@@ -11,7 +11,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQTrigger
-from airflow_provider_taskq.triggers.claims import claimer
+from airflow_provider_taskq.triggers.claims import get_claim_executor
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -67,8 +67,8 @@ def test_a_triggerer_that_takes_over_finds_the_claim_and_takes_no_more(queue: Ta
     queue.push("work", ["a", "b", "c", "d"])
 
     async def test() -> None:
-        first = await trigger()._open()
-        again = await trigger()._open()
+        first = await trigger()._wait_until_open()
+        again = await trigger()._wait_until_open()
         assert again == {**first, "fence": again["fence"]}
         assert again["fence"] > first["fence"]
 
@@ -81,7 +81,7 @@ def test_gates_claim_tasks_of_their_own(queue: TaskQueue) -> None:
 
     async def test() -> None:
         gates = [trigger(claim_as=f"gate-{number}", claim="3", min_tasks="1") for number in range(5)]
-        claims = await asyncio.gather(*(gate._open() for gate in gates))
+        claims = await asyncio.gather(*(gate._wait_until_open() for gate in gates))
         assert [claim["claimed"] for claim in claims] == [3] * 5
 
     in_loop(test)
@@ -94,8 +94,8 @@ def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
 
     async def test() -> None:
-        request = trigger(min_tasks=2)._request(2)
-        assert await claimer("taskq_default").take(request) is None
+        request = trigger(min_tasks=2)._claim_request(2)
+        assert await get_claim_executor("taskq_default").claim(request) is None
 
     in_loop(test)
     assert queue.owner(NAME) is None
@@ -108,8 +108,8 @@ def test_a_second_gate_that_takes_a_claim_over_says_so(
     queue.push("work", ["a"])
 
     async def test() -> None:
-        await trigger(claim_as="loader")._open()
-        await trigger(claim_as="loader")._open()
+        await trigger(claim_as="loader")._wait_until_open()
+        await trigger(claim_as="loader")._wait_until_open()
 
     in_loop(test)
     assert "Took over 1 tasks (1 of topic work) that owner 'loader'" in caplog.text + capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_the_connection_is_open_while_gates_claim_only(queue: TaskQueue) -> None
     queue.push("work", ["a"])
 
     async def test() -> None:
-        await trigger()._open()
+        await trigger()._wait_until_open()
         await until(lambda: not queue.conn.execute(OPEN).fetchall())
 
     in_loop(test)

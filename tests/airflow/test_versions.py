@@ -16,7 +16,7 @@ SENTENCE = (
     r"mode='claim'\) needs the shared streams of Airflow 3\.3 or later: use mode='peek' here,"
     r" and let the DAG claim with TaskQSensor\(claim=n\)\.$"
 )
-BELOW_3_3 = pytest.mark.skipif(RELEASE >= (3, 3), reason="what an Airflow below 3.3 is told")
+BELOW_3_3 = pytest.mark.skipif(RELEASE >= (3, 3), reason="the error of a release before 3.3")
 
 CLAIMING_DAG = """
 from airflow.sdk import DAG, Asset, AssetWatcher
@@ -37,7 +37,7 @@ def test_events_can_be_claimed_from_airflow_3_3_on() -> None:
 
 
 @BELOW_3_3
-def test_a_claim_says_which_airflow_it_needs_and_what_to_do_instead() -> None:
+def test_a_claim_names_the_airflow_release_that_it_needs_and_the_alternative() -> None:
     with pytest.raises(AirflowException, match=SENTENCE):
         TaskQEventTrigger(topic="work", mode="claim")
 

@@ -14,9 +14,8 @@ import pytest
 
 from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 from airflow_provider_taskq.queue import NewTask, TaskQueue, TaskQueueError, UnknownTopic, connect
-from airflow_provider_taskq.triggers.pace import IDLE, REST, Pace
-from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, Seen, StateWait, Wait
-from airflow_provider_taskq.triggers.watcher import Outcome, watcher
+from airflow_provider_taskq.triggers.waits import JunctureWait, QueryResult, ReadyWait, StateWait, Wait
+from airflow_provider_taskq.triggers.watcher import Outcome, PollSchedule, get_watcher
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.airflow.test_trigger import LINES, in_loop, until
@@ -29,7 +28,7 @@ LISTENING = f"{LINES} AND query = 'LISTEN taskq' AND state = 'idle'"  # it liste
 
 
 def waiting(wait: Wait[Outcome], conn_id: str = "taskq_default") -> "asyncio.Task[Outcome]":
-    return asyncio.ensure_future(watcher(conn_id).until(wait))
+    return asyncio.ensure_future(get_watcher(conn_id).wait_for(wait))
 
 
 @pytest.fixture
@@ -54,18 +53,18 @@ def test_waits_of_all_kinds_share_one_connection(queue: TaskQueue, lines: Callab
     in_loop(test)
 
 
-def test_equal_waits_are_asked_once_and_answered_together(queue: TaskQueue) -> None:
+def test_equal_waits_share_one_query_and_end_together(queue: TaskQueue) -> None:
     async def test() -> None:
         waits = [waiting(ReadyWait("work", 1 + number % 2)) for number in range(500)]
         await asyncio.sleep(0)
-        ledger = watcher("taskq_default")._ledger
-        assert (len(ledger), len(ledger.asked()), len(ledger.standing())) == (500, 1, 2)
+        registry = get_watcher("taskq_default")._registry
+        assert (len(registry), len(registry.queries()), len(registry.subscriptions())) == (500, 1, 2)
         queue.push("work", ["a"])
         await asyncio.gather(*waits[::2])
         assert not any(wait.done() for wait in waits[1::2])
         queue.push("work", ["b"])
         await asyncio.gather(*waits)
-        assert (len(ledger), len(ledger.asked()), len(ledger.standing())) == (0, 0, 0)
+        assert (len(registry), len(registry.queries()), len(registry.subscriptions())) == (0, 0, 0)
 
     in_loop(test)
 
@@ -84,7 +83,7 @@ def test_one_wait_that_is_refused_ends_alone(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_a_wait_for_nothing_is_over() -> None:
+def test_a_wait_without_queries_ends_immediately() -> None:
     async def test() -> None:
         assert await waiting(StateWait("work", (), SUCCEEDED, FAILED)) == {}
 
@@ -95,10 +94,10 @@ def test_an_old_task_opens_before_there_are_enough(queue: TaskQueue, monkeypatch
     waited: list[float] = []
     outcome = ReadyWait.outcome
 
-    def noted(self: ReadyWait, seen: Sequence[Seen]) -> int | None:
-        if self.max_wait is not None and seen[0].waited is not None:
-            waited.append(seen[0].waited)
-        return outcome(self, seen)
+    def noted(self: ReadyWait, results: Sequence[QueryResult]) -> int | None:
+        if self.max_wait is not None and results[0].waited is not None:
+            waited.append(results[0].waited)
+        return outcome(self, results)
 
     monkeypatch.setattr(ReadyWait, "outcome", noted)
 
@@ -115,17 +114,17 @@ def test_an_old_task_opens_before_there_are_enough(queue: TaskQueue, monkeypatch
     assert max(waited[:-1], default=0.0) < 1 <= waited[-1]  # at the first look that could tell
 
 
-def test_a_notification_wakes_those_who_wait_on_its_topic(
+def test_a_notification_wakes_the_waits_on_its_topic(
     queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect, lines: Callable[[], int]
 ) -> None:
     connect_airflow("listening", listen=True)
     queue.create_topic("other")
 
     async def test() -> None:
-        watching = watcher("listening")
+        watching = get_watcher("listening")
         waits = [waiting(ReadyWait(topic, poll_interval=600), "listening") for topic in ("work", "other")]
         await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
-        await until(lambda: watching._pace.due > time.monotonic() + 100)  # the first look is over
+        await until(lambda: watching._schedule.due > time.monotonic() + 100)  # the first check is over
         assert lines() == 2
         queue.push("other", ["a"])
         queue.push("work", ["a"])
@@ -184,7 +183,7 @@ def test_a_listener_comes_back_after_the_server_has(own_server: EmbeddedPostgres
     connect_airflow("listening", dsn=own_server.dsn, listen=True)
 
     async def test() -> None:
-        watching = watcher("listening")
+        watching = get_watcher("listening")
         wait = waiting(ReadyWait("work", poll_interval=600), "listening")
         with connect(own_server.dsn, autocommit=True) as conn:
             await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
@@ -192,7 +191,7 @@ def test_a_listener_comes_back_after_the_server_has(own_server: EmbeddedPostgres
         await asyncio.to_thread(own_server.start)
         with connect(own_server.dsn, autocommit=True) as conn:
             await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1, 40)
-            await until(lambda: watching._pace.due > time.monotonic() + 100, 40)
+            await until(lambda: watching._schedule.due > time.monotonic() + 100, 40)
             queue = TaskQueue(conn)
             queue.push("work", ["a"])
             queue.notify("work")
@@ -243,16 +242,16 @@ def test_a_role_that_may_only_read_can_wait(queue: TaskQueue, dsn: str, connect_
 
 
 @pytest.mark.usefixtures("queue")
-def test_an_idle_watcher_slows_down_to_a_look_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_watcher_slows_down_to_one_check_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the watcher tells its pace, and when it looks next, whatever a look takes on a loaded machine."""
     looks: list[tuple[float, float, bool, float]] = []
-    looked = Pace.looked
+    checked = PollSchedule.checked
 
-    def noted(self: Pace, now: float, shortest: float, *, eventful: bool, took: float) -> None:
-        looked(self, now, shortest, eventful=eventful, took=took)
+    def noted(self: PollSchedule, now: float, shortest: float, *, eventful: bool, took: float) -> None:
+        checked(self, now, shortest, eventful=eventful, took=took)
         looks.append((now, self.due, eventful, took))
 
-    monkeypatch.setattr(Pace, "looked", noted)
+    monkeypatch.setattr(PollSchedule, "checked", noted)
 
     async def test() -> None:
         wait = waiting(ReadyWait("work", poll_interval=0.05))
@@ -263,10 +262,10 @@ def test_an_idle_watcher_slows_down_to_a_look_a_second(monkeypatch: pytest.Monke
     interval = 0.05
     for number, (now, due, eventful, took) in enumerate(looks):
         assert eventful == (number == 0), "only the first look is one for a new wait"
-        pause = due - now
+        pause, rest = due - now, PollSchedule.REST_FACTOR * took
         assert pause >= 0.8 * interval - ROUNDING
-        assert pause <= max(1.2 * interval, REST * took) + ROUNDING, "a long look has a longer rest"
-        interval = min(1.5 * interval, IDLE)
-    assert interval == IDLE
+        assert pause <= max(1.2 * interval, rest) + ROUNDING, "a long check has a longer rest"
+        interval = min(1.5 * interval, PollSchedule.IDLE_INTERVAL)
+    assert interval == PollSchedule.IDLE_INTERVAL
     for (_, due, *_), (now, _, _, took) in pairwise(looks):
         assert now - took >= due - ROUNDING, "no look begins before it is due"

@@ -32,7 +32,7 @@ def commands(repository: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in re.findall(r"^airflow roles .*$", text, re.MULTILINE)]
 
 
-def test_the_tests_run_beside_an_installed_wheel(repository: Path, fab_site: FabSite) -> None:
+def test_the_servers_import_the_installed_wheel(repository: Path, fab_site: FabSite) -> None:
     """The servers import what is installed; this process imports the checkout."""
     installed = fab_site.airflow("providers", "list", "-o", "plain")
     assert "airflow-provider-taskq" in installed
@@ -46,8 +46,8 @@ def test_every_role_of_fab_may_view_and_only_op_and_admin_may_act(client: Client
     work.push("work", ["a"])
     viewed = {role: view(client, role) for role in (None, *ROLES)}
     assert viewed == {None: {401}, "Viewer": {200}, "User": {200}, "Op": {200}, "Admin": {200}}
-    told = {role: act(client, role) for role in (None, *ROLES)}
-    assert told == {None: 401, "Viewer": 403, "User": 403, "Op": 200, "Admin": 200}
+    statuses = {role: act(client, role) for role in (None, *ROLES)}
+    assert statuses == {None: 401, "Viewer": 403, "User": 403, "Op": 200, "Admin": 200}
     shown = {role: client(role).get("/api/v2/plugins").status_code for role in ROLES}
     assert shown == {"Viewer": 403, "User": 403, "Op": 200, "Admin": 200}  # Airflow's own rule for its navigation
 

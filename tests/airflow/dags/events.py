@@ -12,8 +12,8 @@ from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 
 
 @task(retries=2, retry_delay=1)
-def tell(topic: str, triggering_asset_events: Any = None) -> None:
-    """Writes down which tasks the run was told of: a task for each, in a topic that nobody polls."""
+def record(topic: str, triggering_asset_events: Any = None) -> None:
+    """Record the tasks of the run's events: one task each, in a topic without consumers."""
     events = [event for each in triggering_asset_events.values() for event in each]
     sequences = [sequence for event in events for sequence in event.extra["payload"]["sequences"]]
     with TaskQHook().transaction() as queue:
@@ -41,13 +41,13 @@ if os.environ.get("TASKQ_TEST_EVENTS"):
     queued = MessageQueueTrigger(scheme="taskq", topic="letters", mode="claim", batch_size=10, cooldown=6)
 
     with DAG("claimed", schedule=watched("orders", claims)):
-        tell("told-claimed")
+        record("recorded-claimed")
 
     with DAG("claimed_twin", schedule=watched("orders_twin", claims)):
-        tell("told-twin")
+        record("recorded-twin")
 
     with DAG("queued", schedule=watched("letters", queued)):
-        tell("told-queued")
+        record("recorded-queued")
 
     with DAG("peeked", schedule=watched("parcels", TaskQEventTrigger(topic="parcels")), max_active_runs=1):
         drain("parcels")

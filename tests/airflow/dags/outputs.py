@@ -11,7 +11,7 @@ from airflow_provider_taskq.sensors import TaskQSensor
 with DAG("outputs", schedule=None, default_args={"owner": "data-team"}):
 
     @task
-    def told(values: Any) -> Any:
+    def results(values: Any) -> Any:
         """What a downstream task gets."""
         return values
 
@@ -31,7 +31,7 @@ with DAG("outputs", schedule=None, default_args={"owner": "data-team"}):
     handled: Any = handle()  # type: ignore[call-arg,misc]  # the queue gives the task
     complete >> handled
     (
-        told(
+        results(
             {
                 "owner": value(gate, "owner"),
                 "fence": value(gate, "fence"),

@@ -1,0 +1,126 @@
+"""Database connections in the triggerer: opening, timeouts, reconnecting, and the errors that a retry cannot fix."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, LiteralString, TypeVar
+
+import psycopg
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
+from psycopg.rows import TupleRow, tuple_row
+
+from airflow_provider_taskq import hooks
+from airflow_provider_taskq.queue.errors import is_connection_lost, is_read_only, to_queue_error, translate_errors
+
+Connection = psycopg.AsyncConnection[TupleRow]
+Answer = TypeVar("Answer")
+
+_CALL_TIMEOUT = 20.0  # seconds
+
+_CODES_OF_ALL_QUERIES = ("42", "3F")  # SQLSTATE classes: missing privilege, function or schema
+_CODES_OF_ONE_QUERY = ("22", "23", "TQ")  # invalid data, violated constraint, error of the queue
+
+_abandoned: set[asyncio.Task[Any]] = set()  # the event loop itself holds only weak references
+
+
+async def create_async_hook(conn_id: str) -> "hooks.TaskQAsyncHook":
+    """Create the hook in a thread, because its first import takes seconds."""
+    return await asyncio.to_thread(lambda: hooks.TaskQAsyncHook(taskq_conn_id=conn_id))
+
+
+async def call_with_timeout(call: Coroutine[Any, Any, Answer], connection: Connection, seconds: float) -> Answer:
+    """Await a call on a connection. After a TimeoutError the caller must not use the connection again.
+
+    psycopg, when cancelled, keeps waiting for a server that hangs. So a call that takes too long is abandoned instead
+    of awaited. Its connection is closed when the call ends: before that the file descriptor could be reused.
+    """
+    task = asyncio.create_task(call)
+    _abandoned.add(task)
+    task.add_done_callback(_abandoned.discard)
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    if not done:
+        task.add_done_callback(lambda _: connection.pgconn.finish())
+        task.cancel()
+        raise TimeoutError(f"no answer from the database within {seconds:.0f} seconds")
+    return task.result()
+
+
+class ReconnectingConnection:
+    """Runs SQL statements, each in a transaction of its own. Opens the connection on first use and after a loss."""
+
+    def __init__(self, conn_id: str) -> None:
+        self._conn_id = conn_id
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def fetch_all(
+        self,
+        statement: LiteralString,
+        arguments: Sequence[Any],
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[TupleRow]:
+        """Return the rows of a statement. After a lost connection the statement may or may not have committed."""
+        connection = await self._connected()
+        try:
+            return await call_with_timeout(
+                _fetch_all(connection, statement, arguments), connection, timeout or _CALL_TIMEOUT
+            )
+        except TimeoutError:
+            self._forget(connection)
+            raise
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            self._forget(connection)
+            await connection.close()
+            raise
+        except psycopg.Error as error:
+            if not is_connection_lost(error):
+                raise
+            self._forget(connection)
+            await connection.close()
+            raise psycopg.OperationalError(str(error)) from error
+
+    async def close(self) -> None:
+        """Close the connection if it is open."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _connected(self) -> Connection:
+        async with self._connecting:
+            if self._connection is not None and is_read_only(self._connection):
+                await self.close()  # after a failover the address may lead to a server that accepts writes
+            if self._connection is None or self._connection.closed:
+                # Read the Airflow connection again, because its password may have changed.
+                hook = await create_async_hook(self._conn_id)
+                self._connection = await hook.get_async_conn()
+            return self._connection
+
+    def _forget(self, connection: Connection) -> None:
+        if self._connection is connection:  # a concurrent call may have opened a new one
+            self._connection = None
+
+
+def permanent_error(error: Exception) -> Exception | None:
+    """Return the error that ends a wait; None for a transient error, such as a restart or failover of the server."""
+    if isinstance(error, AirflowNotFoundException):
+        return error
+    if not isinstance(error, psycopg.Error):
+        return None
+    code = error.sqlstate or ""
+    refused = code.startswith((*_CODES_OF_ALL_QUERIES, *_CODES_OF_ONE_QUERY)) or (
+        not code and isinstance(error, psycopg.DataError)
+    )
+    # While a topic moves to a partition of its own, this constraint refuses writes for a moment.
+    moving = (error.diag.constraint_name or "").startswith("topic_moves_")
+    return (to_queue_error(error) or error) if refused and not moving else None
+
+
+def fails_all_queries(error: psycopg.Error) -> bool:
+    """Return whether every other query would fail with the same error."""
+    return (error.sqlstate or "").startswith(_CODES_OF_ALL_QUERIES)
+
+
+async def _fetch_all(connection: Connection, statement: LiteralString, arguments: Sequence[Any]) -> list[TupleRow]:
+    with translate_errors():
+        async with connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(statement, arguments)
+            return await cursor.fetchall()
