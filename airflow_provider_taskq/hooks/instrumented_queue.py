@@ -1,30 +1,19 @@
 """Counts the verbs of one transaction, for Airflow's metrics and lineage."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.queue import (
-    Condition,
-    Decision,
-    Insertion,
-    Offered,
-    Order,
-    Outcome,
-    Owner,
-    Pushed,
-    Result,
-    Task,
-    TaskQueue,
-)
-from airflow_provider_taskq.queue.task_input import TaskInput
+from airflow_provider_taskq.queue import Decision, Offered, Outcome, Owner, Pushed, Result, Task, TaskQueue
 
 if TYPE_CHECKING:
     import psycopg
+
+Decisions = Mapping[Task | int, Decision | Result | str]
 
 
 class InstrumentedQueue(TaskQueue):
@@ -56,63 +45,49 @@ class InstrumentedQueue(TaskQueue):
         for topic, length in self._poll_times:
             metrics.timing(metrics.POLL_TIME, length, topic=topic)
 
-    def push(self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND) -> list[Task]:
+    # The overrides pass their arguments through: `transaction` returns the type TaskQueue, which has the signatures.
+
+    def push(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
         """Push, and count the tasks."""
-        pushed = super().push(topic, tasks, insertion)
+        pushed = super().push(topic, *args, **kwargs)
         self._count(metrics.PUSHED, topic, len(pushed))
         return pushed
 
-    def push_stream(
-        self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
-    ) -> Pushed:
+    def push_stream(self, topic: str, *args: Any, **kwargs: Any) -> Pushed:
         """Push, and count the tasks."""
-        pushed = super().push_stream(topic, tasks, insertion)
+        pushed = super().push_stream(topic, *args, **kwargs)
         self._count(metrics.PUSHED, topic, pushed.count)
         return pushed
 
-    def offer_many(self, topic: str, tasks: Iterable[TaskInput], *, if_exists: str = "update") -> list[Offered]:
+    def offer_many(self, topic: str, *args: Any, **kwargs: Any) -> list[Offered]:
         """Offer, and count the tasks that were created."""
-        offered = super().offer_many(topic, tasks, if_exists=if_exists)
+        offered = super().offer_many(topic, *args, **kwargs)
         self._count(metrics.PUSHED, topic, sum(each.outcome is Outcome.CREATED for each in offered))
         return offered
 
-    def poll(
-        self,
-        topic: str,
-        owner: Owner,
-        size: int = 1,
-        order: Order | str = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition | str = Condition.NONE,
-    ) -> list[Task]:
+    def poll(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
         """Poll, and count the tasks."""
         with self._timed(topic):
-            polled = super().poll(topic, owner, size, order, condition)
+            polled = super().poll(topic, *args, **kwargs)
         self._count_polled(topic, polled)
         return polled
 
-    def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
+    def poll_batch(self, topic: str, *args: Any, **kwargs: Any) -> dict[str, list[Task]]:
         """Poll, and count the tasks."""
         with self._timed(topic):
-            groups = super().poll_batch(topic, owner, identifiers, size)
+            groups = super().poll_batch(topic, *args, **kwargs)
         for tasks in groups.values():
             self._count_polled(topic, tasks)
         return groups
 
-    def claim(
-        self,
-        topic: str,
-        owner: Owner,
-        size: int,
-        order: Order | str = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition | str = Condition.NONE,
-    ) -> int:
+    def claim(self, topic: str, *args: Any, **kwargs: Any) -> int:
         """Claim, and count the tasks."""
         with self._timed(topic):
-            claimed = super().claim(topic, owner, size, order, condition)
+            claimed = super().claim(topic, *args, **kwargs)
         self._count(metrics.POLLED, topic, claimed)
         return claimed
 
-    def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result | str]) -> None:
+    def complete(self, owner: Owner, decisions: Decisions) -> None:
         """Complete, and count the decisions."""
         super().complete(owner, decisions)
         self._count_completed(decisions)
@@ -120,15 +95,14 @@ class InstrumentedQueue(TaskQueue):
     def exchange(
         self,
         owner: Owner,
-        decisions: Mapping[Task | int, Decision | Result | str],
+        decisions: Decisions,
         topic: str,
-        size: int = 1,
-        order: Order | str = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition | str = Condition.NONE,
+        *args: Any,
+        **kwargs: Any,
     ) -> list[Task]:
         """Complete and poll, and count both."""
         with self._timed(topic):
-            polled = super().exchange(owner, decisions, topic, size, order, condition)
+            polled = super().exchange(owner, decisions, topic, *args, **kwargs)
         self._count_completed(decisions)
         self._count_polled(topic, polled)
         return polled
@@ -147,7 +121,7 @@ class InstrumentedQueue(TaskQueue):
         self._count(metrics.REDELIVERED, topic, sum(task.redelivered for task in tasks))
         self._count(metrics.RETRIED, topic, sum(task.attempt > 1 for task in tasks))
 
-    def _count_completed(self, decisions: Mapping[Task | int, Decision | Result | str]) -> None:
+    def _count_completed(self, decisions: Decisions) -> None:
         for task, decision in decisions.items():
             result = decision.result if isinstance(decision, Decision) else Result.of(decision)
             self._count(metrics.COMPLETED, task.topic if isinstance(task, Task) else None, 1, result.name)

@@ -10,7 +10,7 @@ from airflow_provider_taskq.queue import State, UnknownTopic
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.snapshot import check_wait
 from airflow_provider_taskq.triggers.state import TaskQStateTrigger, count_states, failed_states_message
-from airflow_provider_taskq.triggers.waits import StateWait, unknown_topic_error
+from airflow_provider_taskq.triggers.waits import unknown_topic_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -66,12 +66,11 @@ class TaskQStateSensor(TaskQBaseSensor):
             failed_states=sorted(self.failed_states),
         )
 
-    def check(self, context: "Context") -> dict[str, Any] | None:  # noqa: ARG002  of the base class
+    def check(self, context: "Context") -> dict[str, Any] | None:
         """Return the number of tasks by state, if all identifiers are in one of `states`."""
-        wait = StateWait(self.topic, parse_identifiers(self.identifiers), self.states, self.failed_states)
         try:
             with self.hook.transaction() as queue:
-                states = check_wait(queue.conn, wait)
+                states = check_wait(queue.conn, self._trigger(context).wait)
         except UnknownTopic:
             raise unknown_topic_error(self.topic) from None
         if states is None:

@@ -14,10 +14,9 @@ from airflow_provider_taskq.parameters import (
 )
 from airflow_provider_taskq.queue import Condition, Order, UnknownTopic
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
-from airflow_provider_taskq.triggers.claims import ClaimRequest
 from airflow_provider_taskq.triggers.snapshot import check_wait
 from airflow_provider_taskq.triggers.topic import TaskQTrigger
-from airflow_provider_taskq.triggers.waits import ReadyWait, unknown_topic_error
+from airflow_provider_taskq.triggers.waits import unknown_topic_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -109,18 +108,23 @@ class TaskQSensor(TaskQBaseSensor):
 
     def check(self, context: "Context") -> dict[str, Any] | None:
         """Check the topic, and claim if the gate claims."""
-        size = parse_count("claim", self.claim)
+        trigger, size = self._trigger(context), parse_count("claim", self.claim)
         try:
-            return self._count_ready() if size is None else self._claim(size, context)
+            if size is not None:
+                return self._claim(trigger, size, context)
+            with self.hook.transaction() as queue:
+                ready = check_wait(queue.conn, trigger.wait)
         except UnknownTopic:
             raise unknown_topic_error(self.topic) from None
+        return None if ready is None else {"topic": self.topic, "ready": ready}
 
     def _trigger(self, context: "Context", **kwargs: Any) -> TaskQTrigger:  # noqa: ARG002  of the base class
+        max_wait = parse_optional_duration(self.max_wait)
         return TaskQTrigger(
             topic=self.topic,
-            min_tasks=self._min_tasks,
+            min_tasks=parse_count("min_tasks", self.min_tasks) or 1,
             condition=self.condition.value,
-            max_wait=self._max_wait_seconds,
+            max_wait=None if max_wait is None else max_wait.total_seconds(),
             claim=parse_count("claim", self.claim),
             claim_as=str(self.claim_as) if self.claim_as else None,
             order=self.order.value,
@@ -128,37 +132,13 @@ class TaskQSensor(TaskQBaseSensor):
             **kwargs,
         )
 
-    @property
-    def _min_tasks(self) -> int:
-        return parse_count("min_tasks", self.min_tasks) or 1
-
-    @property
-    def _max_wait_seconds(self) -> float | None:
-        max_wait = parse_optional_duration(self.max_wait)
-        return None if max_wait is None else max_wait.total_seconds()
-
-    def _count_ready(self) -> dict[str, Any] | None:
-        wait = ReadyWait(self.topic, self._min_tasks, self.condition.value, self._max_wait_seconds)
-        with self.hook.transaction() as queue:
-            ready = check_wait(queue.conn, wait)
-        return None if ready is None else {"topic": self.topic, "ready": ready}
-
-    def _claim(self, size: int, context: "Context") -> dict[str, Any] | None:
+    def _claim(self, trigger: TaskQTrigger, size: int, context: "Context") -> dict[str, Any] | None:
         """Claim or take over tasks; a gate that stays closed leaves no lease behind.
 
         After the commit, report metrics and lineage of claimed tasks, but not of a takeover.
         """
         logical_task = logical_task_name(context["ti"])
-        request = ClaimRequest(
-            topic=self.topic,
-            owner=str(self.claim_as) if self.claim_as else logical_task,
-            size=size,
-            min_tasks=self._min_tasks,
-            order=self.order,
-            condition=self.condition,
-            max_wait=self._max_wait_seconds,
-            lease=parse_duration(self.lease),
-        )
+        request = trigger.claim_request(size, trigger.claim_as or logical_task)
         with self.hook.get_conn() as connection:
             queue = InstrumentedQueue(connection)
             claimed = request.claim(queue)

@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-from asyncio import AbstractEventLoop, Future
+from asyncio import Future
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from weakref import WeakKeyDictionary
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowException
@@ -15,7 +14,7 @@ from airflow_provider_taskq import hooks
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.claims import Claim, held_sequences
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
-from airflow_provider_taskq.triggers.connection import permanent_error
+from airflow_provider_taskq.triggers.connection import per_event_loop, permanent_error
 from airflow_provider_taskq.triggers.snapshot import check_wait
 from airflow_provider_taskq.triggers.waits import ReadyWait
 
@@ -174,15 +173,7 @@ class ClaimExecutor:
             self._connection = None
 
 
-_executors: WeakKeyDictionary[AbstractEventLoop, dict[str, ClaimExecutor]] = WeakKeyDictionary()
-
-
-def get_claim_executor(conn_id: str) -> ClaimExecutor:
-    """Return the claim executor of the running event loop for an Airflow connection."""
-    executors = _executors.setdefault(asyncio.get_running_loop(), {})
-    if conn_id not in executors:
-        executors[conn_id] = ClaimExecutor(conn_id)
-    return executors[conn_id]
+get_claim_executor = per_event_loop(ClaimExecutor)
 
 
 def _permanent_error(error: Exception) -> Exception | None:

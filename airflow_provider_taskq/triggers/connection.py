@@ -1,8 +1,10 @@
 """Database connections in the triggerer: opening, timeouts, reconnecting, and the errors that a retry cannot fix."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, LiteralString, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
@@ -13,6 +15,7 @@ from airflow_provider_taskq.queue.errors import is_connection_lost, is_read_only
 
 Connection = psycopg.AsyncConnection[TupleRow]
 Answer = TypeVar("Answer")
+Shared = TypeVar("Shared")
 
 _CALL_TIMEOUT = 20.0  # seconds
 
@@ -20,6 +23,19 @@ _CODES_OF_ALL_QUERIES = ("42", "3F")  # SQLSTATE classes: missing privilege, fun
 _CODES_OF_ONE_QUERY = ("22", "23", "TQ")  # invalid data, violated constraint, error of the queue
 
 _abandoned: set[asyncio.Task[Any]] = set()  # the event loop itself holds only weak references
+
+
+def per_event_loop(create: Callable[[str], Shared]) -> Callable[[str], Shared]:
+    """Return a function that creates one object per running event loop and Airflow connection."""
+    cache: WeakKeyDictionary[AbstractEventLoop, dict[str, Shared]] = WeakKeyDictionary()
+
+    def get(conn_id: str) -> Shared:
+        shared = cache.setdefault(asyncio.get_running_loop(), {})
+        if conn_id not in shared:
+            shared[conn_id] = create(conn_id)
+        return shared[conn_id]
+
+    return get
 
 
 async def create_async_hook(conn_id: str) -> "hooks.TaskQAsyncHook":

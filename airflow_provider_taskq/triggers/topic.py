@@ -85,7 +85,7 @@ class TaskQTrigger(TaskQBaseTrigger):
         size = parse_count("claim", self.claim)
         if size is None or not self.ends_task:
             return await super()._wait_until_open()
-        request = self._claim_request(size)
+        request = self.claim_request(size, self.claim_as or self.logical_task_name())
         while (claim := await self._try_claim(request)) is None:
             await get_watcher(self.taskq_conn_id).wait_for(self.wait, self.wait_log)
             if (claim := await self._try_claim(request)) is not None:
@@ -105,10 +105,11 @@ class TaskQTrigger(TaskQBaseTrigger):
             self.log.log(level, message)
         return claim.as_dict()
 
-    def _claim_request(self, size: int) -> ClaimRequest:
+    def claim_request(self, size: int, owner: str) -> ClaimRequest:
+        """Return the claim of the gate, for `size` tasks under an owner's name."""
         return ClaimRequest(
             topic=self.topic,
-            owner=self.claim_as or self.logical_task_name(),
+            owner=owner,
             size=size,
             min_tasks=self._min_tasks,
             order=Order(self.order),

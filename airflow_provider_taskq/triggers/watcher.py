@@ -4,12 +4,11 @@ import asyncio
 import copy
 import logging
 import random
-from asyncio import AbstractEventLoop, Future
+from asyncio import Future
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import psycopg
 
@@ -20,6 +19,7 @@ from airflow_provider_taskq.triggers.connection import (
     call_with_timeout,
     create_async_hook,
     fails_all_queries,
+    per_event_loop,
     permanent_error,
 )
 from airflow_provider_taskq.triggers.snapshot import Snapshot, read_statuses
@@ -391,15 +391,7 @@ class Watcher:
                 return
 
 
-_watchers: WeakKeyDictionary[AbstractEventLoop, dict[str, Watcher]] = WeakKeyDictionary()
-
-
-def get_watcher(conn_id: str) -> Watcher:
-    """Return the watcher of the running event loop for an Airflow connection."""
-    watchers = _watchers.setdefault(asyncio.get_running_loop(), {})
-    if conn_id not in watchers:
-        watchers[conn_id] = Watcher(conn_id)
-    return watchers[conn_id]
+get_watcher = per_event_loop(Watcher)
 
 
 async def _close(connection: Connection | None) -> None:

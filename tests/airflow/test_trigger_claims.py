@@ -94,7 +94,7 @@ def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
 
     async def test() -> None:
-        request = trigger(min_tasks=2)._claim_request(2)
+        request = trigger(min_tasks=2).claim_request(2, NAME)
         assert await get_claim_executor("taskq_default").claim(request) is None
 
     in_loop(test)
