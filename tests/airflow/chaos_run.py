@@ -49,7 +49,7 @@ class Run:
         return [Work(*row) for row in rows.fetchall()]
 
     def worked(self, times: int = 1) -> list[Work]:
-        """Waits until work has begun so many times."""
+        """Wait until the work has started this many times."""
         return until(
             lambda: works if len(works := self.works()) >= times else None,
             SECONDS,
@@ -63,7 +63,7 @@ class Run:
         self.site.wait_run(self.dag_id, self.id, {"failed"}, SECONDS)
 
     def clear(self, task_id: str) -> None:
-        """What a user does who clears a task and what follows it."""
+        """Clear a task with its downstream tasks, as a user does."""
         body = {"dry_run": False, "dag_run_id": self.id, "task_ids": [task_id], "only_failed": False}
         self.site.post(f"dags/{self.dag_id}/clearTaskInstances", {**body, "include_downstream": True})
 

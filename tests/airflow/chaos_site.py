@@ -67,7 +67,7 @@ class Installation:
         return Counter(number for (number,) in rows)
 
     def wait_count(self, dag_id: str, run_id: str, task_id: str, state: str, count: int, timeout: float) -> None:
-        """Waits until so many instances of a task are in a state."""
+        """Wait until this many instances of a task are in a state."""
         until(
             lambda: True if self.states(dag_id, run_id, task_id)[state] == count else None,
             timeout,

@@ -73,7 +73,7 @@ def each_task_was_completed_once(queue: TaskQueue) -> None:
 
 
 def prepare(queue: TaskQueue) -> None:
-    """The topics, what is to be held, and the ledger."""
+    """The topics, the expected claims, and the ledger."""
     queue.conn.execute("CREATE TABLE ledger (identifier text, owner text, try integer)")
     topics = ("held", "go", *(f"look-{n}" for n in range(LOOKING)), *(f"claim-{n}" for n in range(CLAIMING)))
     for topic in topics:
@@ -87,7 +87,7 @@ def owners(queue: TaskQueue, topic: str) -> list[str]:
 
 
 def kill_workers(airflow: Installation, count: int) -> None:
-    """-9 for so many workers while each of them runs a task, without a warning to the task."""
+    """Kill this many workers (-9) while each of them runs a task, without a signal to the task."""
     killed: set[int] = set()
 
     def enough() -> bool | None:

@@ -54,7 +54,7 @@ def test_a_gate_that_is_cleared_finds_the_same_tasks_and_takes_no_more(airflow: 
     assert before is not None
     assert after is not None
     assert run.returned("gate") == {"topic": "cleared", "owner": run.owner, "fence": after.fence, "claimed": 2}
-    assert after.fence > before.fence  # whoever worked under the first one, and lives on, is locked out
+    assert after.fence > before.fence  # a process that still runs under the first fence is locked out
     run.completed_once()
 
 
@@ -147,7 +147,7 @@ def test_clearing_what_follows_a_completion_doubles_nothing(airflow: Installatio
 
 
 def test_a_gate_cleared_after_the_completion_takes_what_is_there_then(airflow: Installation, queue: TaskQueue) -> None:
-    run = Run(airflow, queue, "anew", first_try="succeeds")
+    run = Run(airflow, queue, "again", first_try="succeeds")
     run.succeeds()
     run.clear("gate")
     run.worked(2)

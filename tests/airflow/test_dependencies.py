@@ -47,7 +47,7 @@ def named(requirement: str) -> str:
 
 
 def required_by(distribution: str) -> set[str]:
-    """What a distribution requires on every system, extras aside."""
+    """The requirements of a distribution on every system, without extras."""
     return {named(each) for each in requires(distribution) or [] if "extra ==" not in each}
 
 

@@ -33,7 +33,7 @@ def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 class Peeking:
-    """A trigger that runs beside the test, and its events."""
+    """A trigger that runs concurrently with the test, and its events."""
 
     def __init__(self, **arguments: Any) -> None:
         self._events = TaskQEventTrigger(**{"topic": "work", "poll_interval": 0.05, **arguments}).run()
@@ -197,7 +197,7 @@ def identity(trigger: BaseEventTrigger) -> int:
     ids=["peek", "claim"],
 )
 def test_airflow_tells_triggers_apart_by_their_arguments(arguments: dict[str, Any]) -> None:
-    """Also after they were stored: else the trigger would be made anew each time that the DAG file is parsed."""
+    """Also after serialization: otherwise each parse of the DAG file would create a new trigger."""
     trigger = TaskQEventTrigger(topic="work", **arguments)
     stored = Trigger.from_object(trigger)
     assert BaseEventTrigger.hash(stored.classpath, stored.kwargs) == identity(trigger)

@@ -63,7 +63,7 @@ def task_log(capfd: pytest.CaptureFixture[str]) -> TaskLog:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at the status of topics as often as at what is waited for."""
+    """Reads the status of topics with every check."""
     monkeypatch.setattr(watching, "_STATUS_INTERVAL", 0.0)
     monkeypatch.setattr(watching, "_STATUS_REST_FACTOR", 0.0)
 

@@ -94,12 +94,12 @@ def test_a_connecting_that_is_cancelled_leaves_nothing_behind(
     """In a triggerer, the wait that connects may be cancelled while a cloud's token is asked for."""
     asked, go_on, get_conn = threading.Event(), threading.Event(), PostgresHook.get_conn
 
-    def asks(self: PostgresHook) -> object:
+    def request_token(self: PostgresHook) -> object:
         asked.set()
         assert go_on.wait(60)
         return get_conn(self)
 
-    monkeypatch.setattr(PostgresHook, "get_conn", asks)
+    monkeypatch.setattr(PostgresHook, "get_conn", request_token)
 
     async def test() -> None:
         connecting = asyncio.create_task(TaskQAsyncHook(airflow_connection).get_async_conn())

@@ -60,12 +60,12 @@ class TestNotifier:
         self, queue: TaskQueue, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         notifier(payload={"secret": MARK})(context_of())
-        with pytest.raises(Exception, match="nobody"):
-            notifier(identifier="{{ nobody.knows }}", payload=MARK)(context_of())
+        with pytest.raises(Exception, match="undefined"):
+            notifier(identifier="{{ undefined.name }}", payload=MARK)(context_of())
         output = capsys.readouterr()
         assert len(queue.page("work")) == 1
         logged = caplog.text + output.out + output.err
-        assert "Pushed gate to topic work" in logged
+        assert "Pushed task: topic=work identifier=gate" in logged
         assert MARK not in logged
 
 

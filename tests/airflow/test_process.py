@@ -257,10 +257,10 @@ def test_a_retry_finds_the_tasks_of_an_earlier_try_after_its_lease_lapsed(queue:
 
 def test_a_kill_releases_the_tasks_without_a_decision(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    begun, let_go = threading.Event(), threading.Event()
+    started, let_go = threading.Event(), threading.Event()
 
     def hang(_each: Task) -> None:
-        begun.set()
+        started.set()
         assert let_go.wait(30)
 
     operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=hang)
@@ -275,7 +275,7 @@ def test_a_kill_releases_the_tasks_without_a_decision(queue: TaskQueue) -> None:
     running = threading.Thread(target=execute)
     running.start()
     try:
-        assert begun.wait(30)
+        assert started.wait(30)
         operator.on_kill()
         assert states(queue) == [("a", State.READY)]
     finally:

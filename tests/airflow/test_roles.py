@@ -1,4 +1,4 @@
-"""Gates and operators connect as roles with the access that docs/operations.md asks for, and no more."""
+"""Gates and operators connect as roles with exactly the access that docs/operations.md requires."""
 
 from collections.abc import Iterator
 from typing import Any

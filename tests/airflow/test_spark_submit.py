@@ -324,7 +324,7 @@ def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allo
 def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_password(
     dsn: str, queue: TaskQueue, tmp_path: Path
 ) -> None:
-    """As they stand, one after the other in an Airflow of their own, while somebody looks at the processes."""
+    """Unchanged, one after the other in an Airflow of their own, while the test reads the process table."""
     queue.create_topic("planes")
     queue.push("planes", ["N12345", "D-ABCD"])
     log, processes = run_examples(tmp_path, "taskq_pyspark", "taskq_gate")
@@ -422,7 +422,7 @@ def close_output(operator: TaskQSparkSubmitOperator) -> None:
 
 
 def arguments_of_processes() -> str:
-    """The process table, as anybody sees it."""
+    """The process table, as every user of the machine sees it."""
     return subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout  # noqa: S607
 
 

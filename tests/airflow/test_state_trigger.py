@@ -107,6 +107,6 @@ def test_a_topic_that_is_dropped_ends_the_wait(queue: TaskQueue) -> None:
 
 
 def test_a_missing_airflow_connection_ends_the_wait() -> None:
-    event = asyncio.run(fired(waiting(taskq_conn_id="nobody_made_it", ends_task=True)))
+    event = asyncio.run(fired(waiting(taskq_conn_id="missing_connection", ends_task=True)))
     assert event.payload["status"] == "error"
-    assert "nobody_made_it" in event.payload["message"]
+    assert "missing_connection" in event.payload["message"]

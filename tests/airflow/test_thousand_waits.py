@@ -36,13 +36,12 @@ def airflow(
 def test_a_thousand_gates_wait_on_two_connections_and_all_open(airflow: Installation) -> None:
     """One mapped gate with a thousand instances, a topic for each, in Airflow's own processes.
 
-    The scheduler defers them itself (`start_from_trigger`), so that no worker has to begin them: from there on, they
-    are instances that wait like any other, and end by their triggers. What this leaves out, the first look in a worker
-    and the deferral by it, the other tests of gates with real processes have.
+    The scheduler defers them itself (`start_from_trigger`), so that no worker has to start them. From then on they wait
+    like other gates, and their triggers end them. Other tests cover the first check in a worker and its deferral.
 
-    Ten gates open one after the other while the rest wait, then the rest at once. How long that took is logged, not
-    asserted (`--log-cli-level=INFO`): of the rest, it is the time in which Airflow stores so many ends. The connections
-    are counted at every look, from before the first wait until the last gate is open.
+    Ten gates open one after the other while the rest wait, then the rest open together. The duration is logged, not
+    asserted (`--log-cli-level=INFO`): Airflow spends most of it on storing the results. The connections are counted
+    from before the first wait until the last gate is open.
     """
     connections = Connections(airflow)
     with airflow.queue() as queue:
@@ -50,9 +49,9 @@ def test_a_thousand_gates_wait_on_two_connections_and_all_open(airflow: Installa
             queue.create_topic(f"gate-{number}")
         run = airflow.site.trigger("thousand", "thousand")
         until(
-            lambda: True if connections.seen() and begun(airflow) == GATES else None,
+            lambda: True if connections.seen() and deferred(airflow) == GATES else None,
             ENDS,
-            lambda: f"{begun(airflow)} wait; {dict(airflow.states('thousand', run, 'gate'))}",
+            lambda: f"{deferred(airflow)} wait; {dict(airflow.states('thousand', run, 'gate'))}",
         )
         assert airflow.states("thousand", run, "gate") == {"deferred": GATES}
         took = []
@@ -90,13 +89,13 @@ class Connections:
         return True
 
 
-def begun(airflow: Installation) -> int:
+def deferred(airflow: Installation) -> int:
     """How many triggers run: Airflow keeps a log of each, from when it begins."""
     return len(list((airflow.site.home / "logs").rglob("*.trigger.*.log")))
 
 
 def succeeded(airflow: Installation, run: str, count: int, connections: Connections) -> float:
-    """Waits until so many gates have succeeded, and says for how many seconds."""
+    """Wait until this many gates have succeeded; return the seconds."""
     began = time.monotonic()
     until(
         lambda: True if connections.seen() and airflow.states("thousand", run, "gate")["success"] == count else None,

@@ -29,7 +29,7 @@ async def first_event(trigger: TaskQTrigger) -> TriggerEvent:
 
 
 def waiting(topic: str = "work", **arguments: Any) -> "asyncio.Task[TriggerEvent]":
-    """A trigger that runs beside the test, as many do in one triggerer."""
+    """A trigger that runs concurrently with the test, as many do in one triggerer."""
     return asyncio.create_task(first_event(TaskQTrigger(**{"topic": topic, "poke_interval": 0.05, **arguments})))
 
 
@@ -226,9 +226,9 @@ def test_a_missing_schema_ends_the_wait_and_says_what_to_run(connect_airflow: Co
 
 def test_a_missing_airflow_connection_ends_the_wait() -> None:
     async def test() -> None:
-        event = await waiting(taskq_conn_id="nobody_made_it")
+        event = await waiting(taskq_conn_id="missing_connection")
         assert event.payload["status"] == "error"
-        assert "nobody_made_it" in event.payload["message"]
+        assert "missing_connection" in event.payload["message"]
 
     in_loop(test)
 

@@ -1,4 +1,4 @@
-"""Waits: when what was seen ends one; and how often is looked."""
+"""Waits: which results end one. The schedule: how often the watcher checks."""
 
 import pytest
 
@@ -69,4 +69,4 @@ def test_the_schedule_slows_down_while_idle_and_backs_off_while_it_fails() -> No
         dues.append(schedule.due)
     assert dues[0] < 1
     assert max(dues) <= 12
-    assert not schedule.hasten(0, 0.1), "nobody new hurries a server that is down"
+    assert not schedule.hasten(0, 0.1), "a new wait does not hurry a server that is down"

@@ -1,4 +1,4 @@
-"""The watcher: all kinds of waits at once, on one connection; woken, patient, and never ending those it need not."""
+"""The watcher checks all kinds of waits on one connection, wakes on notifications, and retries."""
 
 import asyncio
 import gc
@@ -207,12 +207,12 @@ def test_a_watcher_that_is_cancelled_while_it_connects_leaves_no_connection_open
     async def test() -> None:
         asked = asyncio.Event()
 
-        async def asks(_: TaskQAsyncHook) -> bool:
+        async def delayed(_: TaskQAsyncHook) -> bool:
             asked.set()
             await asyncio.Event().wait()
             return False
 
-        monkeypatch.setattr(TaskQAsyncHook, "wants_notifications", asks)
+        monkeypatch.setattr(TaskQAsyncHook, "wants_notifications", delayed)
         wait = waiting(ReadyWait("work"))
         await asked.wait()
         wait.cancel()  # and with the event loop, what looks for it

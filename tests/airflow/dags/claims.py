@@ -24,7 +24,7 @@ with DAG("claims", schedule=None, params={"topic": "work", "first_try": "succeed
 
     @task(retries=5, retry_delay=timedelta(seconds=1))
     def work(claim: Any, params: Any = None) -> None:
-        """Notes what it works on; its first try then succeeds, fails, or goes on until somebody ends it."""
+        """Record the tasks; then the first try succeeds, fails, or runs until the test ends it."""
         from airflow_provider_taskq.hooks import TaskQHook
 
         ti = get_current_context()["ti"]
@@ -38,7 +38,7 @@ with DAG("claims", schedule=None, params={"topic": "work", "first_try": "succeed
         if ti.try_number == 1 and params["first_try"] == "fails":
             raise RuntimeError("the first try fails")
         if ti.try_number == 1 and params["first_try"] == "goes on":
-            time.sleep(600)  # work that takes long; who ends it is what the tests are about
+            time.sleep(600)  # long work, which the tests end in different ways
 
     work(gate.output) >> TaskQCompleteOperator(task_id="complete", claim=gate.output, **AGAIN)
 

@@ -12,15 +12,15 @@ with DAG("outputs", schedule=None, default_args={"owner": "data-team"}):
 
     @task
     def results(values: Any) -> Any:
-        """What a downstream task gets."""
+        """Return the values that a downstream task gets."""
         return values
 
     @task.taskq(topic="work")
     def handle(_: Task) -> None:
-        """Handles what is left."""
+        """Handle the remaining tasks."""
 
     def value(of: Any, name: str) -> Any:
-        """One value of what a task returns."""
+        """Return one value of a task's output."""
         return of.output[name]
 
     push = TaskQPushOperator(task_id="push", topic="work", tasks=["a", "b"])
@@ -28,7 +28,7 @@ with DAG("outputs", schedule=None, default_args={"owner": "data-team"}):
     deferred = TaskQSensor(task_id="deferred", topic="later", deferrable=True, timeout=120)
     complete = TaskQCompleteOperator(task_id="complete", claim=gate.output)
     release = TaskQReleaseOperator(task_id="release", claim=gate.output).as_teardown(setups=gate)
-    handled: Any = handle()  # type: ignore[call-arg,misc]  # the queue gives the task
+    handled: Any = handle()  # type: ignore[call-arg,misc]  # the queue passes the task
     complete >> handled
     (
         results(
