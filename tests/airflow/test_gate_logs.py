@@ -111,10 +111,10 @@ def test_a_loss_is_logged_once_for_each_reason_and_its_end_once(lines: Lines) ->
     log.log_recovery()
     log.log_error("refused")
     assert [text.rpartition(": ")[2] for text in lines.texts] == [
-        "refused",
-        "wrong password",
-        "The gate can look again.",
-        "refused",
+        "error=refused",
+        "error=wrong password",
+        "Can check the gate again",
+        "error=refused",
     ]
 
 
@@ -176,7 +176,7 @@ def test_a_wrong_password_is_logged_with_its_reason_until_it_is_right_again(
             change("another")
             await until(lambda: "password authentication failed" in lines.texts[-1])
             change(str(password))
-            await until(lambda: lines.texts[-1] == "The gate can look again.", 40)
+            await until(lambda: lines.texts[-1] == "Can check the gate again", 40)
             queue.push("work", ["a"])
             assert await task == 1
 
@@ -194,7 +194,7 @@ def test_a_stopped_server_is_logged_once(own_server: EmbeddedPostgres, connect_a
         await asyncio.to_thread(own_server.stop)
         await until(lambda: len(lines.texts) >= 4)
         await asyncio.to_thread(own_server.start)
-        await until(lambda: lines.texts.count("The gate can look again.") == 2, 40)
+        await until(lambda: lines.texts.count("Can check the gate again") == 2, 40)
         for task in tasks:
             task.cancel()
 
@@ -274,11 +274,11 @@ def test_gates_that_poke_wait_through_a_lost_connection_and_a_changed_password(
     for gate in gates:
         assert not gate.poke(context)
     texts = task_log()
-    lost = [text for text in texts if "cannot look and waits on" in text]
+    lost = [text for text in texts if "Cannot check the gate, will retry" in text]
     assert len(lost) == 2 * len(gates)
     assert sum("Connection refused" in text for text in lost) == len(gates)
     assert sum("password authentication failed" in text for text in lost) == len(gates)
-    assert texts.count("The gate can look again.") == len(gates)
+    assert texts.count("Can check the gate again") == len(gates)
 
 
 def test_a_first_check_without_a_connection_fails(connect_airflow: Connect) -> None:
@@ -293,7 +293,7 @@ def test_a_silent_gate_logs_an_unknown_topic_once(task_log: TaskLog) -> None:
     gate.poke(context)
     gate.poke(context)
     (text,) = task_log()
-    assert text.startswith("The gate cannot look and waits on: topic 'work' ")
+    assert text.startswith("Cannot check the gate, will retry: error=topic 'work' ")
 
 
 @pytest.mark.usefixtures("queue")
