@@ -38,8 +38,8 @@ DO $guard$ DECLARE
     steps int[] := ARRAY(SELECT number FROM taskq_internal.migration WHERE number > 0 ORDER BY number);
 BEGIN
     IF steps <> ARRAY[{steps}]::int[] THEN
-        RAISE EXCEPTION 'this ddl_script is for a schema taskq with steps {{{steps}}}, and here are %', steps
-            USING HINT = 'taskq verify tells the last step, taskq sql --from N prints the ddl_script for it';
+        RAISE EXCEPTION 'this script is for a schema taskq with steps {{{steps}}}, and here are %', steps
+            USING HINT = 'taskq verify prints the last step, taskq sql --from N the script for it';
     END IF;
 END $guard$;
 """

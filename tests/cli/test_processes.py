@@ -259,4 +259,4 @@ def test_the_help_of_topics_create_says_first_that_one_attempt_is_the_default(en
     command = [*PROGRAM, "topics", "create", "--help"]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     description = " ".join(told.partition("\n\n")[2].partition("\n\n")[0].split())
-    assert description.startswith("Create TOPIC with a policy: one attempt for each task, unless --max-attempts")
+    assert description.startswith("Create TOPIC with a policy. A task has one attempt, unless --max-attempts")
