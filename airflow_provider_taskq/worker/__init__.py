@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.commit import commit_batch
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
     from airflow_provider_taskq.worker.config import Pending
+    from airflow_provider_taskq.worker.executors import each
     from airflow_provider_taskq.worker.grouped import GroupedWorker
     from airflow_provider_taskq.worker.handlers import (
         BatchHandler,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         Outcome,
         TaskResultException,
         batch,
-        each,
     )
     from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
     from airflow_provider_taskq.worker.limiter import BoundedLimiter, Limiter, NoLimit, PriorityLimiter
@@ -40,8 +40,9 @@ _MODULES = {
     "commit": ("commit_batch",),
     "composite": ("Composite", "CompositeClosed", "StepMode"),
     "config": ("Pending",),
+    "executors": ("each",),
     "grouped": ("GroupedWorker",),
-    "handlers": ("BatchHandler", "ForeignDecision", "Outcome", "TaskResultException", "batch", "each"),
+    "handlers": ("BatchHandler", "ForeignDecision", "Outcome", "TaskResultException", "batch"),
     "health": ("HealthMonitor", "HealthSignal"),
     "limiter": ("BoundedLimiter", "Limiter", "NoLimit", "PriorityLimiter"),
     "listener": ("FatalListener", "WorkerListener"),

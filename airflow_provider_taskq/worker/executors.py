@@ -1,6 +1,7 @@
-"""Handlers that call a function for each task: in the worker's thread, in threads, by an executor, on an event loop."""
+"""`each`: handlers that call a function for each task, in threads, processes, by an executor or on an event loop."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -9,10 +10,61 @@ from typing import Any, cast
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
-from airflow_provider_taskq.worker.handlers import Outcome, decision_of, decision_on
+from airflow_provider_taskq.worker.handlers import (
+    BatchHandler,
+    Outcome,
+    TaskFunction,
+    WorkHandler,
+    decision_of,
+    decision_on,
+    takes_batch,
+)
+from airflow_provider_taskq.worker.processes import ProcessHandler
 from airflow_provider_taskq.worker.threads import EventLoopThread, ThreadPool
 
 _ABANDONED = Decision(Result.FAILURE, error="the batch was given up")
+
+
+def each(
+    function: TaskFunction,
+    *,
+    threads: int = 1,
+    processes: int = 0,
+    concurrency: int = 100,
+    executor: Executor | None = None,
+    success_on: Exceptions = (),
+) -> BatchHandler:
+    """A handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
+
+    The function returns a Decision or a Result, or raises TaskResultException. None is SUCCESS. Any other exception is
+    FAILURE of that task only, or SUCCESS if it is one of `success_on`, such as `psycopg.errors.UniqueViolation` of a
+    write that an earlier attempt has done.
+
+    The function may return a `concurrent.futures.Future` of its decision, which any thread may complete. The handler
+    then calls the function for all tasks of the batch before it waits for the Futures.
+
+    :param threads: tasks that run at once in threads, for all batches together; 1 for one after another.
+    :param processes: the same in processes. They import the function by its name; what it does to `batch` has to
+        pickle.
+    :param concurrency: tasks that a coroutine function handles at once, on one event loop.
+    :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the function. The caller shuts it
+        down.
+    """
+    if executor is not None and (threads != 1 or processes or inspect.iscoroutinefunction(function)):
+        raise ValueError("executor cannot be combined with threads, processes or a coroutine function")
+    if inspect.iscoroutinefunction(function):
+        return AsyncHandler(function, takes_batch(function), concurrency, success_on)
+    if processes:
+        return ProcessHandler(function, takes_batch(function), processes, success_on)
+    called = cast("Callable[..., Outcome | Future[Outcome]]", function)
+    if executor is not None:
+        return ExecutorHandler(called, takes_batch(function), executor, success_on)
+    return ThreadHandler(called, takes_batch(function), threads, success_on)
+
+
+def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
+    """Returns a handler as it is, and makes a handler of a function of one task."""
+    return given if isinstance(given, WorkHandler) else each(given)
 
 
 class ThreadHandler:

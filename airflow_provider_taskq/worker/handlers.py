@@ -1,10 +1,10 @@
-"""Handlers: they return a decision for each task of a batch. `each` and `batch` make them from functions."""
+"""Handlers: they return a decision for each task of a batch. `batch` makes one from a function of a batch."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
@@ -64,49 +64,6 @@ class TaskResultException(Exception):
 
 class ForeignDecision(Exception):
     """A handler returned a decision on a task outside its batch."""
-
-
-def each(
-    function: TaskFunction,
-    *,
-    threads: int = 1,
-    processes: int = 0,
-    concurrency: int = 100,
-    executor: Executor | None = None,
-    success_on: Exceptions = (),
-) -> BatchHandler:
-    """A handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
-
-    The function returns a Decision or a Result, or raises TaskResultException. None is SUCCESS. Any other exception is
-    FAILURE of that task only, or SUCCESS if it is one of `success_on`, such as `psycopg.errors.UniqueViolation` of a
-    write that an earlier attempt has done.
-
-    The function may return a `concurrent.futures.Future` of its decision, which any thread may complete. The handler
-    then calls the function for all tasks of the batch before it waits for the Futures.
-
-    :param threads: tasks that run at once in threads, for all batches together; 1 for one after another.
-    :param processes: the same in processes. They import the function by its name; what it does to `batch` has to
-        pickle.
-    :param concurrency: tasks that a coroutine function handles at once, on one event loop.
-    :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the function. The caller shuts it
-        down.
-    """
-    if executor is not None and (threads != 1 or processes or inspect.iscoroutinefunction(function)):
-        raise ValueError("executor cannot be combined with threads, processes or a coroutine function")
-    if inspect.iscoroutinefunction(function):
-        from airflow_provider_taskq.worker.executors import AsyncHandler
-
-        return AsyncHandler(function, takes_batch(function), concurrency, success_on)
-    if processes:
-        from airflow_provider_taskq.worker.processes import ProcessHandler
-
-        return ProcessHandler(function, takes_batch(function), processes, success_on)
-    from airflow_provider_taskq.worker.executors import ExecutorHandler, ThreadHandler
-
-    called = cast("Callable[..., Outcome | Future[Outcome]]", function)
-    if executor is not None:
-        return ExecutorHandler(called, takes_batch(function), executor, success_on)
-    return ThreadHandler(called, takes_batch(function), threads, success_on)
 
 
 def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
@@ -182,11 +139,6 @@ def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
             found = Decision(Result.FAILURE, error=f"{name_of(handler)} made no decision on this task")
         decisions[task] = found
     return decisions
-
-
-def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
-    """Returns a handler as it is, and makes a handler of a function of one task."""
-    return given if isinstance(given, WorkHandler) else each(given)
 
 
 def takes_batch(function: Callable[..., Any]) -> bool:

@@ -9,8 +9,9 @@ from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueu
 from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
+from airflow_provider_taskq.worker.executors import each
 from airflow_provider_taskq.worker.filters import matching, partial
-from airflow_provider_taskq.worker.handlers import ForeignDecision, batch, each
+from airflow_provider_taskq.worker.handlers import ForeignDecision, batch
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
