@@ -23,7 +23,7 @@ class HealthReport:
 
     errors: list[TopicErrors]
     stuck: list[StuckOwner]
-    readers: list[PartitionState]
+    partitions: list[PartitionState]
     wrong: list[str]
 
     @property
@@ -32,14 +32,16 @@ class HealthReport:
         return not self.wrong
 
 
-def look(queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta = timedelta(0)) -> HealthReport:
+def check_health(
+    queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta = timedelta(0)
+) -> HealthReport:
     """Checks errors, owners and consumers.
 
     It reports a task with an error that was pushed `error_age` ago or earlier, an owner that holds tasks under a lease
     that lapsed longer ago than `patience`, and a partition that its consumer has given up.
     """
     errors, stuck = queue.topic_errors(), queue.stuck_owners(patience)
-    readers = [reader for reader in queue.partition_states() if reader.failed is not None]
+    failed = [state for state in queue.partition_states() if state.failed is not None]
     wrong = [
         f"topic {each.topic}: sequence {each.sequence} failed, and was pushed {_whole(each.age)} ago"
         for each in errors
@@ -48,8 +50,8 @@ def look(queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta
     wrong += [
         f"owner {each.name} holds {each.held} tasks, its lease lapsed {_whole(each.lapsed)} ago" for each in stuck
     ]
-    wrong += [f"group {each.group}, topic {each.topic}: partition {each.partition} gave up" for each in readers]
-    return HealthReport(errors, stuck, readers, wrong)
+    wrong += [f"group {each.group}, topic {each.topic}: partition {each.partition} gave up" for each in failed]
+    return HealthReport(errors, stuck, failed, wrong)
 
 
 def _whole(age: timedelta) -> timedelta:
@@ -126,14 +128,14 @@ class HealthMonitor(PeriodicService):
         young = time.monotonic() - self._started_at < self._grace
         return young or self.report is None or self.report.is_healthy
 
-    def look(self) -> HealthReport:
+    def check(self) -> HealthReport:
         """Checks now."""
         with self._queue_for_once() as queue:
-            self.report = look(queue, *self._bounds)
+            self.report = check_health(queue, *self._bounds)
         if self._signal is not None:
             self._signal.observe(sum(each.failed + each.retrying for each in self.report.errors))
         return self.report
 
     def _run_once(self) -> float:
-        self.look()
+        self.check()
         return self._every

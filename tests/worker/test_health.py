@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer, NonTransient
 from airflow_provider_taskq.queue import Decision, Owner, Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy
-from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal, look
+from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal, check_health
 from tests.consumer.consumers import Heard, quick
 from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
 
@@ -85,12 +85,12 @@ def test_an_error_is_told_with_its_age_whether_it_is_retried_or_given_up(queue: 
 
 def test_a_queue_is_healthy_until_an_error_is_too_old(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED)
-    assert look(queue).is_healthy
+    assert check_health(queue).is_healthy
     pass_time(queue, timedelta(minutes=15))
-    report = look(queue)
+    report = check_health(queue)
     assert not report.is_healthy
     assert "topic work" in report.wrong[0]
-    assert look(queue, error_age=HOUR).is_healthy
+    assert check_health(queue, error_age=HOUR).is_healthy
 
 
 def test_an_owner_that_hangs_with_its_tasks_is_stuck_and_a_living_or_idle_one_is_not(queue: TaskQueue) -> None:
@@ -104,9 +104,9 @@ def test_an_owner_that_hangs_with_its_tasks_is_stuck_and_a_living_or_idle_one_is
     assert (stuck.name, stuck.fence, stuck.held) == ("dead", dead.fence, 2)
     assert MINUTE <= stuck.lapsed < 2 * MINUTE
     assert queue.stuck_owners(HOUR) == []
-    assert "owner dead holds 2 tasks" in look(queue).wrong[0]
+    assert "owner dead holds 2 tasks" in check_health(queue).wrong[0]
     queue.expire()
-    assert look(queue).is_healthy
+    assert check_health(queue).is_healthy
 
 
 def test_a_partition_whose_consumer_gave_up_is_reported(dsn: str, queue: TaskQueue) -> None:
@@ -121,7 +121,7 @@ def test_a_partition_whose_consumer_gave_up_is_reported(dsn: str, queue: TaskQue
     consumer.start()
     with pytest.raises(NonTransient):
         consumer.wait(20)
-    assert look(queue).wrong == ["group readers, topic work: partition 0 gave up"]
+    assert check_health(queue).wrong == ["group readers, topic work: partition 0 gave up"]
 
 
 def test_health_is_looked_at_every_so_often_and_told_to_a_signal(dsn: str, queue: TaskQueue, owner: Owner) -> None:
@@ -143,7 +143,7 @@ def test_health_is_looked_at_every_so_often_and_told_to_a_signal(dsn: str, queue
 def test_a_young_program_is_healthy_whatever_it_finds(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED)
     young, old = HealthMonitor(dsn, error_age=SECOND * 0), HealthMonitor(dsn, error_age=SECOND * 0, grace=SECOND * 0)
-    assert len(young.look().wrong) == len(old.look().wrong) == 1
+    assert len(young.check().wrong) == len(old.check().wrong) == 1
     assert (young.is_healthy, old.is_healthy) == (True, False)
 
 
