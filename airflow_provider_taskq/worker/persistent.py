@@ -22,12 +22,12 @@ class PersistentWorker:
     """A worker whose state, on or off, is stored under its name and followed by all processes with such a worker.
 
     `initialize` follows the stored state. `shutdown` stops this process only. `start` and `stop` change the stored
-    state: this process follows at once, other processes after a notification, or within `look` without one.
+    state: this process follows at once, other processes after a notification, or within `check_every` without one.
     """
 
-    def __init__(self, worker: Worker, look: timedelta = timedelta(seconds=30)) -> None:
+    def __init__(self, worker: Worker, check_every: timedelta = timedelta(seconds=30)) -> None:
         self._worker = worker
-        self._look = look.total_seconds()
+        self._check_seconds = check_every.total_seconds()
         self._session = DatabaseSession(worker.connect, worker.call_limit())
         self._notifications: NotificationListener | None = None
         self._changed = threading.Event()
@@ -115,7 +115,7 @@ class PersistentWorker:
     def _follow(self) -> None:
         backoff = Backoff()
         while not self._ended.is_set():
-            self._changed.wait(self._look)
+            self._changed.wait(self._check_seconds)
             self._changed.clear()
             try:
                 self._apply_stored_state()

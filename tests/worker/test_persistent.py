@@ -21,7 +21,7 @@ def make_persistent(make_worker: MakeWorker) -> Iterator[MakePersistent]:
 
     def make(**options: Any) -> PersistentWorker:
         worker = make_worker(lambda _: None, **{"name": "mailer", **options})
-        made.append(PersistentWorker(worker, look=HOUR))
+        made.append(PersistentWorker(worker, check_every=HOUR))
         return made[-1]
 
     yield make
