@@ -72,12 +72,10 @@ def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -
 
 
 def _ledger() -> str:
-    """The schema, and its _ledger."""
     return _LEDGER
 
 
 def _recorded_step(step: Step) -> str:
-    """A step, and its entry in the _ledger."""
     heading = f"-- {step.name}\n"
     return f"{heading}{step.script}\n" + _ENTRY.format(number=step.number, name=step.name, checksum=step.checksum)
 
