@@ -46,7 +46,7 @@ def test_a_client_cannot_choose_the_role(queue: TaskQueue, operator: TaskQueue, 
 
 
 def test_an_action_needs_an_actor(queue: TaskQueue, operator: TaskQueue) -> None:
-    with pytest.raises(TaskQueueError, match="call acting"):
+    with pytest.raises(TaskQueueError, match="set_actor"):
         operator.record_action("purge", "work", "everything", 7)
     assert queue.audit_trail() == []
 
