@@ -22,13 +22,13 @@ from airflow_provider_taskq.queue import (
     PartitionLease,
     Task,
     TaskQueue,
-    TaskQueueError,
     UnreadablePayload,
     partition_of,
 )
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import (
     CallTimeout,
+    ConnectionFailed,
     is_connection_lost,
     is_read_only,
     is_session_timeout,
@@ -322,8 +322,7 @@ def may_reconnect(error: BaseException) -> bool:
     A read-only server counts as lost, because its address may lead to a writable one later.
     """
     return (
-        isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        or (type(error) is TaskQueueError and "cannot connect" in str(error))
+        isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | ConnectionFailed)
         or is_connection_lost(error)
         or is_transient(error)
     )

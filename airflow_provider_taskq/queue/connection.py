@@ -14,7 +14,13 @@ from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import BaseRowFactory, TupleRow, tuple_row
 
 from airflow_provider_taskq.queue.encoding import register_loaders
-from airflow_provider_taskq.queue.errors import CallTimeout, TaskQueueError, first_line, translate_errors
+from airflow_provider_taskq.queue.errors import (
+    CallTimeout,
+    ConnectionFailed,
+    TaskQueueError,
+    first_line,
+    translate_errors,
+)
 
 T = TypeVar("T")
 
@@ -42,7 +48,8 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
     :param dsn: a connection string. None: TASKQ_DSN, else the file that TASKQ_DSN_FILE names, else the variables of
         libpq (PGHOST, PGSERVICE, ...).
     :param options: options of `psycopg.connect`.
-    :raises TaskQueueError: in one sentence without the password, if no server can be reached or the DSN is malformed.
+    :raises ConnectionFailed: if no server can be reached.
+    :raises TaskQueueError: if the DSN is malformed. Neither error shows the password.
     """
     resolved = resolve_dsn(dsn)
     try:
@@ -51,7 +58,7 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
         defaults = connection_defaults(resolved, options)
         return psycopg.connect(resolved, **{"prepare_threshold": None, **defaults, **options})
     except psycopg.OperationalError as error:
-        raise TaskQueueError(f"cannot connect to the queue's database: {first_line(error)}") from None
+        raise ConnectionFailed(f"cannot connect to the queue's database: {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
         reason = first_line(error).split('"')[0].strip(" :")  # libpq then quotes the DSN, which may hold the password
         raise TaskQueueError(f"the DSN of the queue's database is malformed: {reason}") from None

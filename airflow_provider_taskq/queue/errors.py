@@ -40,6 +40,10 @@ class SchemaMismatch(TaskQueueError):
     """The schema taskq is missing in the database, or is not the one of this package."""
 
 
+class ConnectionFailed(TaskQueueError):
+    """No server could be reached, or it rejected the connection. A later attempt may succeed."""
+
+
 class CallTimeout(psycopg.OperationalError):
     """The server sent nothing for as long as a call may wait. The connection is closed, and the outcome unknown."""
 

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.queue.errors import is_connection_lost, is_transient, translate_errors
+from airflow_provider_taskq.queue.errors import ConnectionFailed, is_connection_lost, is_transient, translate_errors
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
@@ -142,4 +142,4 @@ def _may_succeed_later(error: Exception) -> bool:
     if isinstance(error, psycopg.Error):
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
         return lost or is_connection_lost(error) or is_transient(error)
-    return str(error).startswith("cannot connect")
+    return isinstance(error, ConnectionFailed)
