@@ -21,7 +21,7 @@ from airflow_provider_taskq import hooks, metrics
 from airflow_provider_taskq.links import TaskQTopicLink
 from airflow_provider_taskq.operators.base import TaskQHookMixin
 from airflow_provider_taskq.queue.errors import first_line, is_connection_lost, is_transient
-from airflow_provider_taskq.triggers.snapshot import describe_wait
+from airflow_provider_taskq.triggers.wait_queries import describe_wait
 from airflow_provider_taskq.triggers.waits import Wait, WaitLog
 
 if TYPE_CHECKING:

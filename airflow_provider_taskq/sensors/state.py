@@ -8,8 +8,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException, XComArg
 from airflow_provider_taskq.parameters import parse_identifiers
 from airflow_provider_taskq.queue import State, UnknownTopic
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
-from airflow_provider_taskq.triggers.snapshot import check_wait
 from airflow_provider_taskq.triggers.state import TaskQStateTrigger, count_states, failed_states_message
+from airflow_provider_taskq.triggers.wait_queries import check_wait
 from airflow_provider_taskq.triggers.waits import unknown_topic_error
 
 if TYPE_CHECKING:

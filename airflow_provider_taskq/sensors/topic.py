@@ -14,8 +14,8 @@ from airflow_provider_taskq.parameters import (
 )
 from airflow_provider_taskq.queue import Condition, Order, UnknownTopic
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
-from airflow_provider_taskq.triggers.snapshot import check_wait
 from airflow_provider_taskq.triggers.topic import TaskQTrigger
+from airflow_provider_taskq.triggers.wait_queries import check_wait
 from airflow_provider_taskq.triggers.waits import unknown_topic_error
 
 if TYPE_CHECKING:

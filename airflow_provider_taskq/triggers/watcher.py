@@ -22,11 +22,12 @@ from airflow_provider_taskq.triggers.connection import (
     per_event_loop,
     permanent_error,
 )
-from airflow_provider_taskq.triggers.snapshot import Snapshot, read_statuses
-from airflow_provider_taskq.triggers.wait_registry import (
+from airflow_provider_taskq.triggers.wait_queries import (
+    QueryBatch,
     RegisteredQuery,
     Subscription,
     WaitRegistry,
+    read_statuses,
     subscriptions_of,
 )
 from airflow_provider_taskq.triggers.waits import NO_RESULT, QueryResult, Wait, WaitLog
@@ -145,7 +146,7 @@ class Watcher:
         self._notified_topics: set[str] = set()
         self._wake = asyncio.Event()
         self._has_new_waits = False
-        self._full_snapshot: tuple[int, Snapshot] | None = None  # with the registry's version
+        self._full_batch: tuple[int, QueryBatch] | None = None  # with the registry's version
         self._task: asyncio.Task[None] | None = None
         self._connected_at = 0.0
         self._connected_read_only = False
@@ -188,13 +189,13 @@ class Watcher:
         try:
             while self._registry:
                 full = loop.time() >= self._schedule.due
-                snapshot = self._snapshot_of_all() if full else self._snapshot_of_notified()
+                batch = self._batch_of_all() if full else self._batch_of_notified()
                 try:
                     if connection is not None and self._is_outdated(connection):
                         await connection.close()
                         connection = None
                     connection = connection or await self._connect()
-                    await self._check(snapshot, connection, full=full)
+                    await self._check(batch, connection, full=full)
                     if full:
                         await self._log_statuses(connection)
                 except TimeoutError as error:
@@ -241,25 +242,25 @@ class Watcher:
             self._notified_topics.add(topic)
             self._wake.set()
 
-    def _snapshot_of_all(self) -> Snapshot:
+    def _batch_of_all(self) -> QueryBatch:
         self._notified_topics.clear()
-        if self._full_snapshot is None or self._full_snapshot[0] != self._registry.version:
-            self._full_snapshot = self._registry.version, Snapshot(self._registry.queries())
-        return self._full_snapshot[1]
+        if self._full_batch is None or self._full_batch[0] != self._registry.version:
+            self._full_batch = self._registry.version, QueryBatch(self._registry.queries())
+        return self._full_batch[1]
 
-    def _snapshot_of_notified(self) -> Snapshot:
-        snapshot = Snapshot(self._registry.queries(self._notified_topics))
+    def _batch_of_notified(self) -> QueryBatch:
+        batch = QueryBatch(self._registry.queries(self._notified_topics))
         self._notified_topics.clear()
-        return snapshot
+        return batch
 
-    async def _check(self, snapshot: Snapshot, connection: Connection, *, full: bool) -> None:
-        """Run a snapshot, end the waits that have an outcome, and schedule the next check."""
+    async def _check(self, batch: QueryBatch, connection: Connection, *, full: bool) -> None:
+        """Run the queries, end the waits that have an outcome, and schedule the next check."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         new_waits, self._has_new_waits = self._has_new_waits and full, self._has_new_waits and not full
-        results = await call_with_timeout(self._read(snapshot, connection), connection, _CALL_TIMEOUT)
+        results = await call_with_timeout(self._read(batch, connection), connection, _CALL_TIMEOUT)
         took = loop.time() - began
-        for query in snapshot.queries:
+        for query in batch.queries:
             query.update(results.get(query, NO_RESULT))
         ended = await self._end_ready_waits(results)
         if full:
@@ -307,18 +308,18 @@ class Watcher:
             if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
-    async def _read(self, snapshot: Snapshot, connection: Connection) -> dict[RegisteredQuery, QueryResult]:
-        """Read a snapshot. If one query fails the whole, find it by bisection and end the waits that need it."""
+    async def _read(self, batch: QueryBatch, connection: Connection) -> dict[RegisteredQuery, QueryResult]:
+        """Run a batch. If one query fails the whole, find it by bisection, and end the waits that need it."""
         try:
-            return await snapshot.read(connection)
+            return await batch.read(connection)
         except psycopg.Error as error:
             permanent = permanent_error(error)
             if permanent is None or fails_all_queries(error):
                 raise
-            if len(snapshot) == 1:
-                await self._end_with_error(subscriptions_of(snapshot.queries), permanent)
+            if len(batch) == 1:
+                await self._end_with_error(subscriptions_of(batch.queries), permanent)
                 return {}
-            first, second = snapshot.halves()
+            first, second = batch.halves()
             return await self._read(first, connection) | await self._read(second, connection)
 
     async def _end_ready_waits(self, queries: Collection[RegisteredQuery]) -> int:

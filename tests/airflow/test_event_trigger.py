@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.triggers import event as event_module
 from airflow_provider_taskq.triggers.event import NewTasksWait, TaskQEventTrigger
-from airflow_provider_taskq.triggers.snapshot import Snapshot
+from airflow_provider_taskq.triggers.wait_queries import QueryBatch
 from airflow_provider_taskq.triggers.waits import QueryResult
 from tests.airflow.releases import CLAIMING
 from tests.airflow.test_trigger import until
@@ -86,15 +86,15 @@ def test_a_peek_fires_once_as_long_as_the_tasks_stay(queue: TaskQueue) -> None:
 
 def test_an_answer_that_comes_late_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server measures the age of a task. When the wait evaluates it, the event may be older than that."""
-    read, late, answers = Snapshot.read, [0.0], list[object]()
+    read, late, answers = QueryBatch.read, [0.0], list[object]()
 
-    async def slowly(self: Snapshot, connection: psycopg.AsyncConnection) -> object:
+    async def slowly(self: QueryBatch, connection: psycopg.AsyncConnection) -> object:
         seen = await read(self, connection)
         await asyncio.sleep(late[0])  # as a slow network does
         answers.append(seen)
         return seen
 
-    monkeypatch.setattr(Snapshot, "read", slowly)
+    monkeypatch.setattr(QueryBatch, "read", slowly)
 
     async def test() -> None:
         peeking = Peeking()

@@ -26,7 +26,7 @@ from airflow_provider_taskq.operators import (
 from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, RetryPolicy, State, TaskQueue, TopicPolicy
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
-from airflow_provider_taskq.triggers.claims import ClaimRequest
+from airflow_provider_taskq.triggers.topic import ClaimRequest
 from tests.airflow.conftest import context_of
 
 

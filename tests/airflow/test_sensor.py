@@ -21,7 +21,7 @@ from airflow_provider_taskq.operators import TaskQCompleteOperator
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
-from airflow_provider_taskq.triggers.claims import ClaimRequest
+from airflow_provider_taskq.triggers.topic import ClaimRequest
 from tests.airflow.conftest import Connect, context_of
 from tests.airflow.storing import restored
 

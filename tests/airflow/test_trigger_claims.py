@@ -11,7 +11,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQTrigger
-from airflow_provider_taskq.triggers.claims import get_claim_executor
+from airflow_provider_taskq.triggers.topic import get_claim_executor
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
