@@ -1,4 +1,4 @@
-"""Purges ended tasks, owners and junctures."""
+"""Purges ended tasks, owners and the records of released groups."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class TaskQPurgeOperator(TaskQBaseOperator):
-    """Deletes ended tasks in batches, and on request also old owners and juncture records.
+    """Deletes ended tasks in batches, and on request also old owners and records of released groups.
 
     Each batch is a transaction of its own. So a large purge holds back neither vacuum nor locks, and a purge that is
     killed keeps its progress. The operator spares tasks that are ACTIVE, READY or EXPIRED unless `state` names their
     state. Tasks that another transaction has locked stay for the next purge.
 
-    Returns `{"purged", "owners", "junctures"}`, the number of each that was deleted.
+    Returns `{"purged", "owners", "group_releases"}`, the number of each that was deleted.
 
     :param topic: the topic's name; None for all topics, only together with `older_than` (templated).
     :param older_than: purges tasks that were pushed at least this long ago, a timedelta or seconds (templated).
@@ -29,14 +29,14 @@ class TaskQPurgeOperator(TaskQBaseOperator):
     :param batch: the most tasks in one transaction.
     :param owners_older_than: deletes owners without a heartbeat for this long that hold no task and that no task
         refers to (templated).
-    :param junctures_older_than: forgets junctures that were released this long ago. A sensor that still waits for a
-        forgotten juncture waits for suspended tasks again (templated).
+    :param group_releases_older_than: deletes the records of groups that a TaskQJunctureSensor released this long ago. A
+        sensor that still waits then waits for suspended tasks again (templated).
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = (
         *("topic", "older_than", "state", "from_", "to"),
-        *("owners_older_than", "junctures_older_than", "taskq_conn_id"),
+        *("owners_older_than", "group_releases_older_than", "taskq_conn_id"),
     )
 
     def __init__(
@@ -49,7 +49,7 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         to: int | str | None = None,
         batch: int = 10_000,
         owners_older_than: DurationValue | None = None,
-        junctures_older_than: DurationValue | None = None,
+        group_releases_older_than: DurationValue | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -60,30 +60,30 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         self.to = to
         self.batch = batch
         self.owners_older_than = owners_older_than
-        self.junctures_older_than = junctures_older_than
+        self.group_releases_older_than = group_releases_older_than
         chosen = any(value is not None for value in (older_than, state, from_, to))
         if topic is None and any(value is not None for value in (state, from_, to)):
             raise ValueError("state, from_ and to need a topic")
         if topic is not None and not chosen:
             raise ValueError("missing a choice of tasks: give older_than, state, from_ or to")
-        if not chosen and owners_older_than is None and junctures_older_than is None:
-            raise ValueError("nothing to purge: give older_than, owners_older_than or junctures_older_than")
+        if not chosen and owners_older_than is None and group_releases_older_than is None:
+            raise ValueError("nothing to purge: give older_than, owners_older_than or group_releases_older_than")
         if batch < 1:
             raise ValueError(f"invalid batch {batch}: expected at least 1")
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
         """Purge, and return how many of each were deleted."""
-        owners = junctures = 0
+        owners = group_releases = 0
         with self.hook.get_conn() as connection:
             connection.autocommit = True
             queue = TaskQueue(connection)
             purged = self._purge_tasks(queue)
             if self.owners_older_than is not None:
                 owners = queue.purge_owners(parse_duration(self.owners_older_than))
-            if self.junctures_older_than is not None:
-                junctures = queue.purge_group_releases(parse_duration(self.junctures_older_than))
-        self.log.info("Purge finished: tasks=%d owners=%d junctures=%d", purged, owners, junctures)
-        return {"purged": purged, "owners": owners, "junctures": junctures}
+            if self.group_releases_older_than is not None:
+                group_releases = queue.purge_group_releases(parse_duration(self.group_releases_older_than))
+        self.log.info("Purge finished: tasks=%d owners=%d group_releases=%d", purged, owners, group_releases)
+        return {"purged": purged, "owners": owners, "group_releases": group_releases}
 
     def _purge_tasks(self, queue: TaskQueue) -> int:
         if self.topic is None and self.older_than is None:

@@ -48,7 +48,7 @@ def test_purges_what_has_ended_and_was_pushed_long_ago(
     waiting = queue.push("work", [NewTask("waits", delay=DAY)])[0].sequence
     age(conn, 31, *old, waiting)
     ended(queue, "new")
-    assert purge(topic="work", older_than=older_than) == {"purged": 2, "owners": 0, "junctures": 0}
+    assert purge(topic="work", older_than=older_than) == {"purged": 2, "owners": 0, "group_releases": 0}
     assert identifiers(queue) == ["waits", "new"]
 
 
@@ -108,12 +108,16 @@ def test_leaves_what_another_transaction_holds(queue: TaskQueue, open_queue: Cal
     assert identifiers(queue) == ["b"]
 
 
-def test_purges_owners_and_junctures_on_request(queue: TaskQueue) -> None:
+def test_purges_owners_and_group_releases_on_request(queue: TaskQueue) -> None:
     queue.release(queue.register("gone"))
     queue.push("work", [NewTask("a", suspended=True)])
     assert queue.release_groups_once("wait", "work", [["a"]]) == []
-    assert purge(owners_older_than=DAY, junctures_older_than=DAY) == {"purged": 0, "owners": 0, "junctures": 0}
-    assert purge(owners_older_than=0, junctures_older_than=0) == {"purged": 0, "owners": 1, "junctures": 1}
+    assert purge(owners_older_than=DAY, group_releases_older_than=DAY) == {
+        "purged": 0,
+        "owners": 0,
+        "group_releases": 0,
+    }
+    assert purge(owners_older_than=0, group_releases_older_than=0) == {"purged": 0, "owners": 1, "group_releases": 1}
     assert identifiers(queue) == ["a"]
 
 
