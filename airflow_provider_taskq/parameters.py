@@ -1,6 +1,5 @@
 """Parameters of operators, sensors and triggers. A rendered template is text, so each parser accepts text too."""
 
-import ast
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -8,6 +7,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.queue.claims import parse_rendered
 from airflow_provider_taskq.queue.durations import to_timedelta
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
@@ -93,17 +93,13 @@ def _require_list(value: Any, kind: str) -> list[Any]:
 
 
 def _parse_list(value: Any) -> Any:
-    """Parse the text of a list: JSON, or Python as Jinja renders it. Return any other value unchanged."""
+    """Parse the text of a list. Return any other value unchanged."""
     if not isinstance(value, str) or not value.strip().startswith("["):
         return value
     try:
-        return json.loads(value)
-    except ValueError:
-        pass
-    try:
-        return ast.literal_eval(value.strip())
-    except (ValueError, SyntaxError):
-        raise ValueError(f"invalid list {_shorten(value)}: the text is neither JSON nor Python") from None
+        return parse_rendered(value)
+    except ValueError as error:
+        raise ValueError(f"invalid list {_shorten(value)}: {error}") from None
 
 
 def _shorten(value: Any) -> str:

@@ -3,6 +3,7 @@
 import ast
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -32,15 +33,18 @@ class Claim:
 
         :raises InvalidArgument: for None, another text, or a dict that lacks a field.
         """
-        read = _read(given) if isinstance(given, str) else given
-        if isinstance(read, cls):
-            return read
-        if not isinstance(read, Mapping) or "fence" not in read:
+        value = given
+        if isinstance(given, str):
+            with suppress(ValueError):
+                value = parse_rendered(given)
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping) or "fence" not in value:
             raise InvalidArgument(
                 f"invalid claim {_shown(given)}: pass the output of a TaskQSensor with claim=n, as claim=gate.output"
             )
         try:
-            return cls(str(read["topic"]), str(read["owner"]), int(read["fence"]), int(read.get("claimed", 0)))
+            return cls(str(value["topic"]), str(value["owner"]), int(value["fence"]), int(value.get("claimed", 0)))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgument(f"invalid claim {_shown(given)}: {type(error).__name__} {error}") from None
 
@@ -82,8 +86,11 @@ def held_sequences(connection: psycopg.Connection[Any], owner: Owner, topic: str
     return [sequence for (sequence,) in rows]
 
 
-def _read(text: str) -> Any:
-    """Parses the text of a template: JSON or, as Jinja renders a dict, Python; None if it is neither."""
+def parse_rendered(text: str) -> Any:
+    """Parses the text that a template makes of a value: JSON or, as Jinja renders a list or dict, Python.
+
+    :raises ValueError: if it is neither; the message does not contain the text.
+    """
     try:
         return json.loads(text)
     except ValueError:
@@ -91,7 +98,7 @@ def _read(text: str) -> Any:
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
+        raise ValueError("the text is neither JSON nor Python") from None
 
 
 def _shown(value: Any) -> str:
