@@ -52,7 +52,7 @@ def test_each_value_is_read_by_its_name_in_a_run_of_a_dag(queue: TaskQueue, dsn:
     assert report["import_errors"] == {}
     assert report["states"] == {"outputs": "success"}, report["output"][-5000:]
     claim = report["xcoms"]["outputs.gate[-1].return_value"]
-    assert report["xcoms"]["outputs.report[-1].return_value"] == {
+    assert report["xcoms"]["outputs.results[-1].return_value"] == {
         "owner": claim["owner"],
         "fence": claim["fence"],
         "completed": 2,
