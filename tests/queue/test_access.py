@@ -94,7 +94,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "drop": lambda: queue.drop("work", "offered"),
         "install_ticks": lambda: queue.install_ticks("work", "daily", "hash", [(datetime.now(UTC), None)]),
         "uninstall_ticks": lambda: queue.uninstall_ticks("work", "daily", "hash"),
-        "wake": lambda: queue.notify("work"),
+        "notify": lambda: queue.notify("work"),
         "topics": queue.topics,
         "policy": lambda: queue.policy("work"),
         "register": lambda: queue.register("someone", LEASE),
@@ -111,7 +111,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "lock": lambda: queue.lock("name", "me", LEASE),
         "unlock": lambda: queue.unlock("name", "me"),
         "junction": lambda: queue.junction("work", [["a"]]),
-        "juncture": lambda: queue.release_groups_once("a wait", "work", [["a"]]),
+        "release_groups_once": lambda: queue.release_groups_once("a wait", "work", [["a"]]),
         "events": lambda: queue.events("work", None, 1),
         "progress": lambda: queue.progress("group", "work", 0),
         "advance": lambda: queue.advance("group", "work", 0, Cursor(0)),
@@ -124,7 +124,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "results": queue.results,
         "resolve": lambda: queue.resolve(datetime.now(UTC)),
         "timeline": lambda: queue.timeline("work", 1),
-        "why": lambda: queue.explain("work", 1),
+        "explain": lambda: queue.explain("work", 1),
         "health": queue.health,
         "error_groups": lambda: queue.error_groups("work"),
         "audit_trail": queue.audit_trail,
@@ -142,23 +142,34 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "purge": lambda: queue.purge("work"),
         "purge_all": lambda: queue.purge_all("work"),
         "purge_owners": lambda: queue.purge_owners(LEASE),
-        "purge_junctures": lambda: queue.purge_group_releases(LEASE),
-        "note_action": lambda: queue.record_action("purge", "work", "all", 1),
+        "purge_group_releases": lambda: queue.purge_group_releases(LEASE),
+        "record_action": lambda: queue.record_action("purge", "work", "all", 1),
         "drop_topic": lambda: queue.drop_topic("other"),
     }
 
 
 ALLOWED = {
-    "producer": {"push", "push_stream", "offer", "drop", "install_ticks", "wake", "topics", "policy"},
+    "producer": {"push", "push_stream", "offer", "drop", "install_ticks", "notify", "topics", "policy"},
     "consumer": {
         "has_unclaimed",
         *("register", "heartbeat", "release", "owners", "held", "claim", "poll", "poll_batch", "ready", "complete"),
-        *("exchange", "expire", "lock", "unlock", "junction", "juncture", "wake", "task", "events", "progress"),
+        *(
+            "exchange",
+            "expire",
+            "lock",
+            "unlock",
+            "junction",
+            "release_groups_once",
+            "notify",
+            "task",
+            "events",
+            "progress",
+        ),
         *("advance", "topics", "policy"),
     },
     "reader": {
         *("topics", "policy", "owners", "ready", "task", "page", "latest", "count", "results", "resolve", "events"),
-        *("progress", "timeline", "why", "health", "error_groups", "audit_trail"),
+        *("progress", "timeline", "explain", "health", "error_groups", "audit_trail"),
     },
 }
 

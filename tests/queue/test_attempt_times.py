@@ -118,7 +118,7 @@ RETURNS: dict[str, Step] = {
     "a failure within the time to live": fail_young,
     "a snooze": snooze,
     "release": lambda queue, owner: queue.release(owner),
-    "give_back": lambda queue, owner: queue.release_tasks(owner, queue.held(owner)),
+    "release_tasks": lambda queue, owner: queue.release_tasks(owner, queue.held(owner)),
     "redelivery": expire,
 }
 

@@ -47,17 +47,17 @@ FIRST: dict[str, Verb] = {
     "purge all": lambda queue, _owner: queue.purge_all("work"),
     "reassign": lambda queue, _owner: queue.reassign("work", Result.FILTER, state=State.FAILED),
     "advance": lambda queue, _owner: queue.advance("readers", "work", 0, Cursor(2)),
-    "keep leading": lambda queue, _owner: queue.renew_partitions("readers", "work", "leader"),
-    "note handling": lambda queue, _owner: queue.record_handling_times("work", [1.0]),
+    "renew_partitions": lambda queue, _owner: queue.renew_partitions("readers", "work", "leader"),
+    "record_handling_times": lambda queue, _owner: queue.record_handling_times("work", [1.0]),
     "pause": lambda queue, _owner: queue.pause_topic("work"),
-    "purge junctures": lambda queue, _owner: queue.purge_group_releases(timedelta(0)),
+    "purge_group_releases": lambda queue, _owner: queue.purge_group_releases(timedelta(0)),
 }
 # What then waits for the drop.
 SECOND: dict[str, Verb] = {
     "push": lambda queue, _owner: queue.push("work", ["pushed"]),
     "revive": lambda queue, _owner: queue.revive("work", State.FAILED, Revival.RESET),
     "junction": lambda queue, _owner: queue.junction("work", [["SUSPENDED"]]),
-    "juncture": lambda queue, _owner: queue.release_groups_once("another gate", "work", [["SUSPENDED"]]),
+    "release_groups_once": lambda queue, _owner: queue.release_groups_once("another gate", "work", [["SUSPENDED"]]),
     "install ticks": lambda queue, _owner: queue.install_ticks("work", "tick", "hash", [(NOON, {"n": 1})]),
     "pause": lambda queue, _owner: queue.pause_topic("work"),
     "alter": lambda queue, _owner: queue.alter_topic("work", POLICY),

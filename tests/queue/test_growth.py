@@ -115,7 +115,7 @@ CALLS: dict[str, Call] = {
     "exchange": lambda grown: grown.queue.exchange(
         grown.other, dict.fromkeys(grown.some("held"), Result.SUCCESS), "work", SIZE
     ),
-    "give back": lambda grown: grown.queue.release_tasks(grown.other, grown.some("held")),
+    "release_tasks": lambda grown: grown.queue.release_tasks(grown.other, grown.some("held")),
     "revive by RESET": revive(Revival.RESET, "done"),
     "revive by APPEND": revive(Revival.APPEND, "done"),
     "revive by SUPERSEDE": revive(Revival.SUPERSEDE, "failed"),
@@ -125,7 +125,7 @@ CALLS: dict[str, Call] = {
     "eternal junction": lambda grown: grown.queue.junction(
         "work", [[*grown.names("suspended"), *grown.names("done")]], Junction.ETERNAL
     ),
-    "juncture": lambda grown: grown.queue.release_groups_once("a wait", "work", [grown.names("suspended")]),
+    "release_groups_once": lambda grown: grown.queue.release_groups_once("a wait", "work", [grown.names("suspended")]),
     "purge": lambda grown: grown.queue.purge("work", size=SIZE),
     "purge of a state": lambda grown: grown.queue.purge("work", state=State.FAILED, size=SIZE),
     "purge of named tasks": lambda grown: grown.queue.purge_sequences(
@@ -137,7 +137,7 @@ CALLS: dict[str, Call] = {
     "ticks": lambda grown: grown.queue.install_ticks(
         "work", "tick", "hash", [(datetime(2030, 1, day, tzinfo=UTC), None) for day in range(1, SIZE)]
     ),
-    "hold found": lambda grown: grown.queue.lock_tasks("work", grown.some("failed"), [State.FAILED]),
+    "lock_tasks": lambda grown: grown.queue.lock_tasks("work", grown.some("failed"), [State.FAILED]),
     "events": lambda grown: grown.queue.events("work", None, SIZE),
 }
 

@@ -129,7 +129,7 @@ VERBS: dict[str, Callable[[TaskQueue], object]] = {
     "drop": lambda queue: queue.drop("work", "f"),
     "push to another": lambda queue: queue.push("other", ["x"]),
     "junction": lambda queue: queue.junction("work", [["a"]]),
-    "juncture": lambda queue: queue.release_groups_once("gate", "work", [["a"]]),
+    "release_groups_once": lambda queue: queue.release_groups_once("gate", "work", [["a"]]),
     "install_ticks": lambda queue: queue.install_ticks("work", "tick", "hash", [(NOON, None)]),
     "uninstall_ticks": lambda queue: queue.uninstall_ticks("work", "tick", "hash"),
     "purge": lambda queue: queue.purge_all("work"),

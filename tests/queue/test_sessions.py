@@ -57,7 +57,7 @@ VERBS: dict[str, Verb] = {
     "drop": lambda queue, _owner, _task: queue.drop("work", "b"),
     "exchange": lambda queue, owner, task: queue.exchange(owner, {task: Result.SUCCESS}, "work"),
     "junction": lambda queue, _owner, _task: queue.junction("work", [["a"]]),
-    "juncture": lambda queue, _owner, _task: queue.release_groups_once("gate", "work", [["a"]]),
+    "release_groups_once": lambda queue, _owner, _task: queue.release_groups_once("gate", "work", [["a"]]),
     "expire": lambda queue, _owner, _task: queue.expire(),
     "release": lambda queue, owner, _task: queue.release(owner),
     "events": lambda queue, _owner, _task: queue.events("work", None, partitions=2),
