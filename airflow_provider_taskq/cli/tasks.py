@@ -242,7 +242,7 @@ def _what(event: HistoryEvent) -> str:
             return f"ended {_state_name(event)}"
         case "recreated":
             return f"recreated as {event.other}"
-        case "reassigned" | "started anew":
+        case "reassigned" | "reset":
             return f"{event.what} from {_state_name(event)}"
     return event.what
 

@@ -81,6 +81,14 @@ class HistoryKind(IntEnum):
     CANCELED = 11
 
 
+class MutexKind(IntEnum):
+    """What a row of the table `mutex` locks by the hash of a name."""
+
+    LOCK = 0
+    TICKS = 1
+    STAGE = 2
+
+
 class Insertion(NamedEnum, StrEnum):
     """What a push does to older tasks of the same identifiers."""
 

@@ -301,8 +301,8 @@ class StuckOwner:
 class HistoryEvent:
     """One event in the life of a task.
 
-    `what` is one of: pushed, failed (a retry follows), lapsed (its owner's lease), started anew, recreated, reassigned,
-    held (now, since `happened`), ended. `state` is the state before the event; of held and ended, the state now.
+    `what` is one of: pushed, failed (a retry follows), lapsed (its owner's lease), reset, recreated, reassigned, held
+    (now, since `happened`), ended. `state` is the state before the event; of held and ended, the state now.
     `actor` is the person that the client named, and `role` the connected database role. `other` is the sequence of the
     recreated copy, or the number of the assigned state. `error` is the end of a traceback, and `error_summary` its
     telling line.

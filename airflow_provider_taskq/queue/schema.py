@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.connection import all_or_nothing
 from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQueueError
-from airflow_provider_taskq.queue.models import HistoryKind, Result, State, Waits
+from airflow_provider_taskq.queue.models import HistoryKind, MutexKind, Result, State, Waits
 
 OLDEST_SERVER = 140_000
 # Serializes installers. Any role that can connect could take an advisory lock, so this locks a table, in a mode that a
@@ -33,6 +33,7 @@ _CONSTANTS = {
     **{result.name: result.value for result in Result},
     **{f"WAITS_{waits.name}": waits.value for waits in Waits},
     **{f"HISTORY_{kind.name}": kind.value for kind in HistoryKind},
+    **{f"MUTEX_{kind.name}": kind.value for kind in MutexKind},
     "NOT_STORED": 0,  # in the place of a state: a task that a push with DELETE does not store
 }
 

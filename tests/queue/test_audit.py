@@ -64,7 +64,7 @@ def test_the_history_of_a_task_names_the_role_that_acted(queue: TaskQueue, opera
     assert [(each.what, each.actor, each.role) for each in queue.timeline("work", task.sequence)] == [
         ("pushed", None, None),
         ("reassigned", "the director", role),
-        ("started anew", "the director", role),
+        ("reset", "the director", role),
         ("paused", "the director", role),
         ("resumed", None, role),
     ]

@@ -89,7 +89,7 @@ def test_the_history_names_the_actor_of_each_action(queue: TaskQueue, owner: Own
     assert [(one.what, one.state, one.actor) for one in happened] == [
         ("pushed", None, None),
         ("reassigned", State.FAILED, "ann"),
-        ("started anew", State.SUSPENDED, "ann"),
+        ("reset", State.SUSPENDED, "ann"),
         ("recreated", State.FAILED, None),
         ("ended", State.RECREATED, None),
     ]

@@ -10,7 +10,7 @@ const LOOKS = {
   pushed: ["plus", "gray"],
   failed: ["cross", "failed"],
   lapsed: ["clock", "upstream_failed"],
-  "started anew": ["again", "info"],
+  reset: ["again", "info"],
   recreated: ["copy", "info"],
   reassigned: ["assign", "info"],
   "due set": ["clock", "info"],
@@ -29,7 +29,7 @@ function told(event) {
   const words = {
     failed: `Attempt ${event.attempt} failed`,
     lapsed: "The lease of its owner lapsed",
-    "started anew": `Retried, was ${event.state}`,
+    reset: `Retried, was ${event.state}`,
     recreated: `Recreated as a copy, was ${event.state}`,
     reassigned: `Reassigned, was ${event.state}`,
     "due set": "Due time changed",

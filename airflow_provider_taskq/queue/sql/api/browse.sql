@@ -547,17 +547,24 @@ DECLARE
     v_rest text := format('s.sequence BETWEEN $2 AND $3 ORDER BY s.sequence %s LIMIT $7', p_order);
 BEGIN
     RETURN CASE p_source
-        WHEN 'identifier' THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = $5 AND s.topic_id = $1 AND ' || v_rest
-        WHEN 'reference' THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.reference = $6 AND s.topic_id = $1 AND ' || v_rest
+        WHEN 'identifier' THEN
+            'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = $5 AND s.topic_id = $1 AND ' || v_rest
+        WHEN 'reference' THEN
+            'SELECT s.sequence FROM taskq_internal.task s WHERE s.reference = $6 AND s.topic_id = $1 AND ' || v_rest
         WHEN 'held' THEN 'SELECT s.sequence FROM unnest($8) s (sequence) WHERE ' || v_rest
-        WHEN 'retrying' THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id::bigint = $1 AND s.holder IS NULL AND s.attempt > 0
-                                AND ' || v_rest
-        WHEN 'troubled' THEN 'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-                                AND s.state::int = $4 AND ' || v_rest
+        WHEN 'retrying' THEN
+            'SELECT s.sequence FROM taskq_internal.live s
+             WHERE s.topic_id::bigint = $1 AND s.holder IS NULL AND s.attempt > 0 AND ' || v_rest
+        WHEN 'troubled' THEN
+            'SELECT s.sequence FROM taskq_internal.ended s
+             WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+               AND s.state::int = $4 AND ' || v_rest
         WHEN 'any trouble' THEN (
             SELECT format('SELECT n.sequence FROM (%s) n ORDER BY n.sequence %s LIMIT $7', string_agg(format(
-                '(SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = %s
-                  AND %s)', u.state, v_rest), ' UNION ALL '), p_order) FROM unnest(ARRAY[:EXPIRED, :FAILED, :SUSPENDED]) AS u (state))
+                '(SELECT s.sequence FROM taskq_internal.ended s
+                  WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
+                    AND s.state::int = %s AND %s)', u.state, v_rest), ' UNION ALL '), p_order)
+            FROM unnest(ARRAY[:EXPIRED, :FAILED, :SUSPENDED]) AS u (state))
         ELSE format('SELECT s.sequence FROM taskq_internal.%I s WHERE s.topic_id = $1 AND %s', p_source, v_rest) END;
 END $$;
 
@@ -575,15 +582,18 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
             || '($12 OR l.waits = :WAITS_RESUME)' END,
         CASE p_status WHEN 'blocked' THEN 'l.waits = :WAITS_DEPENDENCIES'
                       WHEN 'retrying' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt > 0'
-                      WHEN 'scheduled' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt = 0 AND l.available_at > clock_timestamp()'
-                      WHEN 'ready' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt = 0 AND l.available_at <= clock_timestamp()'
+                      WHEN 'scheduled' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt = 0'
+                                            ' AND l.available_at > clock_timestamp()'
+                      WHEN 'ready' THEN 'l.waits <> :WAITS_DEPENDENCIES AND l.attempt = 0'
+                                        ' AND l.available_at <= clock_timestamp()'
                       WHEN 'exhausted' THEN 'e.attempt >= $11' END,
         CASE WHEN p_reference IS NOT NULL THEN 't.reference = $6' END,
         CASE WHEN p_since IS NOT NULL THEN 't.created >= $13' END,
         CASE WHEN p_until IS NOT NULL THEN 't.created <= $14' END,
         CASE WHEN p_error IS NOT NULL THEN 'strpos(lower(coalesce(l.error, e.error)), lower($10)) > 0' END,
         CASE WHEN p_error_group IS NOT NULL THEN
-            'taskq_internal.error_group(coalesce(l.error_summary, e.error_summary), coalesce(l.identifier, e.identifier)) = $15' END)
+            'taskq_internal.error_group(coalesce(l.error_summary, e.error_summary),'
+            ' coalesce(l.identifier, e.identifier)) = $15' END)
 $$;
 
 -- The tables that a condition needs.

@@ -299,7 +299,8 @@ BEGIN
         FOR UPDATE;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_error('TQ005', format(
-            'partition %s of group %L is no longer led under fence %s: the lease lapsed and was taken, or was given back',
+            'partition %s of group %L is no longer led under fence %s: the lease lapsed and was taken, or was given'
+            ' back',
             p_partition, p_group, p_fence));
     END IF;
     RETURN v_led;

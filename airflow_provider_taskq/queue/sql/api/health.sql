@@ -83,7 +83,8 @@ BEGIN
     WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
         ORDER BY e.state, e.sequence LIMIT 1;
     IF FOUND THEN
-        RETURN format('under the conditions that suspend an identifier, sequence %s of its identifier blocks it, which is %s',
+        RETURN format('under the conditions that suspend an identifier, sequence %s of its identifier blocks it,'
+                      ' which is %s',
                       v_other.sequence, v_other.state);
     END IF;
     RETURN NULL;
@@ -234,7 +235,8 @@ BEGIN
     RETURN QUERY
     SELECT taskq_internal.severity(n.age, greatest(300000000, 1.5 * n.bound), 1000000000, 1600000000),
         'numbers that run out',
-           format('the oldest %s of this database is %s old; autovacuum freezes from %s on, and the server stops taking writes at 2100000000',
+           format('the oldest %s of this database is %s old; autovacuum freezes from %s on, and the server stops'
+                  ' taking writes at 2100000000',
                   n.what, n.age, n.bound), n.age, NULL::int
     FROM (SELECT 'transaction' AS what, age(d.datfrozenxid)::bigint AS age,
           current_setting('autovacuum_freeze_max_age')::bigint AS bound
@@ -257,7 +259,8 @@ RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) 
 BEGIN
     RETURN QUERY
     SELECT 'notice', 'bloated indexes',
-           format('index taskq_internal.%I has %s for %s entries, some %s each: REINDEX INDEX CONCURRENTLY taskq_internal.%1$I makes it small again',
+           format('index taskq_internal.%I has %s for %s entries, some %s each: REINDEX INDEX CONCURRENTLY'
+                  ' taskq_internal.%1$I makes it small again',
                   b.name, pg_size_pretty(b.bytes), b.entries, pg_size_pretty(b.bytes / greatest(b.entries, 1))),
            b.bytes, NULL::int
     FROM (SELECT i.relname AS name, i.relpages::bigint * current_setting('block_size')::bigint AS bytes,
@@ -299,9 +302,10 @@ BEGIN
         THEN 'warning'
                 ELSE 'critical' END,
            'lapsed leases',
-           format('%s leases have lapsed, the longest %s ago (owner %L); some %s tasks wait under them for taskq.expire() to give them back',
+           format('%s leases have lapsed, the longest %s ago (owner %L); some %s tasks wait under them for'
+                  ' taskq.expire() to give them back',
                   CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.format_duration(v_oldest),
-                      v_owner, v_held),
+                  v_owner, v_held),
            v_count, NULL::int, NULL::text, NULL::bigint, v_owner;
 END $$;
 
@@ -341,7 +345,8 @@ BEGIN
             detail := coalesce(v_why, 'it is worked on, but more comes in than goes out, or what goes first passes by');
         ELSE
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'warning' ELSE 'critical' END;
-            detail := format('no worker seems to poll it: no running lease holds any of its tasks, and none of its newest has ended for %s%s',
+            detail := format('no worker seems to poll it: no running lease holds any of its tasks, and none of its'
+                             ' newest has ended for %s%s',
                              taskq.format_duration(p_patience), coalesce('; ' || v_why, ''));
         END IF;
         detail := format('topic %L, sequence %s has been due for %s: %s', v_topic.name, v_topic.sequence,
@@ -407,10 +412,11 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT 'warning', 'dependencies',
-           format('%s dependencies can''t be fulfilled until an operator revives, reassigns or replaces the tasks that have ended: sequence %s of topic %L'
-                  ' waits for sequence %s of topic %L, which is %s', v_count, v_example.sequence, a.name,
-                      v_example.on_sequence, b.name,
-                  taskq.state_name(v_example.state)), v_count, NULL::int, a.name, v_example.sequence, NULL::text
+           format('%s dependencies can''t be fulfilled until an operator revives, reassigns or replaces the tasks that'
+                  ' have ended: sequence %s of topic %L waits for sequence %s of topic %L, which is %s',
+                  v_count, v_example.sequence, a.name, v_example.on_sequence, b.name,
+                  taskq.state_name(v_example.state)),
+           v_count, NULL::int, a.name, v_example.sequence, NULL::text
     FROM taskq_internal.topic a, taskq_internal.topic b WHERE a.topic_id = v_example.topic_id
         AND b.topic_id = v_example.on_topic_id;
 END $$;
@@ -462,8 +468,8 @@ BEGIN
                   taskq.format_duration(make_interval(secs => n.seconds)))
            || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
                    ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'
-                               ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or shared_partition(%4$L)'
-                               ' undoes it', n.step, CASE n.step WHEN 'the shared tables were closed'
+                               ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or'
+                               ' shared_partition(%4$L) undoes it', n.step, CASE n.step WHEN 'the shared tables were closed'
                                    THEN ', and refuses pushes' ELSE '' END,
                                CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END,
                                    n.name) END,
@@ -477,7 +483,8 @@ BEGIN
             NULL::int, NULL::text, NULL::bigint, NULL::text;
     END IF;
     RETURN QUERY SELECT taskq_internal.severity(v_vacant, 1, 100, 'Infinity'), 'left behind',
-        format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions() drops these',
+        format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions()'
+               ' drops these',
                v_vacant),
         v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text;
 END $$;
@@ -503,7 +510,8 @@ BEGIN
         format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() forgets them', v_stages), v_stages,
             NULL::int;
     RETURN QUERY SELECT taskq_internal.severity(v_owners, 100000, 1000000, 'Infinity'), 'left behind',
-        format('some %s owners are known; taskq.purge_owners() forgets those that hold nothing and gave no sign of life for long', v_owners),
+        format('some %s owners are known; taskq.purge_owners() forgets those that hold nothing and gave no sign of'
+               ' life for long', v_owners),
         v_owners, NULL::int;
 END $$;
 

@@ -15,40 +15,41 @@ BEGIN
     RETURN QUERY
     SELECT n.happened, n.what, n.state::int, n.attempt, n.holder, n.actor, n.role, n.other, n.error,
            n.error_summary, taskq_internal.queue_time(v_created, n.due, n.polled),
-               taskq_internal.run_time(n.polled, n.until) FROM (
+           taskq_internal.run_time(n.polled, n.until)
+    FROM (
         SELECT t.created AS happened, 'pushed' AS what, NULL::int AS state, 0 AS attempt, NULL::text AS holder,
-            NULL::text AS actor,
-               NULL::text AS role, NULL::bigint AS other, NULL::text AS error,
-               NULL::text AS error_summary, NULL::timestamptz AS due, NULL::timestamptz AS polled, NULL::timestamptz
-                   AS until, 0 AS place
+               NULL::text AS actor, NULL::text AS role, NULL::bigint AS other, NULL::text AS error,
+               NULL::text AS error_summary, NULL::timestamptz AS due, NULL::timestamptz AS polled,
+               NULL::timestamptz AS until, 0 AS place
         FROM taskq_internal.task t WHERE t.topic_id = v_topic_id AND t.sequence = p_sequence
         UNION ALL
         SELECT h.happened,
-               CASE h.kind WHEN :HISTORY_FAILED THEN 'failed' WHEN :HISTORY_LAPSED THEN 'lapsed' WHEN :HISTORY_RESET
-                   THEN 'started anew'
-                   WHEN :HISTORY_RECREATED THEN 'recreated' WHEN :HISTORY_REASSIGNED THEN 'reassigned'
-                       WHEN :HISTORY_PAUSED THEN 'paused'
+               CASE h.kind
+                   WHEN :HISTORY_FAILED THEN 'failed' WHEN :HISTORY_LAPSED THEN 'lapsed'
+                   WHEN :HISTORY_RESET THEN 'reset' WHEN :HISTORY_RECREATED THEN 'recreated'
+                   WHEN :HISTORY_REASSIGNED THEN 'reassigned' WHEN :HISTORY_PAUSED THEN 'paused'
                    WHEN :HISTORY_RESUMED THEN 'resumed' WHEN :HISTORY_DUE_SET THEN 'due set'
                    WHEN :HISTORY_ATTEMPTS_SET THEN 'attempts set' WHEN :HISTORY_PRIORITY_SET THEN 'priority set'
-                   WHEN :HISTORY_CANCELED THEN 'canceled' END, h.state, h.attempt, h.holder,
-               h.actor, h.role, h.other, h.error, h.error_summary, h.due, h.polled, h.happened, 1
+                   WHEN :HISTORY_CANCELED THEN 'canceled' END,
+               h.state, h.attempt, h.holder, h.actor, h.role, h.other, h.error, h.error_summary,
+               h.due, h.polled, h.happened, 1
         FROM (SELECT * FROM taskq_internal.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
               ORDER BY m.happened DESC LIMIT 200) h
         UNION ALL
-        SELECT l.polled, 'held', 0, l.attempt, (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = l.holder),
-            NULL, NULL, NULL, NULL, NULL,
+        SELECT l.polled, 'held', 0, l.attempt,
+               (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, NULL,
                l.available_at, l.polled, statement_timestamp(), 2
         FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
         UNION ALL
         SELECT e.completed, 'ended', e.state, e.attempt,
-            (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
+               (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), NULL, NULL, NULL,
                e.error, e.error_summary, e.available_at, e.polled, e.completed, 2
         FROM taskq_internal.ended e WHERE e.topic_id = v_topic_id AND e.sequence = p_sequence) n
     ORDER BY n.place, n.happened;
 END $$;
 COMMENT ON FUNCTION taskq.timeline IS
 'The history of a task, the oldest entry first: its push, the last 200 entries, and its end. what: pushed, failed,
-lapsed, started anew, recreated, reassigned, paused, resumed, due set, attempts set, priority set, canceled, held,
+lapsed, reset, recreated, reassigned, paused, resumed, due set, attempts set, priority set, canceled, held,
 ended. state: the state before the entry, or now (held, ended). waited and ran: times of the attempt. Errors: TQ001.';
 
 CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
@@ -68,10 +69,10 @@ BEGIN
     INTO v_ended FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
     WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
     IF FOUND THEN
-        RETURN concat_ws(': ', format('it is %s%s', taskq.state_name(v_ended.state), CASE
-                                      WHEN v_ended.completed IS NOT NULL
-            THEN format(' since %s', taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))) END), v_ended.why,
-            CASE WHEN v_ended.state = :FAILED THEN v_ended.error_summary END);
+        RETURN concat_ws(': ',
+            format('it is %s%s', taskq.state_name(v_ended.state), ' since ' || taskq.format_duration(
+                statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))),
+            v_ended.why, CASE WHEN v_ended.state = :FAILED THEN v_ended.error_summary END);
     END IF;
     RETURN NULL;
 END $$;
@@ -98,8 +99,10 @@ BEGIN
         v_share := least(100, 100.0 * p_pages / greatest(v_table.pages, 1));
         RETURN QUERY EXECUTE format(
             'SELECT p.name, n.span, n.state, round(n.count * 100 / $1)::bigint, $1 / 100 FROM (
-                 SELECT e.topic_id, e.state::int, floor(extract(epoch FROM $2 - e.completed) / $3)::int AS span, count(*) AS count
-                 FROM %s e %s WHERE e.completed > $2 - $4 AND e.completed <= $2 AND e.state BETWEEN :FAILED AND :SUCCEEDED
+                 SELECT e.topic_id, e.state::int, floor(extract(epoch FROM $2 - e.completed) / $3)::int AS span,
+                        count(*) AS count
+                 FROM %s e %s
+                 WHERE e.completed > $2 - $4 AND e.completed <= $2 AND e.state BETWEEN :FAILED AND :SUCCEEDED
                  GROUP BY 1, 2, 3) n
              JOIN taskq_internal.topic p ON p.topic_id = n.topic_id WHERE $5 IS NULL OR p.name = $5',
             v_table.name, CASE WHEN v_share < 100 THEN format('TABLESAMPLE SYSTEM (%s)', v_share) ELSE '' END)
@@ -234,10 +237,10 @@ BEGIN
     ELSIF p_task.waits = :WAITS_PROBE AND p_task.available_at <= statement_timestamp() THEN
         RETURN 'retries of its topic fail, and another one is tried first';
     ELSIF p_task.available_at > statement_timestamp() THEN
-        RETURN concat_ws(': ', format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again'
-                                      ELSE 'due' END,
-                                      taskq.format_duration(taskq_internal.clamp_moment(p_task.available_at) - statement_timestamp())),
-                         CASE WHEN p_task.attempt > 0 THEN p_task.error_summary END);
+        RETURN concat_ws(': ',
+            format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
+                   taskq.format_duration(taskq_internal.clamp_moment(p_task.available_at) - statement_timestamp())),
+            CASE WHEN p_task.attempt > 0 THEN p_task.error_summary END);
     END IF;
     v_way := taskq.explain_turn(p_topic.topic_id, p_task.sequence);
     RETURN concat_ws('; ', v_way, taskq_internal.explain_unserved(p_topic.topic_id),

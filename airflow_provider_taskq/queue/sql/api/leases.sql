@@ -362,12 +362,12 @@ END $$;
 -- Keeps all others from changing the named lock until this transaction ends; false if another transaction does.
 CREATE FUNCTION taskq_internal.try_lock_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(0, p_name) FOR UPDATE SKIP LOCKED;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_LOCK, p_name) FOR UPDATE SKIP LOCKED;
     RETURN FOUND;
 END $$;
 
--- The row of taskq_internal.mutex for a name of a kind: 0 locks, 1 prefixes of ticks, 2 stages. Outsiders cannot
--- lock these rows. One of 4,096 pairs of names shares a row: then one waits for the other, or counts as taken.
+-- The row of taskq_internal.mutex for a name of a kind (MutexKind in queue/models.py). Outsiders cannot lock these
+-- rows. One of 4,096 pairs of names shares a row: then one waits for the other, or counts as taken.
 CREATE FUNCTION taskq_internal.mutex_bucket(p_kind int, p_name text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT p_kind * 4096 + (hashtext(p_name) & 4095)
 $$;

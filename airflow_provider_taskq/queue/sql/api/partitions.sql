@@ -64,7 +64,8 @@ BEGIN
         v_options := (SELECT array_to_string(c.reloptions, ', ') FROM pg_class c
                       WHERE c.oid = format('taskq_internal.%I_default', v_table)::regclass);
         EXECUTE format('DROP TABLE IF EXISTS taskq_internal.%I', v_table || '_' || v_topic_id);
-        EXECUTE format('CREATE TABLE taskq_internal.%I (LIKE taskq_internal.%I INCLUDING ALL, CONSTRAINT apart CHECK (topic_id = %s))%s',
+        EXECUTE format('CREATE TABLE taskq_internal.%I'
+                       ' (LIKE taskq_internal.%I INCLUDING ALL, CONSTRAINT apart CHECK (topic_id = %s))%s',
                        v_table || '_' || v_topic_id, v_table, v_topic_id, coalesce(' WITH (' || v_options || ')', ''));
     END LOOP;
     UPDATE taskq_internal.topic_move SET step = 'its tables were made' WHERE topic_id = v_topic_id

@@ -91,10 +91,12 @@ BEGIN
         || CASE WHEN p_state IS NULL THEN '' WHEN p_state = :ACTIVE THEN ' AND s.holder IS NOT NULL'
             WHEN p_state = :READY THEN ' AND s.holder IS NULL'
                 WHEN v_source = 'ended' THEN ' AND s.state::int = $5'
-                ELSE ' AND (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence) = $5' END
+                ELSE ' AND (SELECT e.state FROM taskq_internal.ended e'
+                     ' WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence) = $5' END
         || CASE WHEN p_reference IS NULL THEN ''
                 WHEN v_source = 'task' THEN ' AND s.reference = $6'
-                ELSE ' AND (SELECT t.reference FROM taskq_internal.task t WHERE t.topic_id = s.topic_id AND t.sequence = s.sequence) = $6' END;
+                ELSE ' AND (SELECT t.reference FROM taskq_internal.task t'
+                     ' WHERE t.topic_id = s.topic_id AND t.sequence = s.sequence) = $6' END;
     EXECUTE format('SELECT ARRAY(SELECT s.sequence FROM taskq_internal.%I s WHERE %s ORDER BY s.sequence %s LIMIT $7)',
                    v_source, v_where, v_direction)
         INTO v_sequences
@@ -121,14 +123,16 @@ DECLARE
         || CASE WHEN p_reference IS NOT NULL THEN ' AND s.reference = $5' ELSE '' END;
     v_rows     text := format(
         CASE WHEN coalesce(p_identifier, p_reference) IS NULL THEN
-            'SELECT s.topic_id, s.sequence, s.identifier, CASE WHEN s.holder IS NULL THEN :READY ELSE :ACTIVE END AS state
+            'SELECT s.topic_id, s.sequence, s.identifier,
+                    CASE WHEN s.holder IS NULL THEN :READY ELSE :ACTIVE END AS state
              FROM taskq_internal.live s WHERE %1$s
              UNION ALL SELECT s.topic_id, s.sequence, s.identifier, s.state FROM taskq_internal.ended s WHERE %1$s'
         ELSE
             'SELECT s.topic_id, s.sequence, s.identifier, coalesce(
                  (SELECT CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END FROM taskq_internal.live l
                   WHERE l.topic_id = s.topic_id AND l.sequence = s.sequence),
-                 (SELECT e.state FROM taskq_internal.ended e WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
+                 (SELECT e.state FROM taskq_internal.ended e
+                  WHERE e.topic_id = s.topic_id AND e.sequence = s.sequence)) AS state
              FROM taskq_internal.task s WHERE %1$s' END, v_where);
 BEGIN
     PERFORM taskq_internal.check_access(p_topic, 'SELECT');
@@ -200,7 +204,8 @@ BEGIN
     END IF;
     RETURN QUERY EXECUTE format(
         'SELECT min(n.sequence), max(n.sequence), count(*)
-         FROM (SELECT f.sequence, ntile($6) OVER (ORDER BY f.sequence) AS part FROM (%s) f) n GROUP BY n.part ORDER BY 1',
+         FROM (SELECT f.sequence, ntile($6) OVER (ORDER BY f.sequence) AS part FROM (%s) f) n
+         GROUP BY n.part ORDER BY 1',
         taskq_internal.slice_source(p_states, p_identifiers))
         USING v_topic_id, v_low, v_high, p_states, p_identifiers, greatest(p_parts, 1);
 END $$;
@@ -222,12 +227,14 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
     RETURN QUERY EXECUTE format(
-        'SELECT i.sequence, i.topic, i.identifier, CASE WHEN $8 THEN i.payload::text END, i.reference, i.attempt, i.redelivered,
-                taskq.state_name(i.state), taskq.state_name(i.descent::int), i.status, i.owner, i.crashes::int, i.priority::int, i.created,
-                i.available_at, i.completed, CASE WHEN $8 THEN i.output::text END, i.error
+        'SELECT i.sequence, i.topic, i.identifier, CASE WHEN $8 THEN i.payload::text END, i.reference, i.attempt,
+                i.redelivered, taskq.state_name(i.state), taskq.state_name(i.descent::int), i.status, i.owner,
+                i.crashes::int, i.priority::int, i.created, i.available_at, i.completed,
+                CASE WHEN $8 THEN i.output::text END, i.error
          FROM taskq.task_info i
          WHERE i.topic_id = $1 AND i.sequence BETWEEN $2 AND $3 AND ($4 IS NULL OR i.state = ANY ($4))
-           AND ($5 IS NULL OR i.identifier = ANY ($5)) AND ($6 IS NULL OR i.created >= $6) AND ($7 IS NULL OR i.created <= $7)
+           AND ($5 IS NULL OR i.identifier = ANY ($5))
+           AND ($6 IS NULL OR i.created >= $6) AND ($7 IS NULL OR i.created <= $7)
            %s ORDER BY i.sequence',
         CASE WHEN coalesce(p_identifiers::text, p_states::text) IS NOT NULL
              THEN format('AND i.sequence IN (%s)', taskq_internal.slice_source(p_states, p_identifiers)) END)
@@ -385,7 +392,8 @@ CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]
         WHEN p_states <@ ARRAY[:ACTIVE, :READY]
             THEN 'SELECT s.sequence FROM taskq_internal.live s WHERE s.topic_id = $1'
         WHEN p_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED] THEN
-            'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1 AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = ANY ($4)'
+            'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id::bigint = $1'
+            ' AND s.state::int IN (:EXPIRED, :FAILED, :SUSPENDED) AND s.state::int = ANY ($4)'
         WHEN p_states <@ ARRAY[:EXPIRED, :FAILED, :SUSPENDED, :FILTERED, :SUCCEEDED, :RECREATED, :REDUNDANT] THEN
             'SELECT s.sequence FROM taskq_internal.ended s WHERE s.topic_id = $1 AND s.state = ANY ($4)'
         ELSE 'SELECT s.sequence FROM taskq_internal.task s WHERE s.topic_id = $1' END

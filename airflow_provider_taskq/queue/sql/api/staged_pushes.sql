@@ -13,7 +13,7 @@ COMMENT ON FUNCTION taskq.open_push IS
 -- their job leave nothing behind.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR KEY SHARE;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         PERFORM taskq_internal.raise_error('TQ007',
                 format('stage %s was committed or given up: it takes no more tasks', p_stage));
@@ -52,7 +52,7 @@ SET enable_seqscan = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(2, p_stage::text) FOR UPDATE;
+    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
     INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
         ON CONFLICT (stage) DO NOTHING;
     DELETE FROM taskq.staged_task WHERE stage = p_stage;
@@ -80,8 +80,8 @@ BEGIN
     IF v_last.query <> p_query THEN
         PERFORM taskq_internal.raise_error('TQ000',
                 format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
-            ' numbers its batches from 0 again, so that they would be taken for replays and lost; name the stream otherwise, or forget'
-            ' the old one by taskq.forget_stream', p_stream, v_last.batch));
+                       ' numbers its batches from 0 again, so that they would be taken for replays and lost; name the'
+                       ' stream otherwise, or forget the old one by taskq.forget_stream', p_stream, v_last.batch));
     END IF;
     RETURN false;
 END $$;
@@ -191,7 +191,8 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_arrays text := 'array_agg(n.place), array_agg(n.identifier),
-        CASE WHEN count(n.payload) > 0 THEN array_agg(n.payload) END, CASE WHEN count(n.reference) > 0 THEN array_agg(n.reference) END,
+        CASE WHEN count(n.payload) > 0 THEN array_agg(n.payload) END,
+        CASE WHEN count(n.reference) > 0 THEN array_agg(n.reference) END,
         CASE WHEN bool_or(n.suspended) THEN array_agg(n.suspended) END,
         CASE WHEN count(n.available_at) > 0 THEN array_agg(n.available_at) END,
         CASE WHEN count(n.delay) > 0 THEN array_agg(n.delay) END, CASE WHEN count(n.ttl) > 0 THEN array_agg(n.ttl) END,

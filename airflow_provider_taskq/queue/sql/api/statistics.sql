@@ -23,8 +23,9 @@ BEGIN
                  min(d.seconds) AS shortest, avg(d.seconds) AS mean, max(d.seconds) AS longest,
                  percentile_cont(ARRAY[0.5, 0.9, 0.95, 0.99]) WITHIN GROUP (ORDER BY d.seconds) AS p
           FROM taskq_internal.ended e
-          CROSS JOIN LATERAL (SELECT greatest(0,
-                  extract(epoch FROM taskq_internal.clamp_moment(e.completed) - taskq_internal.clamp_moment(e.available_at)))::float8 AS seconds) d
+          CROSS JOIN LATERAL (
+              SELECT greatest(0, extract(epoch FROM taskq_internal.clamp_moment(e.completed)
+                                         - taskq_internal.clamp_moment(e.available_at)))::float8 AS seconds) d
           WHERE e.completed >= v_since AND e.state BETWEEN :FAILED AND :SUCCEEDED
               AND (v_topic_id IS NULL OR e.topic_id = v_topic_id)
           GROUP BY e.topic_id) s
@@ -169,8 +170,8 @@ BEGIN
     END IF;
     IF v_message ~ '\d' THEN
         v_message := regexp_replace(v_message, '[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}', '#', 'g');
-        v_message := regexp_replace(v_message,
-                                    '(?<=[-.:,/])\m\w*\d\w*([-.:,/]\w*\d\w*)*|\m(?![1-5]\d\d\M(?![-.:,/]\w*\d))\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
+        v_message := regexp_replace(v_message, '(?<=[-.:,/])\m\w*\d\w*([-.:,/]\w*\d\w*)*'
+                                    '|\m(?![1-5]\d\d\M(?![-.:,/]\w*\d))\w*\d\w*([-.:,/]\w*\d\w*)*', '#', 'g');
     END IF;
     RETURN v_kind || v_message;
 END $$;

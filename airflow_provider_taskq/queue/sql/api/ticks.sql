@@ -91,8 +91,8 @@ BEGIN
                 format('topic %L: the hash %L of ticks is blank or has a slash in it',
                                              p_topic.name, p_config_hash));
     END IF;
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(1, p_topic.topic_id || '/' || p_prefix)
-        FOR UPDATE;
+    PERFORM FROM taskq_internal.mutex
+    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_TICKS, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
 END $$;
 
 -- Raises TQ002 for a missing moment, or one outside the years 1 to 9999, naming its position.

@@ -139,7 +139,8 @@ DECLARE
     v_escapes text := replace(p_json, '\\', '..');  -- what is left of backslashes begins an escape
 BEGIN
     RETURN strpos(v_escapes, '\u0000') > 0
-        OR v_escapes ~ '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]';
+        OR v_escapes ~ '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])'
+                       '|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]';
 END $$;
 
 -- A JSON text without its strings.
