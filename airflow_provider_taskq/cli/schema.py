@@ -18,7 +18,7 @@ from airflow_provider_taskq.queue import SchemaMismatch, TaskQueue, schema
 from airflow_provider_taskq.queue import install as install_schema
 from airflow_provider_taskq.queue import uninstall as uninstall_schema
 from airflow_provider_taskq.queue import verify as verify_schema
-from airflow_provider_taskq.queue.schema import NO_VIEWS, Step, functions, has_views, migrations, views
+from airflow_provider_taskq.queue.schema import NO_VIEWS, SchemaStep, functions, has_views, migrations, views
 
 _HEAD = """\
 -- airflow-provider-taskq {version}: the schema taskq, {what}.
@@ -75,7 +75,7 @@ def _ledger() -> str:
     return _LEDGER
 
 
-def _recorded_step(step: Step) -> str:
+def _recorded_step(step: SchemaStep) -> str:
     heading = f"-- {step.name}\n"
     return f"{heading}{step.script}\n" + _ENTRY.format(number=step.number, name=step.name, checksum=step.checksum)
 

@@ -28,7 +28,7 @@ OTHER_LINES = 8  # of a terminal, for anything but topics
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TopicsSnapshot:
     """The topics and the findings at one moment."""
 
     as_of: datetime
@@ -75,7 +75,7 @@ class Failure:
         """The error as a document."""
         return {"error": self.reason}
 
-    def parts(self, lines: int | None = None) -> Iterator[RenderableType]:  # noqa: ARG002  like Snapshot.parts
+    def parts(self, lines: int | None = None) -> Iterator[RenderableType]:  # noqa: ARG002  like TopicsSnapshot.parts
         """The error for a terminal."""
         yield Text(sanitize(f"No answer, trying again: {self.reason}"), STYLES["WARNING"])
 
@@ -97,7 +97,7 @@ def watch(session: Session, search: str | None, interval: timedelta, looks: int 
             time.sleep(max(0.1, interval.total_seconds()))
 
 
-def _snapshots(session: Session, search: str | None) -> Iterator[Snapshot | Failure]:
+def _snapshots(session: Session, search: str | None) -> Iterator[TopicsSnapshot | Failure]:
     """Snapshots without end. An error of the first connection ends the program; a later one is a Failure."""
     yield from _snapshots_of_connection(session, search)
     while True:
@@ -107,7 +107,7 @@ def _snapshots(session: Session, search: str | None) -> Iterator[Snapshot | Fail
             yield Failure(str(error))
 
 
-def _snapshots_of_connection(session: Session, search: str | None) -> Iterator[Snapshot | Failure]:
+def _snapshots_of_connection(session: Session, search: str | None) -> Iterator[TopicsSnapshot | Failure]:
     """Snapshots until the connection is lost. No transaction stays open in between: it would hold back vacuum."""
     with session.alone(read_only=True) as queue:
         while True:
@@ -119,14 +119,16 @@ def _snapshots_of_connection(session: Session, search: str | None) -> Iterator[S
             yield snapshot
 
 
-def _snapshot(queue: TaskQueue, search: str | None) -> Snapshot:
+def _snapshot(queue: TaskQueue, search: str | None) -> TopicsSnapshot:
     findings = [finding for finding in queue.health() if finding.severity >= Severity.WARNING]
     topics = queue.browse_topics(search, size=MAX_TOPICS + 1)
-    return Snapshot(queue.now(), topics[:MAX_TOPICS], len(topics) > MAX_TOPICS, recent_counts(queue, MINUTE), findings)
+    return TopicsSnapshot(
+        queue.now(), topics[:MAX_TOPICS], len(topics) > MAX_TOPICS, recent_counts(queue, MINUTE), findings
+    )
 
 
 @contextmanager
-def _display(session: Session) -> Iterator[Callable[[Snapshot | Failure], None]]:
+def _display(session: Session) -> Iterator[Callable[[TopicsSnapshot | Failure], None]]:
     """A function that shows snapshots: live on a terminal, else one below the other."""
     if session.json:
         yield lambda snapshot: click.echo(json_text(snapshot.document(), lines=False))
@@ -139,7 +141,7 @@ def _display(session: Session) -> Iterator[Callable[[Snapshot | Failure], None]]
         yield lambda snapshot: live.update(Group(*snapshot.parts(max(1, on.height - OTHER_LINES))), refresh=True)
 
 
-def _print(on: Console, snapshot: Snapshot | Failure) -> None:
+def _print(on: Console, snapshot: TopicsSnapshot | Failure) -> None:
     show(on, *snapshot.parts())
     on.file.flush()  # a pipe gets each snapshot at once
 

@@ -70,7 +70,7 @@ END $$"""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SchemaStep:
     """A numbered migration, all functions together, or the readable views."""
 
     number: int
@@ -84,26 +84,26 @@ class Step:
 
 
 @cache
-def migrations() -> tuple[Step, ...]:
+def migrations() -> tuple[SchemaStep, ...]:
     """The numbered migrations of this package, in order. A later release only adds to them."""
     return tuple(
-        Step(int(file.name[:4]), file.name.removesuffix(".sql"), _read(file)) for file in _sql_files("migrations")
+        SchemaStep(int(file.name[:4]), file.name.removesuffix(".sql"), _read(file)) for file in _sql_files("migrations")
     )
 
 
 @cache
-def functions() -> Step:
+def functions() -> SchemaStep:
     """The functions of this package as one script, which is replaced as a whole when any of them changes."""
-    return Step(_FUNCTIONS, f"functions {RELEASE}", _scripts("api", "internal"))
+    return SchemaStep(_FUNCTIONS, f"functions {RELEASE}", _scripts("api", "internal"))
 
 
 @cache
-def views() -> Step:
+def views() -> SchemaStep:
     """The readable views of this package as one script. No function of `functions()` depends on them."""
-    return Step(_VIEWS, "views", _scripts("views"))
+    return SchemaStep(_VIEWS, "views", _scripts("views"))
 
 
-NO_VIEWS = Step(_VIEWS, "no views", "")
+NO_VIEWS = SchemaStep(_VIEWS, "no views", "")
 
 
 def _scripts(*folders: str) -> str:
@@ -149,7 +149,7 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
             _replace_functions(conn, wanted)
 
 
-def _wanted_views(ledger: dict[int, str], chosen: bool | None) -> Step:
+def _wanted_views(ledger: dict[int, str], chosen: bool | None) -> SchemaStep:
     """The views that the schema is to have: as chosen, else as recorded, else all."""
     if chosen is None:
         chosen = ledger.get(_VIEWS) != NO_VIEWS.checksum
@@ -224,7 +224,7 @@ def _refuse_foreign(ledger: dict[int, str]) -> None:
         )
 
 
-def _apply(conn: psycopg.Connection[Any], step: Step) -> None:
+def _apply(conn: psycopg.Connection[Any], step: SchemaStep) -> None:
     """Runs one step and records it."""
     conn.execute(step.script.encode())
     conn.execute(
@@ -248,7 +248,7 @@ def _refuse_newer_functions(conn: psycopg.Connection[Any], relation: sql.Identif
         )
 
 
-def _replace_functions(conn: psycopg.Connection[Any], wanted: Step) -> None:
+def _replace_functions(conn: psycopg.Connection[Any], wanted: SchemaStep) -> None:
     """Replaces every function and view of the schema by those of the files; `wanted`: the readable views, or none.
 
     Objects outside the schema that depend on them are not dropped: the error names them, and nothing is changed.
