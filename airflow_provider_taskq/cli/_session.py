@@ -1,4 +1,4 @@
-"""One run of the command line: the database, the person who acts, and the form of the answer."""
+"""One run of the command line: the database, the actor, and the form of the answer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # at run time only when a command needs them: `--help` does n
     from rich.console import RenderableType
 
     from airflow_provider_taskq.queue import TaskQueue
+    from airflow_provider_taskq.queue.selection import AuditedQueue
 
 SECRETS = ("password", "sslpassword", "oauth_client_secret")
 
@@ -64,6 +65,12 @@ class Session:
             conn.autocommit, conn.read_only = True, read_only
             yield TaskQueue(conn)
 
+    def notify(self, *topics: str) -> None:
+        """Wakes the workers of topics. Call it after the commit, so that they see the change."""
+        with self.acting() as queue:
+            for topic in topics:
+                queue.notify(topic)
+
     def answer(self, document: Mapping[str, Any], *parts: RenderableType) -> None:
         """Prints the document with `--json`, else the tables and sentences."""
         from airflow_provider_taskq.cli._output import console, json_text, show
@@ -77,7 +84,7 @@ class Session:
 
 
 def actor() -> str:
-    """The name of the person who runs the command, also behind sudo."""
+    """The name of the operating-system user that runs the command, also behind sudo."""
     import getpass
 
     try:
@@ -86,15 +93,11 @@ def actor() -> str:
         return f"uid {os.getuid()}"
 
 
-def audit(queue: TaskQueue, action: str, topic: str | None, what: str, count: int) -> None:
-    """Writes an audit line if the role may. A producer has no right to it, and its pushes succeed without one."""
-    import psycopg
+def audited(queue: TaskQueue) -> AuditedQueue:
+    """Actions that write an audit line if the role may. A producer may not, and its pushes succeed without one."""
+    from airflow_provider_taskq.queue.selection import AuditedQueue
 
-    try:
-        with queue.conn.transaction():
-            queue.record_action(action, topic, what, count)
-    except psycopg.errors.InsufficientPrivilege:
-        return
+    return AuditedQueue(queue, audit_required=False)
 
 
 def without_password(dsn: str) -> str:

@@ -25,7 +25,14 @@ from airflow_provider_taskq.cli._output import ask, plural
 from airflow_provider_taskq.cli._session import Session, actor
 from airflow_provider_taskq.queue import Result, Revival, State, TaskQueue, selection
 from airflow_provider_taskq.queue.reports import TaskFilter
-from airflow_provider_taskq.queue.selection import MAX_TASKS, PURGEABLE, Action, ActionResult, Selection
+from airflow_provider_taskq.queue.selection import (
+    MAX_TASKS,
+    PURGEABLE,
+    WAKING_ACTIONS,
+    Action,
+    ActionResult,
+    Selection,
+)
 
 REVIVALS = tuple(Revival)
 RESULTS = tuple(result.name for result in Result)
@@ -213,9 +220,8 @@ def _apply(session: Session, action: Action, tasks: Selection, dry_run: bool) ->
     """Applies an action in one transaction, then wakes the workers; a dry run rolls back."""
     with session.acting(dry_run=dry_run) as queue:
         result = action.apply(queue, tasks)
-    if action.wakes and result.count and not dry_run:
-        with session.acting() as queue:  # after the commit, so that the workers see the change
-            queue.notify(tasks.topic)
+    if action.name in WAKING_ACTIONS and result.count and not dry_run:
+        session.notify(tasks.topic)
     return result
 
 

@@ -18,7 +18,7 @@ from airflow_provider_taskq.cli._options import (
     yes_option,
 )
 from airflow_provider_taskq.cli._output import ask, capped, facts, plural, sanitize, table
-from airflow_provider_taskq.cli._session import Session, audit
+from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.cli.tasks import TASK_COLUMNS, task_document, task_row
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.queue.reports import OwnerSummary
@@ -97,7 +97,7 @@ def show(session: Session, owner: str, after: int | None, size: int) -> None:
 def purge(session: Session, older_than: timedelta, dry_run: bool) -> None:
     with session.acting(dry_run=dry_run) as queue:
         count = queue.purge_owners(older_than)
-        audit(queue, "purge owners", None, f"no heartbeat for {format_exact(older_than)}", count)
+        audited(queue).record("purge owners", None, f"no heartbeat for {format_exact(older_than)}", count)
     sentence = f"{'Would purge' if dry_run else 'Purged'} {plural(count, 'owner')}."
     session.answer({"owners": count, "dry_run": dry_run}, sentence)
 
@@ -119,8 +119,7 @@ def release(session: Session, owner: str, dry_run: bool, yes: bool) -> None:
         ask(f"This ends the lease of {owner}, which holds {capped(found.held, HELD_CAP)} tasks.", yes=yes)
     with session.acting(dry_run=dry_run) as queue:
         current = queue.owner(owner)
-        count = queue.release(current) if current is not None and current.fence == found.fence else 0
-        audit(queue, "release", None, f"owner {owner}", count)
+        count = audited(queue).release(current) if current is not None and current.fence == found.fence else 0
     sentence = f"{'Would give' if dry_run else 'Gave'} back {plural(count, 'task')} of {owner}."
     session.answer({"owner": owner, "released": count, "dry_run": dry_run}, sentence)
 
@@ -131,9 +130,7 @@ def release(session: Session, owner: str, dry_run: bool, yes: bool) -> None:
 @click.pass_obj
 def expire(session: Session, grace: timedelta, dry_run: bool) -> None:
     with session.acting(dry_run=dry_run) as queue:
-        count = queue.expire(grace)
-        if count:
-            audit(queue, "expire", None, f"leases that lapsed more than {format_exact(grace)} ago", count)
+        count = audited(queue).expire(grace)
     verb = "would be" if dry_run else "was" if count == 1 else "were"
     session.answer(
         {"tasks": count, "dry_run": dry_run}, f"{plural(count, 'task')} {verb} taken back from lapsed leases."

@@ -19,7 +19,7 @@ from airflow_provider_taskq.cli._options import (
     topic_argument,
 )
 from airflow_provider_taskq.cli._output import plural, table
-from airflow_provider_taskq.cli._session import Session, audit
+from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.queue import Insertion, InvalidTask, Json, NewTask, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json
 from airflow_provider_taskq.queue.task_input import TASK_FIELDS, to_new_task
@@ -123,14 +123,11 @@ def push(
 
     def store(queue: TaskQueue) -> dict[str, Any]:
         if stream:
-            pushed = queue.push_stream(topic, tasks, Insertion(insertion))
-            document: dict[str, Any] = {"pushed": pushed.count, "first": pushed.first, "last": pushed.last}
-        else:
-            found = queue.push(topic, tasks, Insertion(insertion))
-            rows = [{"sequence": task.sequence, "identifier": task.identifier} for task in found]
-            document = {"pushed": len(found), "tasks": rows}
-        audit(queue, "push", topic, f"by {insertion}", document["pushed"])
-        return document
+            pushed = audited(queue).push_stream(topic, tasks, Insertion(insertion))
+            return {"pushed": pushed.count, "first": pushed.first, "last": pushed.last}
+        found = audited(queue).push(topic, tasks, Insertion(insertion))
+        rows = [{"sequence": task.sequence, "identifier": task.identifier} for task in found]
+        return {"pushed": len(found), "tasks": rows}
 
     document = _store_and_wake(session, topic, store, dry_run)
     sentence = f"{'Would push' if dry_run else 'Pushed'} {plural(document['pushed'], 'task')} into {topic}."
@@ -163,7 +160,7 @@ def offer(
 
     def store(queue: TaskQueue) -> list[dict[str, Any]]:
         offered = queue.offer_many(topic, tasks, if_exists=if_exists)
-        audit(queue, "offer", topic, f"if exists: {if_exists}", len(offered))
+        audited(queue).record("offer", topic, f"if exists: {if_exists}", len(offered))
         return [
             {"sequence": each.sequence, "identifier": task.identifier, "outcome": each.outcome}
             for task, each in zip(tasks, offered, strict=True)
@@ -182,8 +179,7 @@ def _store_and_wake(session: Session, topic: str, store: Callable[[TaskQueue], S
     with session.acting(dry_run=dry_run) as queue:
         stored = store(queue)
     if not dry_run:
-        with session.acting() as queue:  # after the commit, so that the workers see the tasks
-            queue.notify(topic)
+        session.notify(topic)
     return stored
 
 
@@ -222,7 +218,7 @@ def _tasks_of_lines(lines: Iterable[str]) -> Iterator[NewTask]:
 def drop(session: Session, /, topic: str, identifier: str, dry_run: bool) -> None:
     with session.acting(dry_run=dry_run) as queue:
         dropped = queue.drop(topic, identifier)
-        audit(queue, "drop", topic, f"identifier {identifier}", int(dropped))
+        audited(queue).record("drop", topic, f"identifier {identifier}", int(dropped))
     verb = "Would drop" if dry_run else "Dropped"
     sentence = f"{verb} {identifier} from {topic}." if dropped else f"{topic} has no waiting task of {identifier}."
     session.answer({"topic": topic, "identifier": identifier, "dropped": dropped, "dry_run": dry_run}, sentence)

@@ -9,7 +9,7 @@ import click
 from airflow_provider_taskq.cli._durations import format_age
 from airflow_provider_taskq.cli._options import DURATION, TOPIC, CommandGroup, dry_run_option, topic_argument
 from airflow_provider_taskq.cli._output import capped, plural, table
-from airflow_provider_taskq.cli._session import Session, audit
+from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.cli.push import payload_option
 from airflow_provider_taskq.cli.topics import summaries
 from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every
@@ -89,7 +89,7 @@ def install(
         )
         new_ticks = [(moment, NewTask(prefix, payload)) for moment in moments]
         count = queue.install_ticks(topic, prefix, schedule_hash, new_ticks)
-        audit(queue, "install ticks", topic, f"{prefix}/{schedule_hash}", count)
+        audited(queue).record("install ticks", topic, f"{prefix}/{schedule_hash}", count)
     verb = "Would install" if dry_run else "Installed"
     sentence = f"{verb} {plural(count, 'tick')} of {prefix}/{schedule_hash}, up to {moments[-1]:%Y-%m-%d %H:%M %Z}."
     document = {"topic": topic, "prefix": prefix, "config_hash": schedule_hash, "installed": count}
@@ -105,7 +105,7 @@ def install(
 def uninstall(session: Session, topic: str, prefix: str, config_hash: str, dry_run: bool) -> None:
     with session.acting(dry_run=dry_run) as queue:
         count = queue.uninstall_ticks(topic, prefix, config_hash)
-        audit(queue, "uninstall ticks", topic, f"{prefix}/{config_hash}", count)
+        audited(queue).record("uninstall ticks", topic, f"{prefix}/{config_hash}", count)
     sentence = f"{'Would remove' if dry_run else 'Removed'} {plural(count, 'tick')} of {prefix}/{config_hash}."
     document = {"topic": topic, "prefix": prefix, "config_hash": config_hash, "removed": count, "dry_run": dry_run}
     session.answer(document, sentence)

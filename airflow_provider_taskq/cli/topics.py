@@ -23,7 +23,7 @@ from airflow_provider_taskq.cli._options import (
     yes_option,
 )
 from airflow_provider_taskq.cli._output import ask, capped, facts, plural, table
-from airflow_provider_taskq.cli._session import Session, audit
+from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, UnknownTopic
 from airflow_provider_taskq.queue.policies import policy_fields
 from airflow_provider_taskq.queue.reports import TopicSummary
@@ -148,7 +148,7 @@ def create(session: Session, /, topic: str, **given: Any) -> None:
     with session.acting() as queue:
         new = queue.create_topic(topic, **_policy_changes(given))
         if new:
-            audit(queue, "create", topic, "the topic", 1)
+            audited(queue).record("create", topic, "the topic", 1)
     sentence = f"Created topic {topic}." if new else f"Topic {topic} exists; its policy is unchanged."
     session.answer({"topic": topic, "created": new}, sentence)
 
@@ -165,7 +165,7 @@ def alter(session: Session, /, topic: str, dry_run: bool, **given: Any) -> None:
     with session.acting(dry_run=dry_run) as queue:
         queue.alter_topic(topic, **changes)
         policy = queue.policy(topic)
-        audit(queue, "alter", topic, ", ".join(changes), 1)
+        audited(queue).record("alter", topic, ", ".join(changes), 1)
     sentence = f"The policy of {topic} {'would be' if dry_run else 'is now'}:"
     document = {"topic": topic, "policy": policy_fields(policy), "dry_run": dry_run}
     session.answer(document, sentence, facts(_policy_facts(policy)))
@@ -207,7 +207,7 @@ def drop(session: Session, topic: str, dry_run: bool, yes: bool) -> None:
             if not queue.drop_topic(topic):
                 raise UnknownTopic(f"topic {topic!r} does not exist any more")
         with session.acting() as queue:
-            audit(queue, "drop", topic, "the topic with its tasks", count)
+            audited(queue).record("drop", topic, "the topic with its tasks", count)
     sentence = f"{'Would remove' if dry_run else 'Removed'} {what}."
     session.answer({"topic": topic, "dropped": not dry_run, "tasks": count, "dry_run": dry_run}, sentence)
 
@@ -282,7 +282,7 @@ def _preview_move(session: Session, topic: str, target: str) -> None:
 def _answer_move(session: Session, topic: str, target: str, moved: bool, sentence: str) -> None:
     if moved:
         with session.acting() as queue:
-            audit(queue, "partition", topic, f"to {target} tables", queue.count_tasks(topic))
+            audited(queue).record("partition", topic, f"to {target} tables", queue.count_tasks(topic))
     session.answer({"topic": topic, "moved": moved, "dry_run": False}, sentence)
 
 
@@ -308,15 +308,10 @@ def resume(session: Session, topics: tuple[str, ...], dry_run: bool) -> None:
 def _set_paused(session: Session, topics: tuple[str, ...], *, paused: bool, dry_run: bool) -> None:
     """Pauses or resumes all topics, or none."""
     with session.acting(dry_run=dry_run) as queue:
-        change = queue.pause_topic if paused else queue.resume_topic
+        change = audited(queue).pause if paused else audited(queue).resume
         changed = {topic: change(topic) for topic in topics}
-        for topic, new in changed.items():
-            if new:
-                audit(queue, "pause" if paused else "resume", topic, "the topic", 1)
     if not paused and not dry_run:
-        with session.acting() as queue:  # after the commit, so that the workers see the change
-            for topic in changed:
-                queue.notify(topic)
+        session.notify(*changed)
     verb = ("would be " if dry_run else "") + ("paused" if paused else "resumed")
     unchanged = "was paused already" if paused else "was not paused"
     lines = [f"{topic}: {verb if new else unchanged}" for topic, new in changed.items()]

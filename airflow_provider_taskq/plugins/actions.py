@@ -17,7 +17,7 @@ from airflow_provider_taskq.plugins.schemas import (
     ExpireOptions,
     NoOptions,
     PriorityOptions,
-    PushOptions,
+    PushFormOptions,
     ReassignOptions,
     ReleaseOptions,
     RetryOptions,
@@ -28,12 +28,11 @@ from airflow_provider_taskq.plugins.serializers import Document
 from airflow_provider_taskq.plugins.session import ACTION_SECONDS, ApiError, acting
 from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, selection
 from airflow_provider_taskq.queue.reports import TaskFilter
-from airflow_provider_taskq.queue.selection import MAX_TASKS, Action, Selection
+from airflow_provider_taskq.queue.selection import MAX_TASKS, WAKING_ACTIONS, Action, AuditedQueue, Selection
 
 MAX_TEXT_BYTES = 64 * 1024  # of a revealed payload
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
 LAPSED_CAP = 1000  # to which lapsed leases are counted
-WAKES = ("push", "resume", "retry", "run_now")  # workers may have something to poll after these
 
 TROUBLED = (State.EXPIRED, State.FAILED, State.SUSPENDED)
 STATE_OF_STATUS = {"exhausted": State.FAILED, "running": State.ACTIVE} | {
@@ -80,9 +79,7 @@ def act(conn_id: str, text: RequestText, user: Actor) -> Document:
             preview = {"count": result.count, "capped": result.more, "token": result.token}
             return {**stamp, **preview, "sentence": f"{result.sentence}?"}
         _check_expected(result.count, request.expected)
-        if result.audit is not None:
-            queue.record_action(request.action, request.topic, result.audit, result.count)
-    if request.topic is not None and request.action in WAKES and result.count:
+    if request.topic is not None and request.action in WAKING_ACTIONS and result.count:
         # After the commit, so that the workers see the change. The action has succeeded also if this fails.
         with suppress(ApiError), acting(conn_id, user.get_name()) as queue:
             queue.notify(request.topic)
@@ -124,14 +121,12 @@ class PageResult:
     """The outcome of an action, or of its preview.
 
     :param sentence: what the action does, without the final punctuation.
-    :param audit: the audit line; None if the action has written it.
     :param more: whether further tasks match the filter.
     :param token: identifies the previewed owner registration. The browser sends it back with the confirmation.
     """
 
     count: int
     sentence: str
-    audit: str | None = None
     more: bool = False
     token: int | None = None
 
@@ -242,28 +237,27 @@ def _release(queue: TaskQueue, request: ActionRequest) -> PageResult:
         raise ApiError(409, f"{name} has no lease. It ended, or the name was never registered.")
     if request.confirm and request.token not in (None, owner.fence):
         raise ApiError(409, f"{name} has registered again since the preview: look again.")
-    count = queue.release(owner)
+    count = AuditedQueue(queue).release(owner)
     sentence = f"End the lease of {name} and hand out its {_count_tasks(count)} to other owners"
-    return PageResult(count, sentence, f"owner {name}", token=owner.fence)
+    return PageResult(count, sentence, token=owner.fence)
 
 
 def _expire(queue: TaskQueue, request: ActionRequest) -> PageResult:
     grace = timedelta(seconds=_options(ExpireOptions, request).grace_seconds)
     owners, _ = queue.count_lapsed(grace)
-    count = queue.expire(grace)
+    count = AuditedQueue(queue).expire(grace)
     leases = f"{owners:,}{'+' if owners >= LAPSED_CAP else ''} lapsed lease{'s' if owners != 1 else ''}"
-    return PageResult(count, f"Expire {leases} with {_count_tasks(count)}", f"{leases}, grace {grace}")
+    return PageResult(count, f"Expire {leases} with {_count_tasks(count)}")
 
 
 def _push(queue: TaskQueue, request: ActionRequest) -> PageResult:
-    topic, given = _topic(request), _options(PushOptions, request)
+    topic, given = _topic(request), _options(PushFormOptions, request)
     older = _older_tasks(queue, topic, given)
-    pushed = queue.push(topic, [given.new_task()], Insertion[given.insertion])
-    what = f"{given.identifier} by {given.insertion}" + (f", sequence {pushed[0].sequence}" if pushed else "")
-    return PageResult(len(pushed), f"Push {given.identifier} to {topic}{older}", what + older)
+    pushed = AuditedQueue(queue).push(topic, [given.new_task()], Insertion[given.insertion], older)
+    return PageResult(len(pushed), f"Push {given.identifier} to {topic}{older}")
 
 
-def _older_tasks(queue: TaskQueue, topic: str, given: PushOptions) -> str:
+def _older_tasks(queue: TaskQueue, topic: str, given: PushFormOptions) -> str:
     """What the push does to older tasks of its identifier, in words."""
     if given.insertion == "APPEND":
         return ""
@@ -277,17 +271,17 @@ def _older_tasks(queue: TaskQueue, topic: str, given: PushOptions) -> str:
 def _pause(queue: TaskQueue, request: ActionRequest) -> PageResult:
     topic = _topic(request)
     _options(NoOptions, request)
-    changed = queue.pause_topic(topic)
+    changed = AuditedQueue(queue).pause(topic)
     sentence = f"Pause {topic}: it hands out no task until it is resumed" + ("" if changed else " (paused already)")
-    return PageResult(int(changed), sentence, f"topic {topic}")
+    return PageResult(int(changed), sentence)
 
 
 def _resume(queue: TaskQueue, request: ActionRequest) -> PageResult:
     topic = _topic(request)
     _options(NoOptions, request)
-    changed = queue.resume_topic(topic)
+    changed = AuditedQueue(queue).resume(topic)
     sentence = f"Resume {topic}: it hands out tasks again" + ("" if changed else " (not paused)")
-    return PageResult(int(changed), sentence, f"topic {topic}")
+    return PageResult(int(changed), sentence)
 
 
 def _count_tasks(count: int) -> str:

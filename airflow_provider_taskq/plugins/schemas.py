@@ -133,7 +133,7 @@ class NoOptions(Body):
 _STORABLE_SECONDS = MAX_STORED_DURATION.total_seconds()
 
 
-class PushOptions(Body):
+class PushFormOptions(Body):
     """A new task; `payload` is JSON text."""
 
     identifier: str

@@ -1,7 +1,8 @@
-"""Actions on selected tasks: select, preview, apply and audit, for the command line and the page alike.
+"""Actions of an operator with their audit lines, for the command line and the page alike.
 
 A `Selection` names tasks by sequence, by a filter up to a bound, or by their state. An `Action` changes the tasks of a
-selection, and `apply` writes the audit line in the transaction of the change. The caller commits.
+selection. `AuditedQueue` has the actions on topics and owners. Each action writes its audit line in the transaction of
+the change. The caller commits.
 """
 
 import time
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 
+import psycopg
+
 from airflow_provider_taskq.queue.client import TaskQueue
-from airflow_provider_taskq.queue.models import Result, Revival, State
+from airflow_provider_taskq.queue.models import Insertion, NewTask, Owner, Pushed, Result, Revival, State, Task
 from airflow_provider_taskq.queue.reports import TaskFilter
 
 MAX_TASKS = 10_000  # that a filter selects for one action
@@ -25,6 +28,8 @@ PURGED_BY_DEFAULT = (
     *(State.FILTERED, State.RECREATED, State.REDUNDANT),
 )
 PURGEABLE = (State.READY, State.EXPIRED, *PURGED_BY_DEFAULT)
+# After these, workers may have something to poll: the caller notifies the topic, after its commit.
+WAKING_ACTIONS = frozenset({"push", "resume", "retry", "run_now"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,6 @@ class Action:
     :param states: the states of tasks that the action applies to.
     :param change: the call of the queue that changes the tasks of a selection; a retry returns its pairs of sequences.
     :param detail: what the audit line says after the selection, such as `by RESET`.
-    :param wakes: whether workers may have something to poll after it.
     :param locks: whether `apply` first locks tasks that a filter found. A purge checks and locks them itself.
     """
 
@@ -133,7 +137,6 @@ class Action:
     states: Sequence[State]
     change: Callable[[TaskQueue, Selection], int | Mapping[int, int]]
     detail: str = ""
-    wakes: bool = False
     locks: bool = True
 
     def preview(self, queue: TaskQueue, selection: Selection) -> ActionResult:
@@ -169,7 +172,7 @@ def retry(revival: Revival = Revival.RESET) -> Action:
     def change(queue: TaskQueue, tasks: Selection) -> Mapping[int, int]:
         return queue.revive(tasks.topic, _whole_state(tasks), revival, sequences=tasks.sequences)
 
-    return Action("retry", ENDED, change, f"by {revival.name}", wakes=True)
+    return Action("retry", ENDED, change, f"by {revival.name}")
 
 
 def reassign(result: Result) -> Action:
@@ -183,9 +186,7 @@ def reassign(result: Result) -> Action:
 
 def run_now() -> Action:
     """Makes waiting tasks due now."""
-    return Action(
-        "run_now", WAITING, lambda queue, tasks: queue.run_now(tasks.topic, tasks.sequences or ()), wakes=True
-    )
+    return Action("run_now", WAITING, lambda queue, tasks: queue.run_now(tasks.topic, tasks.sequences or ()))
 
 
 def set_priority(priority: int) -> Action:
@@ -213,3 +214,65 @@ def purge() -> Action:
 
 def _whole_state(tasks: Selection) -> State | None:
     return tasks.states[0] if tasks.sequences is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedQueue:
+    """Actions on topics and owners, each with its audit line.
+
+    :param audit_required: whether an action fails if the role may not write its audit line. A producer may not.
+    """
+
+    queue: TaskQueue
+    audit_required: bool = True
+
+    def push(self, topic: str, tasks: Iterable[NewTask], insertion: Insertion, detail: str = "") -> list[Task]:
+        """Pushes tasks. The audit line names a single task, and ends with `detail`."""
+        pushed = self.queue.push(topic, tasks, insertion)
+        what = f"by {insertion.name}"
+        if len(pushed) == 1:
+            what = f"{pushed[0].identifier} {what}, sequence {pushed[0].sequence}"
+        self.record("push", topic, what + detail, len(pushed))
+        return pushed
+
+    def push_stream(self, topic: str, tasks: Iterable[NewTask], insertion: Insertion) -> Pushed:
+        """Pushes any number of tasks in bounded memory."""
+        pushed = self.queue.push_stream(topic, tasks, insertion)
+        self.record("push", topic, f"by {insertion.name}", pushed.count)
+        return pushed
+
+    def pause(self, topic: str) -> bool:
+        """Pauses a topic. False if it is paused already."""
+        changed = self.queue.pause_topic(topic)
+        self.record("pause", topic, "the topic", int(changed))
+        return changed
+
+    def resume(self, topic: str) -> bool:
+        """Resumes a topic. False if it is not paused."""
+        changed = self.queue.resume_topic(topic)
+        self.record("resume", topic, "the topic", int(changed))
+        return changed
+
+    def release(self, owner: Owner) -> int:
+        """Ends the lease of an owner. Returns the number of tasks that become READY."""
+        count = self.queue.release(owner)
+        self.record("release", None, f"owner {owner.name}", count)
+        return count
+
+    def expire(self, grace: timedelta) -> int:
+        """Takes back the tasks of leases that lapsed more than `grace` ago. Without such a task, no audit line."""
+        count = self.queue.expire(grace)
+        if count:
+            self.record("expire", None, f"leases that lapsed more than {grace} ago", count)
+        return count
+
+    def record(self, action: str, topic: str | None, what: str, count: int) -> None:
+        """Writes an audit line."""
+        if self.audit_required:
+            self.queue.record_action(action, topic, what, count)
+            return
+        try:
+            with self.queue.conn.transaction():
+                self.queue.record_action(action, topic, what, count)
+        except psycopg.errors.InsufficientPrivilege:
+            pass
