@@ -110,7 +110,7 @@ class Consumer:
             self._runtime.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stops after the current events, and gives partitions back. Returns whether that was done in time.
+        """Stops after the current events, and releases the partitions. Returns whether that was done in time.
 
         Returns True if it does not run. If a handler calls it, it does not wait.
         """

@@ -28,7 +28,7 @@ class PartitionLeases(Protocol):
         """Extends all leases. Returns the fences of the partitions that are still held."""
 
     def release(self, lease: PartitionLease, error: BaseException | None) -> None:
-        """Gives a partition back."""
+        """Releases a partition."""
 
 
 class FencedPartitionLeases(PartitionLeases):

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ConsumerRuntime:
-    """Runtime of one consumer: its thread renews and acquires leases, starts loops, and gives partitions back.
+    """Runtime of one consumer: its thread renews and acquires leases, starts loops, and releases partitions.
 
     `errors` has the errors that ended loops, by partition; -1 for an error that ended the consumer.
     """
@@ -118,7 +118,7 @@ class ConsumerRuntime:
                 self._loops = [loop for loop in self._loops if loop.thread.is_alive()]
 
     def _renew(self) -> None:
-        """Renews the leases, stops the loops that have lost theirs, and gives back those that have ended."""
+        """Renews the leases, stops loops without one, and releases the partitions of loops that have ended."""
         began = time.monotonic()
         held = self._leases.renew()
         self._renewed = began
@@ -162,7 +162,7 @@ class ConsumerRuntime:
             loop.stop()
 
     def _release(self, loop: PartitionLoop) -> None:
-        """Gives back the partition of a loop that has ended, with its error if there is one."""
+        """Releases the partition of a loop that has ended, with its error if there is one."""
         self._leases.release(loop.lease, loop.error)
         self._loops.remove(loop)
         if loop.lease.generation == self._generation:

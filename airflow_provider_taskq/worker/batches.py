@@ -144,7 +144,7 @@ class Batch:
         """Reports code that runs for this batch, while the block runs.
 
         The worker logs the stack if the batch takes too long: that of this thread, or what `stack()` returns. It calls
-        `cancel` if it gives the batch up. A handler with threads of its own reports them with this; the worker knows
+        `cancel` if it abandons the batch. A handler with threads of its own reports them with this; the worker knows
         the thread that it calls the handler in.
         """
         activity = Activity(name, stack or stack_of(threading.get_ident()), cancel)
@@ -162,7 +162,7 @@ class Batch:
             return list(self._activities.values())
 
     def cancel(self) -> None:
-        """Gives the batch up: sets `cancelled`, and cancels what can be cancelled."""
+        """Sets `cancelled`, and cancels the activities that can be cancelled."""
         self.cancelled.set()
         for activity in self.activities():
             if activity.cancel is not None:
@@ -171,24 +171,24 @@ class Batch:
     def result_of(self, outcome: Any, name: str) -> Any:
         """Waits for a Future and returns its result. Returns any other outcome as it is.
 
-        Raises the exception of the Future, and CancelledError if it was cancelled. If the worker gives the batch up
+        Raises the exception of the Future, and CancelledError if it was cancelled. If the worker abandons the batch
         meanwhile, the Future is cancelled, and the wait ends with RuntimeError.
         """
         if not isinstance(outcome, Future):
             return outcome
         ended = threading.Event()
 
-        def give_up() -> None:
+        def abandon() -> None:
             outcome.cancel()
             ended.set()
 
         outcome.add_done_callback(lambda _: ended.set())
-        with self.running(f"a Future of {name}", cancel=give_up):
-            if self.cancelled.is_set():  # cancelled before `running` registered give_up
-                give_up()
+        with self.running(f"a Future of {name}", cancel=abandon):
+            if self.cancelled.is_set():  # cancelled before `running` registered abandon
+                abandon()
             ended.wait()
         if not outcome.done():
-            raise RuntimeError(f"the batch was given up before the Future of {name} was completed")
+            raise RuntimeError(f"the batch was abandoned before the Future of {name} was completed")
         return outcome.result()
 
     def adopt(self, other: "Batch", task: Task) -> None:

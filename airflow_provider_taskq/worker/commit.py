@@ -228,7 +228,7 @@ class BatchCommitter:
         self._runtime.listeners.on_complete(batch.trace, decisions)
 
     def fail(self, batch: InFlightBatch, error: BaseException) -> None:
-        """Commits FAILURE for all tasks. If even that fails, the lease is given up, with all that it holds."""
+        """Commits FAILURE for all tasks. If even that fails, the lease is abandoned, with all its batches."""
         tasks = batch.batch.tasks
         failed = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
         try:

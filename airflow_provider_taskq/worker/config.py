@@ -16,7 +16,7 @@ class Pending(StrEnum):
 
     FINISH = "FINISH"  # handles them first
     FAIL = "FAIL"  # fails them; the policy of their topic may retry them
-    RELEASE = "RELEASE"  # gives them back, in their old place
+    RELEASE = "RELEASE"  # releases them: they are ready again, in their old place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

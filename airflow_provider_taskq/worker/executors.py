@@ -22,7 +22,7 @@ from airflow_provider_taskq.worker.handlers import (
 from airflow_provider_taskq.worker.processes import ProcessHandler
 from airflow_provider_taskq.worker.threads import EventLoopThread, ThreadPool
 
-_ABANDONED = Decision(Result.FAILURE, error="the batch was given up")
+_ABANDONED = Decision(Result.FAILURE, error="the batch was abandoned")
 
 
 def each(
@@ -87,7 +87,7 @@ class ThreadHandler:
         self._lock = threading.Lock()
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decision on each task. Starts no more tasks once the batch is given up."""
+        """Returns the decision on each task. Starts no more tasks once the batch is abandoned."""
         if self._threads == 1 or len(batch.tasks) == 1:
             started = {task: self._start(task, batch) for task in batch.tasks if not batch.cancelled.is_set()}
             return {task: self._finish(outcome, batch) for task, outcome in started.items()}
@@ -164,7 +164,7 @@ class ExecutorHandler(ThreadHandler):
     def _decide(self, submitted: Future[Decision | Future[Outcome]], batch: Batch) -> Decision:
         try:
             return self._finish(batch.result_of(submitted, name_of(self._function)), batch)
-        except BaseException as error:  # noqa: BLE001 -- the batch was given up, or the executor cancelled the call
+        except BaseException as error:  # noqa: BLE001 -- the batch was abandoned, or the executor cancelled the call
             return decision_on(error)
 
 
@@ -213,5 +213,5 @@ class AsyncHandler:
             except BaseException as error:
                 running = asyncio.current_task()
                 if running is not None and running.cancelling():
-                    raise  # the batch was given up
+                    raise  # the batch was abandoned
                 return decision_on(error, self._success_on)

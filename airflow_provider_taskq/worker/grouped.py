@@ -62,8 +62,8 @@ class _HandlerFailed(Exception):
 class GroupMode(StrEnum):
     """What an error does to the later tasks of its group."""
 
-    ALL = "all"  # nothing: they are handled
-    FAIL_FIRST = "fail_first"  # they are given back until the next run
+    ALL = "all"  # they are handled all the same
+    FAIL_FIRST = "fail_first"  # they are released until the next run
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class GroupedWorker(PeriodicService):
 
     The handler takes a task, or a task and the queue of the transaction that ends it, and decides as a worker's does.
     It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop` waits for it. A
-    group is kept back whole while a task of it waits for a retry or has no attempts left.
+    group is left out as a whole while a task of it waits for a retry or has no attempts left.
 
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
 
@@ -102,8 +102,8 @@ class GroupedWorker(PeriodicService):
     :param success_on: types of errors that mean SUCCESS, unless a rule matches.
     :param cleanup: time between removals of expired errors (see `TaskQueue.purge_past_ttl`), None for never. The first
         one comes `cleanup_initial_delay` after the start.
-    :param cluster_lock: lets one program at a time handle the topic; others skip their runs meanwhile. A run gives the
-        lock back at its end. After a crash the lock is free when this time is over, so it must be longer than any run.
+    :param cluster_lock: lets one program at a time handle the topic; others skip their runs meanwhile. A run releases
+        the lock at its end. After a crash the lock is free when this time is over, so it must be longer than any run.
         With None several programs handle different groups at once.
     :param call_timeout: see `Worker`. :param handler_statement_timeout: the same, for statements of a handler that
         takes the queue.
@@ -208,7 +208,7 @@ class GroupedWorker(PeriodicService):
                 queue.unlock(name, self.name)
 
     def _poll_groups(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
-        """Polls groups and sorts them. The tasks beyond the size are given back in the same transaction."""
+        """Polls groups and sorts them. Releases the tasks beyond the size in the same transaction."""
         self._unsortable = {}
         with queue.conn.transaction():
             polled = queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
@@ -238,17 +238,17 @@ class GroupedWorker(PeriodicService):
     def _handle_group(self, queue: TaskQueue, owner: Owner, group: list[Task], result: GroupedRun) -> None:
         for place, task in enumerate(group):
             if self.is_stopping:
-                self._give_back(queue, owner, group[place:], result)
+                self._release_rest(queue, owner, group[place:], result)
                 return
             if self._handle_task(queue, owner, task):
                 result.succeeded += 1
                 continue
             result.failed += 1
             if self.mode is GroupMode.FAIL_FIRST:
-                self._give_back(queue, owner, group[place + 1 :], result)
+                self._release_rest(queue, owner, group[place + 1 :], result)
                 return
 
-    def _give_back(self, queue: TaskQueue, owner: Owner, rest: list[Task], result: GroupedRun) -> None:
+    def _release_rest(self, queue: TaskQueue, owner: Owner, rest: list[Task], result: GroupedRun) -> None:
         queue.release_tasks(owner, rest)
         result.left += len(rest)
 

@@ -27,7 +27,7 @@ class WorkHandler(Protocol):
     def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
         """Returns a decision for each task of the batch, or a Future of these. An exception is a FAILURE of all tasks.
 
-        Any thread may complete the Future. The worker cancels the Future if it gives the batch up.
+        Any thread may complete the Future. The worker cancels the Future if it abandons the batch.
         """
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ class Token(Protocol):
     """The right to have one batch in flight."""
 
     def release(self) -> None:
-        """Gives the token back. A second call does nothing."""
+        """Returns the token to its limiter. A second call does nothing."""
 
 
 class Limiter(Protocol):
@@ -74,8 +74,8 @@ class PriorityLimiter:
             self._changed.notify_all()  # there may be a token for the next request, too
         return _LimitedToken(self)
 
-    def give_back(self) -> None:
-        """Makes one token available."""
+    def release(self) -> None:
+        """Makes one token available again."""
         with self._changed:
             self._free += 1
             self._changed.notify_all()
@@ -103,7 +103,7 @@ class _LimitedToken:
         with self._lock:
             limiter, self._limiter = self._limiter, None
         if limiter is not None:
-            limiter.give_back()
+            limiter.release()
 
 
 class _UnlimitedToken:

@@ -81,13 +81,13 @@ class ProcessHandler:
             idle.put(process if process is not None and process.is_alive() else None)
 
     def _call(self, process: "_ChildProcess", task: Task, batch: Batch) -> Decision:
-        """Handles one task in a process, which is killed if the batch is given up meanwhile."""
+        """Handles one task in a process, which is killed if the batch is abandoned meanwhile."""
         name = f"{name_of(self._function)} for task {task.sequence} in process {process.pid}"
         turn = _Turn(process)
         try:
             with batch.running(name, process.stack, turn.kill):
                 if batch.cancelled.is_set():
-                    return Decision(Result.FAILURE, error="the batch was given up")
+                    return Decision(Result.FAILURE, error="the batch was abandoned")
                 return process.call(task, batch)
         finally:
             turn.end()

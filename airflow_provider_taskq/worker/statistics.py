@@ -15,7 +15,7 @@ class WorkerStatistics:
     """A worker's counters since it was created: tasks by result, batches, and the seconds that handlers took.
 
     The times are those of the last 1,000 batches, and 0 before the first. `in_flight` counts tasks that are handled or
-    prefetched. `given_up` counts tasks that were lost with a lease or abandoned at a stop; they are polled again.
+    prefetched. `abandoned` counts tasks that were lost with a lease or abandoned at a stop; they are polled again.
     """
 
     handled: int
@@ -23,7 +23,7 @@ class WorkerStatistics:
     filtered: int
     suspended: int
     failed: int
-    given_up: int
+    abandoned: int
     in_flight: int
     batches: int
     minimum: float
@@ -41,14 +41,14 @@ class WorkerCounters:
     def __init__(self) -> None:
         self._results: Counter[Result] = Counter()
         self._times: deque[float] = deque(maxlen=_KEPT_TIMES)
-        self._batches = self._in_flight = self._given_up = self._begun = self._polling = 0
+        self._batches = self._in_flight = self._abandoned = self._started = self._polling = 0
         self._lock = threading.Lock()
 
     def polled(self, tasks: int) -> None:
         """Counts a batch of this many tasks that was polled."""
         with self._lock:
             self._in_flight += tasks
-            self._begun += 1
+            self._started += 1
 
     def handled(self, seconds: float) -> None:
         """Counts a batch whose handler took this many seconds."""
@@ -57,12 +57,12 @@ class WorkerCounters:
             self._times.append(seconds)
 
     def ended(self, tasks: int, results: Iterable[Result]) -> None:
-        """Counts the end of a batch: the results that were committed; the rest of its tasks was given up."""
+        """Counts the end of a batch: the results that were committed; the rest of its tasks was abandoned."""
         counted = Counter(results)
         with self._lock:
             self._in_flight -= tasks
             self._results.update(counted)
-            self._given_up += tasks - counted.total()
+            self._abandoned += tasks - counted.total()
 
     def poll_begins(self, completing: int, retried: bool = False) -> int | None:
         """Counts a poll that begins, and returns a mark for `poll_ended`; None if other tasks are in flight.
@@ -72,31 +72,31 @@ class WorkerCounters:
         """
         with self._lock:
             self._polling += not retried
-            return self._begun if self._in_flight == completing else None
+            return self._started if self._in_flight == completing else None
 
     def is_quiet(self, quiet: int | None) -> bool:
         """Whether nothing was in flight, and no other poll ran, since the poll of this mark began."""
         with self._lock:
-            return quiet == self._begun and self._polling == 1 and not self._in_flight
+            return quiet == self._started and self._polling == 1 and not self._in_flight
 
     def poll_ended(self, quiet: int | None) -> bool | None:
         """Counts the end of a poll. True if nothing was in flight during it; None if something is in flight now."""
         with self._lock:
             self._polling -= 1
-            return None if self._polling or self._in_flight else quiet == self._begun
+            return None if self._polling or self._in_flight else quiet == self._started
 
     def snapshot(self) -> WorkerStatistics:
         """The counters as they are now."""
         with self._lock:
             results, times = Counter(self._results), sorted(self._times)
-            batches, in_flight, given_up = self._batches, self._in_flight, self._given_up
+            batches, in_flight, abandoned = self._batches, self._in_flight, self._abandoned
         return WorkerStatistics(
             handled=results.total(),
             succeeded=results[Result.SUCCESS],
             filtered=results[Result.FILTER],
             suspended=results[Result.SUSPENSION],
             failed=results[Result.FAILURE],
-            given_up=given_up,
+            abandoned=abandoned,
             in_flight=in_flight,
             batches=batches,
             minimum=percentile(times, 0),

@@ -115,7 +115,7 @@ class EventLoopThread:
     def run(self, awaitable: Awaitable[T], batch: Batch, name: str) -> T:
         """Awaits on the loop, with the context variables of this thread, and returns the result.
 
-        What is awaited is cancelled if the batch is given up.
+        What is awaited is cancelled if the batch is abandoned.
         """
         future = asyncio.run_coroutine_threadsafe(_in_context(copy_context(), awaitable), self._started())
 

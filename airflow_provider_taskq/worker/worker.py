@@ -158,7 +158,7 @@ class Worker:
             return True
 
     def stop(self, timeout: timedelta | None = GRACE) -> bool:
-        """Stops: begins no new batch, waits for batches in flight, and gives back all that it still holds.
+        """Stops: starts no new batch, waits for batches in flight, and releases the other tasks.
 
         A timeout of None waits for as long as the batches take. A timeout of 0 also ends the wait of another `stop`. A
         handler that is abandoned runs on, but its decisions are ignored. Returns False if the worker did not run.

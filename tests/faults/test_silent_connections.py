@@ -130,7 +130,7 @@ def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
     until(lambda: queue.owners()[0].lease_until > before.lease_until)
     go_on.set()
     until(lambda: all_succeeded(queue))
-    assert worker.statistics().given_up == 0
+    assert worker.statistics().abandoned == 0
 
 
 def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
@@ -148,7 +148,7 @@ def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
     worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 3)
     assert started.wait(20)
     proxy.freeze("heartbeat")
-    until(lambda: worker.statistics().given_up == 1)
+    until(lambda: worker.statistics().abandoned == 1)
     expired = queue.register("other", SECOND * 60)  # taken by the worker's expiry: it ran after its own lease lapsed
     queue.conn.execute(
         "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 h' WHERE name = 'other'"
@@ -174,7 +174,7 @@ def test_a_lease_that_was_lost_by_the_clock_is_taken_once_heartbeats_get_through
     worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 3, workers=2)
     assert started.wait(20)
     proxy.freeze("heartbeat")
-    until(lambda: worker.statistics().given_up == 1)
+    until(lambda: worker.statistics().abandoned == 1)
     proxy.thaw()
     until(lambda: all_succeeded(queue))  # by the other thread, as the first one is still busy
     go_on.set()

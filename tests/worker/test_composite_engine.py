@@ -1,4 +1,4 @@
-"""Batches of a composite in flight: how many, and how they end when it is closed or a batch is given up."""
+"""Batches of a composite in flight: how many, and how they end when it is closed or a batch is abandoned."""
 
 import asyncio
 import subprocess
@@ -149,13 +149,13 @@ def test_close_fails_the_batches_in_flight_where_that_is_wished(gate: Gate, conc
 
 def test_a_batch_that_is_given_up_ends_at_once_and_its_later_steps_never_begin(gate: Gate) -> None:
     seen: list[Task] = []
-    composite = Composite("giving up", concurrency=1).with_batch(gate, name="wait").with_step(seen.append, after="wait")
+    composite = Composite("abandoned", concurrency=1).with_batch(gate, name="wait").with_step(seen.append, after="wait")
     given = batch()
     landing = composite.submit(given)
     gate.wait_for_begin()
     assert "step wait" in [each.name for each in given.activities()]
     given.cancel()
-    with pytest.raises(InterruptedError, match="was given up"):
+    with pytest.raises(InterruptedError, match="was abandoned"):
         landing.result(SECONDS)
     composite.close()  # does not wait for it
     gate.open.set()
@@ -178,7 +178,7 @@ def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
     assert started.wait(SECONDS)
     given.cancel()
     assert cancelled.wait(SECONDS)
-    with pytest.raises(InterruptedError, match="was given up"):
+    with pytest.raises(InterruptedError, match="was abandoned"):
         landing.result(SECONDS)
     composite.close()
 

@@ -33,14 +33,14 @@ def filtered_elsewhere(_: Task) -> "Future[Any]":
     return completed_elsewhere(Result.FILTER)
 
 
-def give_up_once(batch: Batch, count: int) -> None:
-    """Gives the batch up from another thread, once so much runs for it."""
+def abandon_when_running(batch: Batch, count: int) -> None:
+    """Abandons the batch from another thread, once `count` activities run for it."""
 
-    def give_up() -> None:
+    def abandon() -> None:
         until(lambda: len(batch.activities()) >= count)
         batch.cancel()
 
-    threading.Thread(target=give_up).start()
+    threading.Thread(target=abandon).start()
 
 
 OUTCOMES = [
@@ -91,7 +91,7 @@ def test_the_wait_for_a_future_ends_when_the_batch_is_given_up(when: str) -> Non
     future: Future[Result] = Future()
     given = Batch([task(1)])
     if when == "while":
-        give_up_once(given, 1)
+        abandon_when_running(given, 1)
     else:
         given.cancel()
     made = batch(lambda _: future)
@@ -104,9 +104,9 @@ def test_the_wait_for_a_future_that_runs_ends_when_the_batch_is_given_up() -> No
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # as an executor does: now it cannot be cancelled
     batch = Batch([task(1)])
-    give_up_once(batch, 1)
+    abandon_when_running(batch, 1)
     [made] = each(lambda _: future).handle(batch).values()
-    assert "given up before the Future" in str(made.error)
+    assert "abandoned before the Future" in str(made.error)
 
 
 def test_a_worker_commits_what_a_future_is_completed_with(dsn: str, queue: TaskQueue) -> None:
@@ -281,8 +281,8 @@ def test_a_step_of_a_composite_stops_waiting_for_its_future_when_the_batch_is_gi
     def wait(_: Task) -> "Future[Result]":
         return future
 
-    give_up_once(batch, 2)
-    with pytest.raises(InterruptedError, match="given up"):
+    abandon_when_running(batch, 2)
+    with pytest.raises(InterruptedError, match="abandoned"):
         composite.handle(batch)
     until(future.cancelled)
     composite.close()

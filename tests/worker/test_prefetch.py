@@ -93,7 +93,7 @@ def test_a_stop_fails_what_is_ready_where_it_is_to(queue: TaskQueue, stopped: tu
 def test_a_stop_gives_back_what_is_ready_where_it_is_to(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
     assert [state for _, state in states(queue)] == [State.SUCCEEDED, *[State.READY] * 3]
     assert everything(queue)[1].attempt == 0
-    assert stopped[0].statistics().given_up == 2
+    assert stopped[0].statistics().abandoned == 2
 
 
 def test_a_batch_that_does_not_end_in_time_is_given_back_with_what_is_ready(
@@ -119,7 +119,7 @@ def test_a_lost_lease_takes_what_is_ready_along_and_all_is_polled_again(
     until(lambda: worker.statistics().in_flight == 3)
     queue.conn.execute("UPDATE taskq_internal.owner SET fence = NULL WHERE fence IS NOT NULL")
     queue.conn.execute("UPDATE taskq_internal.live SET holder = NULL WHERE holder IS NOT NULL")
-    until(lambda: worker.statistics().given_up == 3)
+    until(lambda: worker.statistics().abandoned == 3)
     gate.open.set()
     until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 3)
 

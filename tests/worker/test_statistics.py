@@ -18,7 +18,7 @@ def test_a_worker_counts_what_it_handled_by_result(queue: TaskQueue, make_worker
     until(lambda: worker.statistics().handled == 5)
     found = worker.statistics()
     assert (found.succeeded, found.failed, found.filtered, found.suspended) == (2, 1, 1, 1)
-    assert (found.in_flight, found.given_up, found.batches) == (0, 0, 3)
+    assert (found.in_flight, found.abandoned, found.batches) == (0, 0, 3)
     assert 0 < found.minimum <= found.median <= found.p95 <= found.maximum
 
 

@@ -203,4 +203,4 @@ def test_a_thread_that_is_stuck_when_its_lease_is_lost_is_replaced_at_its_limit_
     queue.register(queue.owners()[0].name)  # locks the worker out, which it finds at its next heartbeat
     until(lambda: states(queue) == [("hangs", State.ACTIVE), ("next", State.SUCCEEDED)])
     go_on.set()
-    assert worker.statistics().given_up == 1
+    assert worker.statistics().abandoned == 1

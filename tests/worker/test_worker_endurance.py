@@ -116,7 +116,7 @@ def test_a_stop_gives_back_what_does_not_end_in_time_and_its_handler_changes_not
     go_on.set()
     assert ended.wait(10)
     assert known(queue, task).state is State.READY
-    assert worker.statistics().given_up == 1
+    assert worker.statistics().abandoned == 1
 
 
 def test_a_lease_is_kept_while_a_handler_runs_for_longer(queue: TaskQueue, make_worker: MakeWorker) -> None:
@@ -164,7 +164,7 @@ def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
         successor = queue.register("successor")
         assert queue.poll("work", successor) == [task]
     assert cancelled.wait(10)
-    until(lambda: worker.statistics().given_up == 1)
+    until(lambda: worker.statistics().abandoned == 1)
     queue.push("work", ["b"])
     assert effects() == []
     assert queue.held(successor) == [task]
@@ -195,7 +195,7 @@ def test_what_a_lost_lease_left_under_its_name_is_taken_over_and_handled(
     worker.start()
     assert started.wait(10)
     queue.register(queue.owners()[0].name)  # locks the worker out, and keeps its task ACTIVE
-    until(lambda: worker.statistics().given_up == 1)
+    until(lambda: worker.statistics().abandoned == 1)
     go_on.set()
     until(lambda: states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)])
     assert sorted(seen) == ["a", "a", "b"]

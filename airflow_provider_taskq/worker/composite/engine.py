@@ -68,7 +68,7 @@ class CompositeEngine:
         return future
 
     def close(self) -> None:
-        """Waits for the batches in flight that are not given up, or fails them. Ends the threads."""
+        """Waits for the batches in flight that are not abandoned, or fails them. Ends the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -88,12 +88,12 @@ class CompositeEngine:
         def stopped() -> bool:
             return future.done() or batch.cancelled.is_set()
 
-        def give_up() -> None:
-            self._end(future, InterruptedError(f"a batch of composite {self._definition.name!r} was given up"))
+        def abandon() -> None:
+            self._end(future, InterruptedError(f"a batch of composite {self._definition.name!r} was abandoned"))
 
         outcome: Mapping[Task, Decision] | BaseException
         try:
-            with batch.running(f"composite {self._definition.name}", cancel=give_up):
+            with batch.running(f"composite {self._definition.name}", cancel=abandon):
                 outcome = CompositeRun(self._definition, batch, self._threads, stopped).decisions()
         except BaseException as error:  # noqa: BLE001 -- it is raised where the Future is waited for
             outcome = error

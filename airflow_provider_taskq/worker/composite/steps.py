@@ -213,7 +213,7 @@ async def _await_each(step: Step, tasks: Sequence[Task], batch: Batch) -> dict[T
         except BaseException as error:  # also SystemExit, which would end the event loop
             running = asyncio.current_task()
             if running is not None and running.cancelling():
-                raise  # the batch was given up
+                raise  # the batch was abandoned
             return decision_on(error)
 
     if step.mode is StepMode.SEQUENTIAL:

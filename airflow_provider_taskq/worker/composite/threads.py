@@ -69,7 +69,7 @@ class CompositeThreads:
         shared.finish()
 
     def run_awaitable(self, awaitable: Awaitable[T], batch: Batch) -> T:
-        """Awaits on the event loop of the composite. It is cancelled if the batch is given up."""
+        """Awaits on the event loop of the composite. It is cancelled if the batch is abandoned."""
         return self._loop.run(awaitable, batch, "a coroutine on the event loop")
 
     def close(self) -> None:
