@@ -42,8 +42,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.spark.composite import by_composite
 from airflow_provider_taskq.spark.drain import drain
-from airflow_provider_taskq.spark.errors import describe_error
-from airflow_provider_taskq.spark.session import Transform
+from airflow_provider_taskq.spark.session import Transform, describe_error
 from airflow_provider_taskq.spark.transforms import BatchTransform, TaskTransform, by_task, in_arrow, in_pandas
 from airflow_provider_taskq.worker.composite import Composite
 

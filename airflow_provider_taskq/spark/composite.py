@@ -1,17 +1,23 @@
 """Composites on Spark: their steps run on executors, on batches of the tasks of a partition."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
 from airflow_provider_taskq.spark.commit import DriverActions, commit_on_driver
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.data_source import TaskQDataSource
 from airflow_provider_taskq.spark.follow_ups import FollowUpWriter, follow_up
 from airflow_provider_taskq.spark.staging import StagedAttempt, successful_attempts
 from airflow_provider_taskq.spark.transforms import (
@@ -29,6 +35,10 @@ from airflow_provider_taskq.worker.filters import readable
 from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
 
 BATCH_SIZE = 1_000
+
+_DECISIONS = StructType([StructField("sequence", LongType()), StructField("result", StringType())])
+_used_numbers: set[int] = set()
+_lock = threading.Lock()
 
 SendToDriver = Callable[[DriverActions], object]
 
@@ -198,3 +208,41 @@ class CompositeWriter(FollowUpWriter):
             commit_on_driver(self.decisions, successful_attempts(messages), actions)
         else:
             super().commit(messages)
+
+
+@contextmanager
+def composite_source(
+    spark: SparkSession, connection_info: ConnectionInfo, transform: CompositeTransform
+) -> Iterator[str]:
+    """Registers a data source whose writer decides tasks by a composite; yields the name of its format.
+
+    No other drain uses the name until the block ends. Spark cannot remove a data source, so names are reused: a
+    session has as many of them as it had drains at the same time.
+    """
+    with _lock:
+        number = next(each for each in count(1) if each not in _used_numbers)
+        _used_numbers.add(number)
+    try:
+        name = f"taskq_composite_{number}"
+        pickled = cloudpickle.dumps(transform)  # type: ignore[no-untyped-call]
+        spark.dataSource.register(_composite_source(connection_info, name, pickled))
+        yield name
+    finally:
+        with _lock:
+            _used_numbers.discard(number)
+
+
+def _composite_source(connection_info: ConnectionInfo, name: str, pickled: bytes) -> type[TaskQDataSource]:
+    # A function defines the class, so that Python pickles it by value: see `TaskQDataSource.with_connection`.
+    class CompositeSource(TaskQDataSource.with_connection(connection_info, name)):  # type: ignore[misc]
+        """The data source of one drain through a composite."""
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            """The writer that gets tasks, and decides them."""
+            if self.options.get("mode") != "complete" or schema.names != list(TASK_COLUMNS):
+                raise TaskQueueError(f"format {name} takes the tasks of one drain: call drain() with the composite")
+            writer = TaskQDataSource.writer(self, _DECISIONS, overwrite)
+            assert isinstance(writer, CompleteWriter)  # noqa: S101
+            return CompositeWriter(writer, pickled)
+
+    return CompositeSource

@@ -1,7 +1,8 @@
-"""The Spark data source `taskq`."""
+"""The Spark data source `taskq`, and the one that drains register with their own connection."""
 
 from typing import ClassVar
 
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -13,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.follow_ups import COLUMNS, FollowUpWriter
 from airflow_provider_taskq.spark.options import HeldOptions, PushOptions, parse_mode
 from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, TasksOptions, TasksReader
 from airflow_provider_taskq.spark.streams import (
@@ -22,7 +24,10 @@ from airflow_provider_taskq.spark.streams import (
     LogReader,
     PushStreamWriter,
 )
+from airflow_provider_taskq.spark.transforms import check_names
 from airflow_provider_taskq.spark.writers import CompleteWriter, PushWriter
+
+_registered: list[ConnectionInfo] = []
 
 
 class TaskQDataSource(DataSource):
@@ -127,3 +132,35 @@ class TaskQDataSource(DataSource):
 def _check_schema(schema: StructType, fixed: StructType, mode: str) -> None:
     if schema.simpleString() != fixed.simpleString():
         raise TaskQueueError(f"format taskq, mode {mode}: the schema cannot be changed: {fixed.simpleString()}")
+
+
+def register_source(spark: SparkSession, connection_info: ConnectionInfo) -> str:
+    """Registers the data source with this connection, and returns the name of its format.
+
+    Each database has its own format name, so drains to several databases can share a session with its `taskq` format.
+    """
+    if connection_info not in _registered:
+        _registered.append(connection_info)
+    name = f"taskq_drain_{_registered.index(connection_info) + 1}"
+    spark.dataSource.register(_drain_source(connection_info, name))
+    return name
+
+
+def _drain_source(connection_info: ConnectionInfo, name: str) -> type[TaskQDataSource]:
+    # A function defines the class, so that Python pickles it by value: see `TaskQDataSource.with_connection`.
+    class DrainSource(TaskQDataSource.with_connection(connection_info, name)):  # type: ignore[misc]
+        """The data source of drains."""
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            """The writer of decisions, with follow-ups if the schema has columns for them."""
+            if self.options.get("mode") != "complete":
+                return TaskQDataSource.writer(self, schema, overwrite)
+            check_names(schema.names)
+            decisions = StructType([each for each in schema.fields if each.name not in COLUMNS])
+            writer = TaskQDataSource.writer(self, decisions, overwrite)
+            if len(decisions.fields) == len(schema.fields):
+                return writer
+            assert isinstance(writer, CompleteWriter)  # noqa: S101
+            return FollowUpWriter(writer)
+
+    return DrainSource

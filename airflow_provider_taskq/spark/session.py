@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +14,13 @@ import psycopg
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.readwriter import DataFrameReader
 
+from airflow_provider_taskq import queue as queue_package
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.claimer import ParallelClaimer
-from airflow_provider_taskq.spark.composite import CompositeTransform
+from airflow_provider_taskq.spark.composite import CompositeTransform, composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.drain_source import composite_source, register_source
-from airflow_provider_taskq.spark.errors import queue_error
+from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.transforms import TASK_COLUMNS, TaskTransform
 from airflow_provider_taskq.spark.writers import abandon_stage
@@ -32,6 +33,10 @@ PARTITION_CALLS = 10_000  # if a function is called for each task
 DEFAULT_LEASE = timedelta(minutes=5)
 
 Transform = Callable[[DataFrame], DataFrame]
+
+# The last line of a Python trace, as Spark quotes it from a worker.
+_QUEUE_ERROR = re.compile(r"airflow_provider_taskq\.queue\.errors\.(\w+): (.+)")
+_ANY_ERROR = re.compile(r"^(?!Caused by|\s)(?:[\w]+\.)*(\w*(?:Error|Exception|Exit|Interrupt)): (.+)$", re.MULTILINE)
 
 
 class DrainSession:
@@ -289,3 +294,26 @@ class DrainSession:
         context = self.spark.sparkContext
         context.removeJobTag(self.job_tag)
         context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it
+
+
+def queue_error(error: BaseException) -> TaskQueueError | None:
+    """The queue's error that made a Spark job fail; None if the job failed for another reason."""
+    if isinstance(error, TaskQueueError):
+        return error
+    if found := _QUEUE_ERROR.search(str(error)):
+        kind = getattr(queue_package, found[1], TaskQueueError)
+        return kind(found[2].strip()) if issubclass(kind, TaskQueueError) else None
+    return None
+
+
+def describe_error(error: BaseException) -> str:
+    """The cause of an error in one line."""
+    if cause := queue_error(error):
+        return str(cause)
+    text = str(error).strip()
+    if "JAVA_GATEWAY_EXITED" in text or "JAVA_HOME" in text:
+        return "Spark did not start: it needs Java 17 or later on the PATH or in JAVA_HOME"
+    quoted = [found for found in _ANY_ERROR.finditer(text) if not found[1].endswith("SparkException")]
+    if quoted:
+        return f"{quoted[0][1]}: {quoted[0][2]}"
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.drain_source import register_source
+from airflow_provider_taskq.spark.data_source import register_source
 from bench.rig import Rig
 from demo.flights import flights
 

@@ -44,7 +44,7 @@ def held(queue: TaskQueue, owner: Owner, push: Callable[[int], list[int]]) -> Ca
 def source(request: pytest.FixtureRequest, dsn: str) -> str:
     """The name of the format `taskq`, registered for the test's database."""
     from airflow_provider_taskq.spark.connection import ConnectionInfo
-    from airflow_provider_taskq.spark.drain_source import register_source
+    from airflow_provider_taskq.spark.data_source import register_source
 
     session: SparkSession = request.getfixturevalue("spark")
     return register_source(session, ConnectionInfo.resolve(dsn, executors_may_override=False))

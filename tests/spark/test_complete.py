@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 from airflow_provider_taskq.queue import LeaseLost, NotHeld, Owner, TaskQueue
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.errors import describe_error, queue_error
 from airflow_provider_taskq.spark.options import HeldOptions
+from airflow_provider_taskq.spark.session import describe_error, queue_error
 from airflow_provider_taskq.spark.staging import StagedAttempt
 from airflow_provider_taskq.spark.writers import CompleteWriter
 

@@ -120,9 +120,9 @@ def test_an_attempt_that_fails_after_staging_all_rows(
                 raise RuntimeError("what was staged is committed, and this try has failed")
             return staged
 
-    from airflow_provider_taskq.spark import drain_source
+    from airflow_provider_taskq.spark import data_source
 
-    original = drain_source._drain_source
+    original = data_source._drain_source
 
     def failing(connection_info: Any, name: str) -> Any:
         class FailingSource(original(connection_info, name)):  # type: ignore[misc]
@@ -131,7 +131,7 @@ def test_an_attempt_that_fails_after_staging_all_rows(
 
         return FailingSource
 
-    monkeypatch.setattr(drain_source, "_drain_source", failing)
+    monkeypatch.setattr(data_source, "_drain_source", failing)
     check_once(queue, sequences, drain(spark, "work", "me", follow, dsn=dsn, partitions=4))
 
 

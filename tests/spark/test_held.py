@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, State, TaskQueue, UnknownTopic
-from airflow_provider_taskq.spark.errors import describe_error, queue_error
 from airflow_provider_taskq.spark.readers import HELD_SCHEMA
+from airflow_provider_taskq.spark.session import describe_error, queue_error
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,8 +18,8 @@ from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
 from airflow_provider_taskq.spark.encoding import COPY_TASKS, encode_tasks
-from airflow_provider_taskq.spark.errors import describe_error, queue_error
 from airflow_provider_taskq.spark.options import PushOptions
+from airflow_provider_taskq.spark.session import describe_error, queue_error
 from airflow_provider_taskq.spark.staging import StagedAttempt, stage_rows, task_context
 from airflow_provider_taskq.spark.writers import PushWriter, push_stage
 

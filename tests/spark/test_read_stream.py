@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, connect
 from airflow_provider_taskq.spark import streams
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.errors import describe_error
+from airflow_provider_taskq.spark.session import describe_error
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, LogOptions, LogReader
 
 LIMITED = pytest.mark.skipif(not ADMISSION_CONTROL, reason="maxTasksPerTrigger needs Spark 4.2 or later")

@@ -13,8 +13,8 @@ from pyspark.sql.functions import count
 
 from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.errors import describe_error
 from airflow_provider_taskq.spark.readers import TasksOptions, TasksReader
+from airflow_provider_taskq.spark.session import describe_error
 
 pytestmark = [
     pytest.mark.slow,

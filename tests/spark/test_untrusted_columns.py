@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import InvalidTask, NewTask, State, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark import by_composite, by_task, drain, in_arrow
+from airflow_provider_taskq.spark.composite import composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.drain_source import composite_source
-from airflow_provider_taskq.spark.errors import queue_error
+from airflow_provider_taskq.spark.session import queue_error
 from airflow_provider_taskq.worker import Composite
 from tests.worker.orders import orders
 

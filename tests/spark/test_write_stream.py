@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
-from airflow_provider_taskq.spark.errors import describe_error, queue_error
+from airflow_provider_taskq.spark.session import describe_error, queue_error
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
 
 pytestmark = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.drain_source import register_source
+from airflow_provider_taskq.spark.data_source import register_source
 
 
 def decide(spark: SparkSession, dsn: str, checkpoint: str, owner: str, fence: str) -> None:

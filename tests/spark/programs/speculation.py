@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.drain_source import register_source
+from airflow_provider_taskq.spark.data_source import register_source
 
 PARTS = 4
 HOSTS = ("127.0.0.1", "127.0.0.2")
