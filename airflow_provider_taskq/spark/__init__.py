@@ -3,7 +3,6 @@
 Importing this package imports no PySpark; the first use of one of its names does.
 """
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,33 +45,21 @@ _MODULES = {
 
 
 def application_path() -> str:
-    """The path of the drain's program, to pass to spark-submit, or to SparkSubmitOperator as its `application`."""
+    """Returns the path of the drain's program, for spark-submit or for the `application` of SparkSubmitOperator."""
     return str(Path(__file__).with_name("application.py"))
-
-
-def run() -> int:
-    """Runs the drain as a program; returns its exit code."""
-    try:
-        return int(_import("application", "main")())
-    except ImportError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 1
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Stored, because importing the module `drain` has just bound the name to the module instead of the function.
-    globals()[name] = value = _import(_MODULES[name], name)
-    return value
-
-
-def _import(module: str, name: str) -> Any:
     try:
-        return getattr(import_module(f"{__name__}.{module}"), name)
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("pyspark", "py4j", "pyarrow"):
             raise
         raise ImportError(
             f"airflow_provider_taskq.spark needs {error.name}: pip install 'airflow-provider-taskq[spark]'"
         ) from None
+    # Importing the module `drain` has just bound the name `drain` to the module instead of the function.
+    globals()[name] = value
+    return value

@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Python puts the folder of a script first on the path, so that this package's modules had a second, short name.
+    # Python puts the folder of a script first on the path: without this, each module here would have a second name.
     folder = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
-
-    from airflow_provider_taskq.spark import run
-
-    sys.exit(run())
+    try:
+        from airflow_provider_taskq.spark import DrainResult  # noqa: F401 -- fails in one line if PySpark is missing
+    except ImportError as error:
+        sys.exit(str(error))
 
 import argparse
 import inspect
@@ -267,3 +267,7 @@ def _stop_on_sigterm(spark: SparkSession) -> threading.Event:
 
     signal.signal(signal.SIGTERM, stop)
     return stopping
+
+
+if __name__ == "__main__":
+    sys.exit(main())

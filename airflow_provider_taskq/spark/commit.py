@@ -168,8 +168,8 @@ class DriverCommit:
         """Pushes and releases what could not be staged, for the decisions that the stage has carried out."""
         for actions, decisions in zip(self._actions, self._decisions, strict=True):
             if actions.pushes:
-                carried_out = _carried_out(conn, stage, decisions)
-                self._topics.update(dict.fromkeys(push_follow_ups(TaskQueue(conn), actions.batch(), carried_out)))
+                completed = _completed_decisions(conn, stage, decisions)
+                self._topics.update(dict.fromkeys(push_follow_ups(TaskQueue(conn), actions.batch(), completed)))
 
     def after_commit(self, writer: CompleteWriter) -> None:
         """Calls the functions of `after_commit`, and wakes the consumers of topics; errors are logged only."""
@@ -225,12 +225,12 @@ def _stage_changes(
     return StagedAttempt(DRIVER_PART, 0, len(rows))
 
 
-def _carried_out(
+def _completed_decisions(
     conn: psycopg.Connection[Any], stage: str, decisions: Mapping[Task, Decision]
 ) -> Mapping[Task, Decision]:
-    """The decisions that the stage has carried out, and not dropped."""
+    """Returns the decisions whose tasks the stage has completed; it may have dropped others."""
     sequences = [task.sequence for task in decisions]
     with translate_errors():
         row = conn.execute("SELECT taskq.completed_in_stage(%s::uuid, %s::bigint[])", (stage, sequences)).fetchone()
-    carried_out = set(row[0]) if row else set()
-    return {task: decision for task, decision in decisions.items() if task.sequence in carried_out}
+    completed = set(row[0]) if row else set()
+    return {task: decision for task, decision in decisions.items() if task.sequence in completed}

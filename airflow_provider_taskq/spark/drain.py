@@ -1,10 +1,8 @@
-"""The function `drain`: claim tasks on the driver, decide them on the cluster, commit all decisions at once.
-
-`python -m airflow_provider_taskq.spark.drain` runs it as a program: see application.py.
-"""
+"""The function `drain`: claim tasks on the driver, decide them on the cluster, commit all decisions at once."""
 
 import json
 import logging
+import runpy
 import sys
 import time
 from collections.abc import Mapping
@@ -14,10 +12,8 @@ from enum import StrEnum
 from types import ModuleType
 from typing import Any
 
-if __name__ == "__main__":  # before the imports of PySpark: run() reports in one line that it is missing
-    from airflow_provider_taskq.spark import run
-
-    sys.exit(run())
+if __name__ == "__main__":  # `python -m airflow_provider_taskq.spark.drain` runs the program of application.py
+    runpy.run_module("airflow_provider_taskq.spark.application", run_name="__main__")
 
 import psycopg
 from pyspark import SparkContext
@@ -183,74 +179,61 @@ def drain(
     max_failed: MaxFailed = None,
     on_progress: OnProgress | None = None,
 ) -> DrainResult:
-    """Processes up to `size` tasks of a topic (None: all that are ready) through a DataFrame, exactly once.
+    """Processes the ready tasks of a topic through a DataFrame, exactly once.
 
-    `transform` gets the tasks (sequence, topic, identifier, payload, ...; see `TaskQDataSource`) and returns decisions
-    (sequence, result, and optionally message, error, delay; push, junctions and continued for follow-ups: see
-    follow_ups.py). For a function of batches or of one task see `in_arrow`, `in_pandas` and `by_task`. Or it is a
-    composite: its steps then run on executors as they would in a worker (see `by_composite`). All decisions are
-    committed together with their follow-ups, or none.
+    A drain repeats rounds under one lease until no task is ready. A round claims up to `size` tasks (None: all), calls
+    `transform`, and commits all decisions with their follow-ups, or none. The drain has at most `rounds` rounds (None:
+    no limit) and `budget` tasks in all, and begins no round after the `deadline`.
 
-    `owner` names the work, not the attempt. A drain that finds tasks held under this name, by an attempt that was
-    killed, processes them together with the tasks that it claims, and locks the earlier attempt out. So two drains must
-    not share a name.
+    `transform` gets the tasks (see `TaskQDataSource`) and returns decisions: sequence, result, and optionally message,
+    error, delay and follow-ups (see follow_ups.py). `in_arrow`, `in_pandas` and `by_task` make a transform of a
+    function. A composite is one, too: executors run its steps as a worker would (see `by_composite`).
 
-    A drain repeats rounds of claim, transform and commit under one lease until no task is ready: at most `rounds` of
-    them (None: no limit), with at most `budget` tasks in all. No round begins after the `deadline`. A task without a
-    decision comes once in a drain. A task that is retried or snoozed comes again when it is due. If there may be more
-    rounds, a failure within a task's ttl, which is not noted, counts as no decision: otherwise the next round would
-    claim the task at once. Under a condition, a round has whole identifiers: the tasks of an identifier are in one
-    partition in their order, and no task is decided after one that does not end well.
+    `owner` names the work, not the attempt, so two drains must not share a name. The drain also processes the tasks
+    that a killed attempt of this owner has held, and locks that attempt out. `lease` is five minutes, or that of the
+    claim, unless given.
 
-    At the end the drain gives back the tasks without a decision: READY in their old place, and the attempt not counted.
-    After an error it gives back all held tasks, and raises the error. Only an attempt that is killed or cut off keeps
-    its tasks, until its successor or `expire()` takes them. What earlier rounds have committed stays.
+    A task without a decision comes once in a drain; a task that is retried or snoozed comes again when it is due. If
+    there may be more rounds, a failure within a task's ttl counts as no decision: the next round would claim the task
+    at once. Under a condition, a round has whole identifiers: the tasks of an identifier are in one partition in their
+    order, and no task is decided after one that does not end well.
+
+    At the end the drain gives back the undecided tasks: READY in their old place, and the attempt not counted. After an
+    error it gives back all held tasks, and raises the error. If the driver is killed, the tasks stay held until its
+    successor or `expire()` takes them. What earlier rounds have committed stays.
 
     `claim` is the fence of a claim: `claim["fence"]` of the value that a gate returns, with its owner and topic. The
-    drain takes over the tasks of that claim, and claims others only if `budget` says so. Undecided tasks, and all tasks
-    after an error, stay held under the claim, for its retry or the next task of the DAG.
+    drain takes over the tasks of that claim, and claims others only if `budget` allows more. Undecided tasks, and all
+    tasks after an error, stay held under the claim, for its retry or the next task of the DAG.
 
-    `lease` is five minutes, or that of the claim, unless given. `max_failed` limits how many tasks may fail for good: a
-    count (an int) or a share of the tasks that ended (a float), see `FailureLimit`. It stops no round: the drain raises
-    TooManyFailures at the end, after all commits, with the counts and the first errors. Failures that the topic's
-    policy retries do not count. Failures of an earlier drain of this owner count if that drain was killed.
+    `max_failed` limits the tasks that fail for good, as a count (an int) or a share of the ended tasks (a float): see
+    `FailureLimit`. It stops no round: the drain raises TooManyFailures after all commits, with the counts and the first
+    errors. Failures of an earlier drain of this owner count if that drain was killed.
 
     `dsn` is a DSN, or an open connection whose parameters to use; None: TASKQ_DSN and the rest of the environment.
 
-    Raises LeaseLost if the claim is gone or a later one of the same name has replaced it; also if the lease is gone, or
-    was not extended for two thirds of its length, and then cancels the Spark jobs. Raises TaskQueueError in a session
-    of Spark Connect, before it claims anything.
+    Raises LeaseLost if the claim is gone or a later one of the same name has replaced it. Raises it, too, and cancels
+    the Spark jobs, if the lease is gone or was not extended for two thirds of its length. Raises TaskQueueError in a
+    session of Spark Connect, before it claims anything.
     """
     began = time.monotonic()
     context = _spark_context(spark)
     limits = DrainLimits.of(size, rounds, budget, deadline)
+    failure_limit = FailureLimit.of(max_failed)
     if isinstance(transform, Composite):
         transform = by_composite(transform)
     # Executors of a local master inherit the driver's environment, so a TASKQ_DSN there is not their own.
     local = (context.master or "").split("[")[0] == "local"
-    connection_info = ConnectionInfo.resolve(dsn, executors_may_override=not local)
-    failure_limit = FailureLimit.of(max_failed)
-    session = DrainSession.open(
-        spark, connection_info, topic, owner, lease, condition, in_rounds=rounds != 1, claim=claim
-    )
-    totals, empty_claims = DrainTotals(), 0
+    info = ConnectionInfo.resolve(dsn, executors_may_override=not local)
+    session = DrainSession.open(spark, info, topic, owner, lease, condition, in_rounds=rounds != 1, claim=claim)
     with session.keep_lease() as drain_lease, session.release_on_error(drain_lease):
         since = session.begin_drain()
         session.expire_lapsed()
         if claim is not None and budget is None:
             limits = replace(limits, budget=session.count_resumed())
-        while (stop_reason := limits.reached(totals)) is None:
-            before = DrainProgress(topic, owner, totals.rounds, totals.processed, totals.done, time.monotonic() - began)
-            if count := _claim(session, limits.next_size(totals), order, totals):
-                _run_round(session, transform, count, partitions, drain_lease, before, on_progress, totals)
-            elif _may_claim_again(session, empty_claims := empty_claims + 1):
-                time.sleep(CLAIM_PAUSE)  # no event reports the end of the concurrent poll
-            else:
-                if not totals.rounds:
-                    _log_claim(topic, 0, 0)
-                stop_reason = StopReason.EMPTY
-                break
-        result, failure = _finish(session, totals, stop_reason, began, since, failure_limit)
+        loop = DrainLoop(session, drain_lease, transform, limits, order, partitions, on_progress, began)
+        stop_reason = loop.run()
+        result, failure = loop.finish(stop_reason, since, failure_limit)
     logger.info("drain report: %s", json.dumps(result.report()))
     if failure is not None:
         raise failure
@@ -267,87 +250,119 @@ def _spark_context(spark: SparkSession) -> SparkContext:
     return context
 
 
-def _claim(session: DrainSession, size: int, order: Order, totals: DrainTotals) -> int:
-    """Claims the tasks of a round; returns their number, in the first round with those that the owner held before."""
-    if totals.rounds:
-        session.defer_held_tasks()
-    resumed = 0 if totals.rounds else session.count_resumed()
-    claimed = session.claim(max(0, size - resumed), order)
-    totals.claimed += claimed
-    totals.resumed += resumed
-    if claimed + resumed:
-        _log_claim(session.topic, claimed, resumed)
-    return claimed + resumed
+@dataclass(slots=True)
+class DrainLoop:
+    """The rounds of one drain, each of which claims tasks, transforms them and commits the decisions.
 
+    `began`: when the drain began, by `time.monotonic()`.
+    """
 
-def _log_claim(topic: str, claimed: int, resumed: int) -> None:
-    logger.info("tasks claimed: topic=%s claimed=%s resumed=%s", topic, claimed, resumed)
+    session: DrainSession
+    lease: DrainLease
+    transform: Transform
+    limits: DrainLimits
+    order: Order
+    partitions: int | None
+    on_progress: OnProgress | None
+    began: float
+    totals: DrainTotals = field(default_factory=DrainTotals)
 
+    def run(self) -> StopReason:
+        """Repeats rounds until no task is ready or a limit is reached."""
+        empty_claims = 0
+        while (stop_reason := self.limits.reached(self.totals)) is None:
+            before = self._progress()
+            if count := self._claim():
+                self._run_round(count, before)
+            elif self._may_claim_again(empty_claims := empty_claims + 1):
+                time.sleep(CLAIM_PAUSE)  # no event reports the end of the concurrent poll
+            else:
+                if not self.totals.rounds:
+                    self._log_claim(0, 0)
+                return StopReason.EMPTY
+        return stop_reason
 
-def _may_claim_again(session: DrainSession, empty_claims: int) -> bool:
-    """Whether to repeat a claim that found nothing, because concurrent polls hid tasks from it."""
-    if not session.has_unclaimed():
+    def _claim(self) -> int:
+        """Claims the tasks of a round; returns their number.
+
+        The first round includes the tasks that the owner held before.
+        """
+        session, totals = self.session, self.totals
+        if totals.rounds:
+            session.defer_held_tasks()
+        size = self.limits.next_size(totals)
+        resumed = 0 if totals.rounds else session.count_resumed()
+        claimed = session.claim(max(0, size - resumed), self.order)
+        totals.claimed += claimed
+        totals.resumed += resumed
+        if claimed + resumed:
+            self._log_claim(claimed, resumed)
+        return claimed + resumed
+
+    def _log_claim(self, claimed: int, resumed: int) -> None:
+        logger.info("tasks claimed: topic=%s claimed=%s resumed=%s", self.session.topic, claimed, resumed)
+
+    def _may_claim_again(self, empty_claims: int) -> bool:
+        """Whether to repeat a claim that found nothing, because concurrent polls hid tasks from it."""
+        if not self.session.has_unclaimed():
+            return False
+        if empty_claims <= MAX_EMPTY_CLAIMS:
+            return True
+        logger.warning("ready tasks are left, as an open transaction locks them: topic=%s", self.session.topic)
         return False
-    if empty_claims <= MAX_EMPTY_CLAIMS:
-        return True
-    logger.warning("ready tasks are left, as an open transaction locks them: topic=%s", session.topic)
-    return False
 
+    def _run_round(self, count: int, before: DrainProgress) -> None:
+        """Decides the held tasks, commits the decisions, and adds them to the totals."""
+        session = self.session
+        stage = session.open_stage()
+        description = f"taskq: decide {count:,} tasks of topic {session.topic} for {session.lease.name}"
+        if before.round:
+            description += f" (round {before.round + 1}; {before.done:,} of {before.claimed:,} are done)"
+        with (
+            ProgressReporter(session.connection_info, before, count, stage, self.on_progress),
+            session.job_description(description),
+        ):
+            session.run_transform(self.transform, stage, count, self.partitions, self.lease)
+        self.totals.add(*session.finish_stage(stage))
+        self.totals.rounds += 1
+        report_progress(self._progress(), self.on_progress)
 
-def _run_round(
-    session: DrainSession, transform: Transform, count: int, partitions: int | None, drain_lease: DrainLease,
-    before: DrainProgress, on_progress: OnProgress | None, totals: DrainTotals,
-) -> None:  # fmt: skip
-    """Decides the held tasks, commits the decisions, and adds them to the totals."""
-    stage = session.open_stage()
-    description = f"taskq: decide {count:,} tasks of topic {session.topic} for {session.lease.name}"
-    if before.round:
-        description += f" (round {before.round + 1}; {before.done:,} of {before.claimed:,} are done)"
-    began = time.monotonic()
-    with (
-        ProgressReporter(session.connection_info, before, count, stage, on_progress),
-        session.job_description(description),
-    ):
-        session.run_transform(transform, stage, count, partitions, drain_lease)
-    totals.add(*session.finish_stage(stage))
-    totals.rounds += 1
-    seconds = before.seconds + time.monotonic() - began
-    progress = DrainProgress(before.topic, before.owner, totals.rounds, totals.processed, totals.done, seconds)
-    report_progress(progress, on_progress)
-
-
-def _finish(
-    session: DrainSession,
-    totals: DrainTotals,
-    stop_reason: StopReason,
-    began: float,
-    since: datetime,
-    failure_limit: FailureLimit | None,
-) -> tuple[DrainResult, TooManyFailures | None]:
-    """Gives back undecided tasks and stores the report in one transaction; returns the error of `max_failed`, too."""
-    topic, lease = session.topic, session.lease
-    with session.connection_info.connect() as conn:
-        queue = TaskQueue(conn)
-        counts = queue.drain_counts(topic, lease.name, since)
-        failure = failure_limit.exceeded(topic, counts) if failure_limit else None
-        undecided = session.release(queue)
-        result = DrainResult(
-            topic=topic,
-            owner=lease.name,
-            claimed=totals.claimed,
-            resumed=totals.resumed,
-            done=totals.done,
-            completed=totals.completed,
-            undecided=undecided,
-            seconds=time.monotonic() - began,
-            rounds=totals.rounds,
-            pushed=totals.pushed,
-            stop_reason=stop_reason,
-            failed=counts.failed,
+    def _progress(self) -> DrainProgress:
+        totals, seconds = self.totals, time.monotonic() - self.began
+        return DrainProgress(
+            self.session.topic, self.session.lease.name, totals.rounds, totals.processed, totals.done, seconds
         )
-        outcome = {"claim": session.claim_fence, "failure": None if failure is None else str(failure)}
-        queue.end_drain(lease.name, {**result.report(), **outcome}, lease)
-    return result, failure
+
+    def finish(
+        self, stop_reason: StopReason, since: datetime, failure_limit: FailureLimit | None
+    ) -> tuple[DrainResult, TooManyFailures | None]:
+        """Gives back undecided tasks and stores the report, in one transaction.
+
+        Returns the report, and the error of `max_failed` if too many tasks have failed.
+        """
+        session, totals = self.session, self.totals
+        topic, owner = session.topic, session.lease.name
+        with session.connection_info.connect() as conn:
+            queue = TaskQueue(conn)
+            counts = queue.drain_counts(topic, owner, since)
+            failure = failure_limit.exceeded(topic, counts) if failure_limit else None
+            result = DrainResult(
+                topic=topic,
+                owner=owner,
+                claimed=totals.claimed,
+                resumed=totals.resumed,
+                done=totals.done,
+                completed=totals.completed,
+                undecided=session.release(queue),
+                seconds=time.monotonic() - self.began,
+                rounds=totals.rounds,
+                pushed=totals.pushed,
+                stop_reason=stop_reason,
+                failed=counts.failed,
+            )
+            outcome = {"claim": session.claim_fence, "failure": None if failure is None else str(failure)}
+            queue.end_drain(owner, {**result.report(), **outcome}, session.lease)
+        return result, failure
 
 
 class _CallableModule(ModuleType):
