@@ -31,7 +31,6 @@ class TaskQCompleteOperator(TaskQBaseOperator):
     :param result: SUCCESS, FILTER, SUSPENSION or FAILURE, for all of the tasks (templated).
     :param sequences: completes only these tasks; None for all that are held (templated).
     :param message: the output of the tasks; with FAILURE also their error (templated).
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("claim", "result", "sequences", "message", "taskq_conn_id")

@@ -21,7 +21,6 @@ class TaskQExpireOperator(TaskQBaseOperator):
     Returns `{"expired"}`, the number of tasks that were held.
 
     :param grace: expires only leases that lapsed at least this long ago, a timedelta or seconds (templated).
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("grace", "taskq_conn_id")

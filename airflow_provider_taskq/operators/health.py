@@ -56,7 +56,6 @@ class TaskQHealthOperator(TaskQBaseOperator):
     :param patience: how long a due task or a lapsed lease may wait before it is a finding, a timedelta or seconds
         (templated).
     :param fail_at: fails if a finding is at least NOTICE, WARNING or CRITICAL; None never fails (templated).
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("patience", "fail_at", "taskq_conn_id")

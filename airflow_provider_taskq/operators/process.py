@@ -71,7 +71,6 @@ class TaskQProcessOperator(TaskQBaseOperator):
     :param success_on: exception classes that mean SUCCESS of a task, one or a tuple, such as
         `psycopg.errors.UniqueViolation` after a write that an earlier attempt made. Not templated. TypeError together
         with a handler of batches: pass it to `each` or `batch` there.
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = (

@@ -31,7 +31,6 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         refers to (templated).
     :param group_releases_older_than: deletes the records of groups that a TaskQJunctureSensor released this long ago. A
         sensor that still waits then waits for suspended tasks again (templated).
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = (

@@ -48,7 +48,6 @@ class TaskQPushOperator(TaskSourceTemplater, TaskQBaseOperator):
     :param insertion: how the push treats older tasks of the same identifiers.
     :param create_topic: whether to create a missing topic with the default policy.
     :param emit_asset: whether to emit an event of the topic's asset.
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("topic", "tasks", "taskq_conn_id")

@@ -26,7 +26,6 @@ class TaskQReleaseOperator(TaskQBaseOperator):
     Returns `{"topic", "owner", "released"}`; `released` is the number of tasks.
 
     :param claim: the claim, `gate.output` or a template such as `"{{ ti.xcom_pull('gate') }}"` (templated).
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("claim", "taskq_conn_id")

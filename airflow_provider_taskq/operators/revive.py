@@ -29,7 +29,6 @@ class TaskQReviveOperator(TaskQBaseOperator):
     :param from_: the lowest sequence (templated).
     :param to: the highest sequence (templated).
     :param size: revives at most this many tasks, those with the lowest sequences (templated).
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("topic", "state", "revival", "sequences", "from_", "to", "size", "taskq_conn_id")

@@ -68,9 +68,6 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
     These are numbers of tasks; `completed` is by result, `failed` counts the tasks that are FAILED for good, and
     `stop_reason` says why no further round began.
 
-    With `max_failed` the Airflow task fails if more tasks fail for good, after the commit of all results. Airflow does
-    not retry it: a retry would find these tasks ended and succeed. After a clear, old failures do not count.
-
     :param topic: the topic's name (templated); without a `claim`.
     :param claim: the claim of a gate, `gate.output` or a template such as `"{{ ti.xcom_pull('gate') }}"` (templated);
         without a `topic`.
@@ -86,8 +83,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
     :param budget: the most tasks in all rounds; with a claim the default is the number of its tasks (templated).
     :param deadline: no round begins after it: a timedelta or seconds from the driver's start, or a datetime with a time
         zone (templated).
-    :param max_failed: how many tasks may fail for good: a count such as 0 or 10 (int), or a share of the tasks that
-        ended such as 0.05 (float) or "5%"; None, the default, is no limit (templated).
+    :param max_failed: how many tasks may fail for good, as in TaskQProcessOperator (templated).
     :param lease: how long the claim lasts without a heartbeat of the driver: a timedelta, seconds, or text such as
         `5m`. The default is five minutes, or the lease of the claim (templated).
     :param order: the order in which tasks are claimed.

@@ -36,7 +36,6 @@ class TaskQTicksOperator(TaskQBaseOperator):
     :param payload: the payload of each tick, or a function of the tick's time that returns a payload or a NewTask. Not
         templated. A changed payload is a changed schedule; a changed function is not detected.
     :param create_topic: whether to create a missing topic with the default policy.
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = (

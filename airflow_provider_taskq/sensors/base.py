@@ -20,9 +20,10 @@ from airflow.providers.common.compat.sdk import (
 from airflow_provider_taskq import hooks, metrics
 from airflow_provider_taskq.links import TaskQTopicLink
 from airflow_provider_taskq.operators.base import TaskQHookMixin
+from airflow_provider_taskq.queue import UnknownTopic
 from airflow_provider_taskq.queue.errors import first_line, is_connection_lost, is_transient
 from airflow_provider_taskq.triggers.wait_queries import describe_wait
-from airflow_provider_taskq.triggers.waits import Wait, WaitLog
+from airflow_provider_taskq.triggers.waits import Wait, WaitLog, unknown_topic_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -43,15 +44,20 @@ _TEMPLATE_MARKS = ("{{", "{%", "{#")
 class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
     """A sensor that checks the queue in mode poke, in mode reschedule, or deferred, with the same result.
 
-    A subclass implements one check. Execution begins with a check, so that an open gate never defers. The trigger of a
-    deferred gate ends the task and stores the result. If the gate has outlets or will not open, a worker resumes the
-    task, checks again, and returns or raises what the other modes would.
+    A subclass implements one check. Execution begins with a check in a worker, so that an open gate never defers. The
+    trigger of a deferred gate ends the task and stores the result. If the gate has outlets or will not open, a worker
+    resumes the task, checks again, and returns or raises what the other modes would. A gate that fails is resumed some
+    seconds after it deferred at the earliest.
 
-    `poke_interval` is the time between two checks, also in the triggerer. The default is 60 seconds in modes poke and
-    reschedule, as in BaseSensorOperator, and 1 second in the triggerer, where the waits share one query.
+    `timeout` and `soft_fail` are as in BaseSensorOperator, in all modes. `exponential_backoff` and `max_wait` apply to
+    modes poke and reschedule only: in the triggerer a rarer check of one gate would save nothing.
 
-    `exponential_backoff` and `max_wait` apply to modes poke and reschedule only: in the triggerer a rarer check of one
-    gate would save nothing.
+    :param deferrable: whether to wait in the triggerer.
+    :param start_from_trigger: whether to start in the triggerer too, where the trigger makes the first check and the
+        gate uses no worker. A gate with templates needs Airflow 3.3.
+    :param poke_interval: seconds between two checks. The default is 60 in modes poke and reschedule, as in
+        BaseSensorOperator, and 1 in the triggerer, where the waits share one query.
+    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     operator_extra_links = (TaskQTopicLink(),)
@@ -92,7 +98,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         """
         wait_log = self._wait_log(context)
         try:
-            result = self.check(context)
+            result = self._check(context)
             if result is None:
                 wait_log.log_status()
         except (AirflowFailException, AirflowSkipException):
@@ -166,8 +172,9 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
 
     def _began(self, context: "Context") -> datetime:
         """Return when this try began to wait: in mode reschedule, that may have been another process."""
-        ask_airflow = self.reschedule and metrics.enabled()
-        return (ask_airflow and context["ti"].get_first_reschedule_date(context)) or datetime.now(UTC)
+        measured = self.reschedule and metrics.enabled()
+        first_check = context["ti"].get_first_reschedule_date(context) if measured else None
+        return first_check or datetime.now(UTC)
 
     def _start_in_triggerer(self, trigger: str, **fields: Any) -> None:
         """Let the scheduler create the trigger, if the gate is to start from it.
@@ -219,10 +226,16 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
     def _timeout_message(self, context: "Context") -> str:
         return f"The gate was not open within {self.timeout:g} seconds. {self._wait_log(context).description()}"
 
+    def _check(self, context: "Context") -> dict[str, Any] | None:
+        try:
+            return self.check(context)
+        except UnknownTopic:
+            raise unknown_topic_error(self.topic) from None
+
     def _check_or_skip(self, context: "Context") -> dict[str, Any] | None:
         """Check. Handle errors as BaseSensorOperator does in the other modes."""
         try:
-            return self.check(context)
+            return self._check(context)
         except AirflowSkipException:
             raise
         except AirflowFailException as error:

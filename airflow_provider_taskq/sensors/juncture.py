@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import XComArg
 
 from airflow_provider_taskq.parameters import logical_task_name, parse_groups
-from airflow_provider_taskq.queue import Junction, UnknownTopic
+from airflow_provider_taskq.queue import Junction
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.juncture import TaskQJunctureTrigger
-from airflow_provider_taskq.triggers.waits import unknown_topic_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -21,18 +20,13 @@ class TaskQJunctureSensor(TaskQBaseSensor):
     The queue records releases under the logical task; `purge_group_releases` deletes the records. So a retry, a cleared
     task or another triggerer continues where the previous one stopped, and releases no group twice.
 
-    Returns `{"topic", "groups"}`; `groups` is the number of groups.
-
-    Modes poke, reschedule and deferrable have the same result; the trigger ends a deferred gate.
+    Returns `{"topic", "groups"}`; `groups` is the number of groups. TaskQBaseSensor documents the modes and the
+    parameters of every gate.
 
     :param topic: the topic's name (templated).
     :param groups: lists of identifiers, the output of another task, or the rendered text of such a list (templated).
     :param junction: SINGULAR if each identifier of a group needs a suspended task, ETERNAL if it needs any task but a
         redundant one.
-    :param deferrable: whether to wait in the triggerer.
-    :param start_from_trigger: whether to start in the triggerer too (Airflow 3.3 for templates).
-    :param poke_interval: seconds between two checks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("topic", "groups", "taskq_conn_id")
@@ -60,11 +54,8 @@ class TaskQJunctureSensor(TaskQBaseSensor):
     def check(self, context: "Context") -> dict[str, Any] | None:
         """Release complete groups, and return the number of groups once all are released."""
         groups = parse_groups(self.groups)
-        try:
-            with self.hook.transaction() as queue:
-                missing = queue.release_groups_once(logical_task_name(context["ti"]), self.topic, groups, self.junction)
-        except UnknownTopic:
-            raise unknown_topic_error(self.topic) from None
+        with self.hook.transaction() as queue:
+            missing = queue.release_groups_once(logical_task_name(context["ti"]), self.topic, groups, self.junction)
         released = len(groups) - len(missing)
         self.log.info("Checked groups: topic=%s released=%d groups=%d", self.topic, released, len(groups))
         return None if missing else {"topic": self.topic, "groups": len(groups)}

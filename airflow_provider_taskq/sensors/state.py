@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException, XComArg
 
 from airflow_provider_taskq.parameters import parse_identifiers
-from airflow_provider_taskq.queue import State, UnknownTopic
+from airflow_provider_taskq.queue import State
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.state import TaskQStateTrigger, count_states, failed_states_message
 from airflow_provider_taskq.triggers.wait_queries import check_wait
-from airflow_provider_taskq.triggers.waits import unknown_topic_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -23,20 +22,14 @@ class TaskQStateSensor(TaskQBaseSensor):
     which would find the same states. Revive or replace the tasks, and clear the gate. With `soft_fail` the gate is
     skipped instead. The gate waits for an identifier that has no task yet.
 
-    Returns `{"topic", "states"}`; `states` has the number of tasks by state.
-
-    Modes poke, reschedule and deferrable have the same result. The trigger ends a deferred gate. A gate that fails is
-    resumed in a worker, some seconds after it deferred at the earliest.
+    Returns `{"topic", "states"}`; `states` has the number of tasks by state. TaskQBaseSensor documents the modes and
+    the parameters of every gate.
 
     :param topic: the topic's name (templated).
     :param identifiers: a list of identifiers, the output of another task, or the rendered text of such a list. Other
         text is one identifier (templated).
     :param states: the states that open the gate, as names or members of `State`.
     :param failed_states: the states that fail the gate; a state in `states` opens it.
-    :param deferrable: whether to wait in the triggerer.
-    :param start_from_trigger: whether to start in the triggerer too (Airflow 3.3 for templates).
-    :param poke_interval: seconds between two checks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("topic", "identifiers", "taskq_conn_id")
@@ -68,11 +61,8 @@ class TaskQStateSensor(TaskQBaseSensor):
 
     def check(self, context: "Context") -> dict[str, Any] | None:
         """Return the number of tasks by state, if all identifiers are in one of `states`."""
-        try:
-            with self.hook.transaction() as queue:
-                states = check_wait(queue.conn, self._trigger(context).wait)
-        except UnknownTopic:
-            raise unknown_topic_error(self.topic) from None
+        with self.hook.transaction() as queue:
+            states = check_wait(queue.conn, self._trigger(context).wait)
         if states is None:
             return None
         if message := failed_states_message(self.topic, states, self.failed_states):

@@ -12,11 +12,10 @@ from airflow_provider_taskq.parameters import (
     parse_duration,
     parse_optional_duration,
 )
-from airflow_provider_taskq.queue import Condition, Order, UnknownTopic
+from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.topic import TaskQTrigger
 from airflow_provider_taskq.triggers.wait_queries import check_wait
-from airflow_provider_taskq.triggers.waits import unknown_topic_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -35,16 +34,13 @@ class TaskQSensor(TaskQBaseSensor):
     runs), so `lease` has to cover that time. If the lease lapses and `expire()` runs, the tasks are handed out again;
     no task is lost.
 
-    Modes poke, reschedule and deferrable have the same result. The trigger ends a deferred gate, and claims if the gate
-    does. Execution begins with a check in a worker, so that an open gate never defers. With `start_from_trigger` the
-    trigger makes that check, and the gate uses no worker.
-
     `max_wait` opens the gate for fewer than `min_tasks`: once the topic's oldest due task has waited this long, one
     ready task is enough. The oldest task is the oldest that is due and waits for no dependency, even if `condition`
     hands out others first. BaseSensorOperator has a parameter of the same name: the longest time between two pokes
     under `exponential_backoff`. The value applies there too, because a gate that checks less often would open late.
 
-    `timeout` and `soft_fail` are as in BaseSensorOperator, in all modes: the gate fails or is skipped.
+    The trigger of a deferred gate claims if the gate does. TaskQBaseSensor documents the modes and the parameters of
+    every gate.
 
     :param topic: the topic's name (templated).
     :param min_tasks: the number of ready tasks that opens the gate (templated).
@@ -55,10 +51,6 @@ class TaskQSensor(TaskQBaseSensor):
     :param condition: the condition under which tasks are counted and claimed.
     :param lease: how long the claim lasts without a heartbeat: a timedelta, seconds, or text such as `5m` (templated).
     :param max_wait: a timedelta, seconds or text (see above); None for no limit (templated).
-    :param deferrable: whether to wait in the triggerer.
-    :param start_from_trigger: whether to start in the triggerer too (Airflow 3.3 for templates).
-    :param poke_interval: seconds between two checks. Default: 60 in modes poke and reschedule, 1 in the triggerer.
-    :param taskq_conn_id: the Airflow connection (templated).
     """
 
     template_fields: Sequence[str] = ("topic", "min_tasks", "claim", "claim_as", "lease", "max_wait", "taskq_conn_id")
@@ -109,13 +101,10 @@ class TaskQSensor(TaskQBaseSensor):
     def check(self, context: "Context") -> dict[str, Any] | None:
         """Check the topic, and claim if the gate claims."""
         trigger, size = self._trigger(context), parse_count("claim", self.claim)
-        try:
-            if size is not None:
-                return self._claim(trigger, size, context)
-            with self.hook.transaction() as queue:
-                ready = check_wait(queue.conn, trigger.wait)
-        except UnknownTopic:
-            raise unknown_topic_error(self.topic) from None
+        if size is not None:
+            return self._claim(trigger, size, context)
+        with self.hook.transaction() as queue:
+            ready = check_wait(queue.conn, trigger.wait)
         return None if ready is None else {"topic": self.topic, "ready": ready}
 
     def _trigger(self, context: "Context", **kwargs: Any) -> TaskQTrigger:  # noqa: ARG002  of the base class

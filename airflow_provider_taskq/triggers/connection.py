@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from psycopg.rows import TupleRow, tuple_row
 
 from airflow_provider_taskq import hooks
+from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.errors import is_connection_lost, is_read_only, to_queue_error, translate_errors
 
 Connection = psycopg.AsyncConnection[TupleRow]
@@ -119,6 +120,9 @@ def permanent_error(error: Exception) -> Exception | None:
     """Return the error that ends a wait; None for a transient error, such as a restart or failover of the server."""
     if isinstance(error, AirflowNotFoundException):
         return error
+    if isinstance(error, TaskQueueError):  # transient if the error of psycopg that caused it is
+        cause = error.__cause__
+        return None if isinstance(cause, psycopg.Error) and permanent_error(cause) is None else error
     if not isinstance(error, psycopg.Error):
         return None
     code = error.sqlstate or ""

@@ -40,16 +40,7 @@ class TaskQTrigger(TaskQBaseTrigger):
 
     The event is `{"status": "ready", "topic", "ready"}` or the claim, or a `message` with the status `error`.
 
-    Numbers and durations may be rendered text.
-
-    :param topic: the topic's name.
-    :param min_tasks: the number of ready tasks that opens the gate.
-    :param condition: the condition under which tasks are counted and claimed.
-    :param max_wait: seconds; once the topic's oldest due task has waited this long, one ready task is enough.
-    :param claim: the most tasks to claim; None to claim none.
-    :param claim_as: the owner's name; None for the logical task.
-    :param order: the order in which tasks are claimed.
-    :param lease: how long the claim lasts without a heartbeat, in seconds.
+    The parameters are those of TaskQSensor. Numbers and durations may be rendered text; a bare number is in seconds.
     """
 
     def __init__(
@@ -249,7 +240,7 @@ class ClaimExecutor:
                     raise psycopg.Rollback(transaction)
         except (psycopg.Error, TaskQueueError, AirflowException) as error:
             self._close()
-            permanent = _permanent_error(error)
+            permanent = permanent_error(error)
             if permanent is not None:
                 raise permanent from error
             log.warning("Cannot claim, will retry: topic=%s error=%s", request.topic, error)
@@ -294,11 +285,3 @@ class ClaimExecutor:
 
 
 get_claim_executor = per_event_loop(ClaimExecutor)
-
-
-def _permanent_error(error: Exception) -> Exception | None:
-    """As `permanent_error`; an error of the queue is transient if the error of psycopg that caused it is."""
-    if isinstance(error, TaskQueueError):
-        cause = error.__cause__
-        return error if not isinstance(cause, psycopg.Error) or permanent_error(cause) is not None else None
-    return permanent_error(error)
