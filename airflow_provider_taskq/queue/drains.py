@@ -137,7 +137,7 @@ class DrainMixin(FunctionCaller):
         return began
 
     def end_drain(self, name: str, report: Mapping[str, Any], owner: Owner | None = None) -> bool:
-        """Stores the report of a drain. Returns False, and stores nothing, if a later drain of this name has begun.
+        """Stores the report of a drain. Returns False, and stores nothing, if a later drain of this name has started.
 
         :param report: at most 64 KiB of JSON.
         :param owner: as given to `begin_drain`.

@@ -1,4 +1,4 @@
-"""Who may do what: roles with a grant use the functions, and reach nothing past them."""
+"""Access: roles with a grant may call the functions of their kind, and nothing else."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -228,7 +228,7 @@ def test_no_kind_of_role_reaches_a_table(granted: As, kind: str) -> None:
         (["reader"], "staged_task", False),
     ],
 )
-def test_who_stages_tasks_is_a_producer_also_where_they_follow_decisions(
+def test_only_a_producer_stages_tasks_also_as_follow_ups_of_decisions(
     own_queue: TaskQueue, role: str, kinds: list[str], table: str, allowed: bool
 ) -> None:
     for kind in kinds:
@@ -307,12 +307,12 @@ def test_access_can_be_taken_back(own_queue: TaskQueue, granted: As, role: str) 
     assert not any(may(call) for call in verbs(own_queue).values())
 
 
-@pytest.mark.parametrize(("who", "kind"), [("nobody we know", "reader"), (None, "king")])
+@pytest.mark.parametrize(("unknown_role", "kind"), [("unknown role", "reader"), (None, "king")])
 def test_an_unknown_role_or_kind_is_refused_in_a_sentence(
-    own_queue: TaskQueue, role: str, who: str | None, kind: str
+    own_queue: TaskQueue, role: str, unknown_role: str | None, kind: str
 ) -> None:
-    with pytest.raises(psycopg.Error, match=who or kind):
-        own_queue.conn.execute("SELECT taskq.grant_access(%s, %s)", (who or role, kind))
+    with pytest.raises(psycopg.Error, match=unknown_role or kind):
+        own_queue.conn.execute("SELECT taskq.grant_access(%s, %s)", (unknown_role or role, kind))
 
 
 def test_a_schema_with_grants_can_be_uninstalled(own_queue: TaskQueue, own_dsn: str, role: str) -> None:

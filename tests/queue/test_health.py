@@ -284,7 +284,7 @@ def test_stages_of_jobs_that_died_are_told(queue: TaskQueue, owner: Owner) -> No
 
 @pytest.fixture
 def plain_owner(empty_dsn: str) -> Iterator[str]:
-    """The DSN of a role without rights on the server, to whom the schema belongs."""
+    """The DSN of a role that owns the schema and has no rights on the server."""
     name = f"plain_{uuid4().hex[:8]}"
     role = sql.Identifier(name)
     with connect(empty_dsn, autocommit=True) as conn:

@@ -112,13 +112,13 @@ def test_a_lapsed_name_still_takes_its_tasks_over(queue: TaskQueue) -> None:
     ],
     ids=["heartbeat", "poll", "complete"],
 )
-@pytest.mark.parametrize("ended", ["registered anew", "released", "expired"])
+@pytest.mark.parametrize("ended", ["registered again", "released", "expired"])
 def test_an_owner_whose_lease_is_gone_is_locked_out(
     queue: TaskQueue, owner: Owner, ended: str, verb: Callable[[TaskQueue, Owner, object], object]
 ) -> None:
     queue.push("work", ["a", "b"])
     [task] = queue.poll("work", owner)
-    if ended == "registered anew":
+    if ended == "registered again":
         queue.register(owner.name)
     elif ended == "released":
         queue.release(owner)

@@ -400,7 +400,7 @@ def test_a_poll_that_began_before_a_move_finds_nothing_and_meets_no_table_that_i
 
 @pytest.fixture
 def traffic(dsn: str, background: InBackground[Any]) -> Iterator[list[float]]:
-    """Somebody pushes, polls and completes on another topic; how long each of these took."""
+    """How long each push, poll and completion of another topic takes in a session of its own."""
     took: list[float] = []
     stop = Event()
 

@@ -118,7 +118,7 @@ def test_a_page_of_one_state(queue: TaskQueue, owner: Owner, state: State) -> No
     assert queue.page("work", state=state) == wanted
     assert queue.page("work", state=state, before=2**62) == wanted[::-1]
     assert queue.page("work", state=state, identifier=state.name, after=wanted[0].sequence) == wanted[1:]
-    assert queue.page("work", state=state, identifier="nobody") == []
+    assert queue.page("work", state=state, identifier="unknown") == []
 
 
 @pytest.mark.parametrize("state", [None, State.READY, State.ACTIVE, State.SUCCEEDED])

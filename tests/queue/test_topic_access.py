@@ -392,9 +392,7 @@ def test_a_pooled_connection_acts_with_the_access_of_the_role_that_it_sets(queue
         pool.push("orders", ["a"])
 
 
-def test_an_administrator_who_sets_a_limited_role_is_limited_and_else_is_not(
-    queue: TaskQueue, limited: Limited
-) -> None:
+def test_an_administrator_is_limited_only_while_it_sets_a_limited_role(queue: TaskQueue, limited: Limited) -> None:
     role = sql.Identifier(name_of(limited("producer")))
     queue.push("invoices", ["a"], Insertion.DELETE)
     queue.conn.execute(sql.SQL("SET ROLE {}").format(role))

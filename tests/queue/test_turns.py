@@ -191,12 +191,12 @@ def test_no_two_tasks_of_an_identifier_are_active_under_any_interleaving_of_two_
         queue.push("work", [f"id-{number}"])
         seen, taken = {}, {}
         for step in order:
-            verb, _, who = step.partition(" ")
-            session = {"one": one, "two": two}[who]
+            verb, _, name = step.partition(" ")
+            session = {"one": one, "two": two}[name]
             if verb == "look":
-                seen[who] = _seen(session)
+                seen[name] = _seen(session)
             elif verb == "take":
-                taken[who] = _take(session, owners[who], seen[who])
+                taken[name] = _take(session, owners[name], seen[name])
             else:
                 session.conn.commit()
         assert sorted(taken.values()) in ([[], [task.sequence]], [[task.sequence]]), order

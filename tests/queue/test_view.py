@@ -55,7 +55,7 @@ def test_every_task_is_shown_once(queue: TaskQueue, owner: Owner) -> None:
     assert shown == [(info.sequence, info.state.name) for info in everything(queue)]
 
 
-def test_a_held_task_tells_by_whom_and_until_when(queue: TaskQueue, owner: Owner) -> None:
+def test_a_held_task_shows_its_owner_and_lease(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.ACTIVE)
     [row] = rows(queue)
     assert (row["holder"], row["lease_until"], row["attempt"]) == ("owner", owner.lease_until, 1)

@@ -224,7 +224,7 @@ def test_messages_come_in_the_order_of_their_schedule_and_keys_of_other_queues_a
 
 def test_a_message_is_read_without_taking_it_and_dropped_by_its_key(queue: TaskQueue, owner: Owner) -> None:
     offered = queue.offer("work", "key", "one")
-    assert queue.latest("work", ["key", "nobody"])["key"].sequence == offered.sequence
+    assert queue.latest("work", ["key", "unknown"])["key"].sequence == offered.sequence
     assert queue.latest("work", ["key"])["key"].state is State.READY
     assert queue.drop("work", "key")
     assert queue.latest("work", ["key"]) == {}

@@ -13,13 +13,13 @@ class Owning(Driver):
     """Owners, and the clock."""
 
     @step(2, name=names, lease=st.integers(1, 9))
-    def register_anew(self, name: str, lease: int) -> None:
+    def register_again(self, name: str, lease: int) -> None:
         """A name that holds tasks takes them over."""
         self.register(name, lease)
 
     @step(1, numbers=numbers)
     def come_back(self, numbers: list[int]) -> None:
-        """Whoever used a name before is locked out."""
+        """The previous user of a name is locked out."""
         for owner in picked(self.former, numbers):
             self.heartbeat_of(owner)
             assert self.queue.held(owner) == []
@@ -70,7 +70,7 @@ class Owning(Driver):
 
     @step(2, within=st.none() | st.integers(0, 3))
     def look_at_owners(self, within: int | None) -> None:
-        """Who is at work, and what each of them holds, in order."""
+        """The owners that are at work, and what each of them holds, in order."""
         self.model.tick()
         at = None if within is None else within * HOUR
         assert [owner.name for owner in self.queue.owners(at)] == self.model.running(within)

@@ -41,7 +41,7 @@ class Ending(Holdings):
         )
 
     def purge_owners(self, older_than: int) -> int:
-        """Those that are not at work, and of whom no task tells."""
+        """Removes the owners that are not at work and that no task names."""
         reported = {task.owner for task in self.tasks.values()}
         idle = [
             name

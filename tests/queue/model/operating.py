@@ -29,7 +29,7 @@ class Operating(Pushing):
         self.tick()
         if revival is Revival.RESET:
             for task in old:
-                task.start_anew()
+                task.reset()
             return {task.sequence: task.sequence for task in old}
         for task in old:
             task.supersede(State.RECREATED)
@@ -63,7 +63,7 @@ class Operating(Pushing):
         whole = {name for group in groups if set(group) <= present for name in group}
         released = [task for task in suspended if task.identifier in whole]
         for task in released:
-            task.start_anew()
+            task.reset()
         return {task.identifier for task in released}
 
     def purge(self, topic: str, from_: int, to: int | None, state: State | None) -> int:

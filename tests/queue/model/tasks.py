@@ -28,7 +28,7 @@ class Moment(NamedTuple):
     step: int
 
     def plus(self, hours: int) -> "Moment":
-        """So many hours later."""
+        """This many hours later."""
         return Moment(self.hours + hours, self.step)
 
 
@@ -64,7 +64,7 @@ class ModelTask:
     completed: Moment | None = None
     failed: Moment | None = None  # its last failure that counted
 
-    def start_anew(self) -> None:
+    def reset(self) -> None:
         """As if it had just been pushed, in its old place."""
         self.state, self.due = State.READY, self.place
         self.attempt, self.crashes, self.redelivered = 0, 0, False

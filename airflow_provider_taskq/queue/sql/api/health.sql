@@ -154,7 +154,7 @@ BEGIN
     SELECT CASE WHEN h.since IS NULL THEN taskq_internal.severity(h.age, 100000, 10000000, 500000000)
                 ELSE taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600) END,
            'oldest transaction',
-           h.who || ' keeps vacuum from removing what died since: '
+           h.holder || ' keeps vacuum from removing what died since: '
            || coalesce('open for ' || taskq.format_duration(clock_timestamp() - h.since) || ', ', '') || h.age
                || ' transactions ago'
            || coalesce(', ' || h.state, ''),
@@ -174,7 +174,7 @@ END $$;
 
 -- Everything that holds back the oldest row version that vacuum may remove from this database's tables.
 CREATE FUNCTION taskq_internal.horizon()
-RETURNS TABLE (who text, age bigint, since timestamptz, state text, pid int) LANGUAGE sql AS $$
+RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int) LANGUAGE sql AS $$
     SELECT CASE WHEN a.backend_type = 'walsender' THEN 'a standby with hot_standby_feedback' ELSE 'a session' END
            || format(' (pid %s, application %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
            greatest(age(a.backend_xmin), age(a.backend_xid))::bigint, a.xact_start,
@@ -429,7 +429,7 @@ BEGIN
     RETURN QUERY
     SELECT coalesce(taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600), 'fine'),
         'open pushes',
-           format('%s has an open push to %s: readers of these logs wait for its end, %s', h.who,
+           format('%s has an open push to %s: readers of these logs wait for its end, %s', h.holder,
                   CASE WHEN h.everywhere THEN 'a topic whose lock another session holds, so to any topic'
                        ELSE format('topic %L', p.name) || CASE WHEN h.topics > 1
                            THEN format(' and %s others', h.topics - 1) ELSE '' END END,
@@ -438,7 +438,7 @@ BEGIN
            extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid, p.name, NULL::bigint, NULL::text
     FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid,
             coalesce(nullif(a.application_name, ''), 'unnamed')),
-                                 format('prepared transaction %L', x.gid)) AS who,
+                                 format('prepared transaction %L', x.gid)) AS holder,
                  coalesce(a.xact_start, x.prepared) AS since, cardinality(o.topics) AS topics, o.everywhere,
                  (SELECT min(t.topic_id) FROM unnest(o.topics) AS t (topic_id)) AS topic_id
           FROM taskq_internal.push_transactions() o LEFT JOIN pg_stat_activity a ON a.pid = o.pid
@@ -469,10 +469,10 @@ BEGIN
            || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
                    ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'
                                ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or'
-                               ' shared_partition(%4$L) undoes it', n.step, CASE n.step WHEN 'the shared tables were closed'
-                                   THEN ', and refuses pushes' ELSE '' END,
+                               ' shared_partition(%4$L) undoes it', n.step,
+                               CASE n.step WHEN 'the shared tables were closed' THEN ', and refuses pushes' ELSE '' END,
                                CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END,
-                                   n.name) END,
+                               n.name) END,
            n.seconds, CASE WHEN n.moving THEN n.pid END, n.name, NULL::bigint, NULL::text
     FROM (SELECT p.name, m.pid, m.step, taskq_internal.is_move_connected(m) AS moving,
           extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds

@@ -165,7 +165,7 @@ $$;
 COMMENT ON FUNCTION taskq.explain_ended IS
 'Why an ended task is in its state; NULL if it ended without a failure. Used by the view taskq.tasks.';
 
--- The person who acts in this transaction, as the page and the command line set it in taskq.actor; NULL for
+-- The person that acts in this transaction, as the page and the command line set it in taskq.actor; NULL for
 -- programs. Any client may set it, so history and audit also keep session_user, the role that logged in.
 CREATE FUNCTION taskq_internal.current_actor() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT nullif(left(current_setting('taskq.actor', true), 200), '')

@@ -18,7 +18,7 @@ BEGIN
     INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen, registered_by)
     VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(),
             taskq_internal.acting_role())
-    ON CONFLICT (name) DO UPDATE SET  -- drawn anew, as the wait for the row may have let others pass
+    ON CONFLICT (name) DO UPDATE SET  -- drawn again: others may have passed during the wait
         fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by
     WHERE taskq_internal.may_act_as(o.registered_by)
@@ -362,7 +362,8 @@ END $$;
 -- Keeps all others from changing the named lock until this transaction ends; false if another transaction does.
 CREATE FUNCTION taskq_internal.try_lock_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_LOCK, p_name) FOR UPDATE SKIP LOCKED;
+    PERFORM FROM taskq_internal.mutex
+    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_LOCK, p_name) FOR UPDATE SKIP LOCKED;
     RETURN FOUND;
 END $$;
 

@@ -5,7 +5,8 @@
 -- before it draws a number. All of them are locks that end with it:
 --
 --   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
---   topic   an advisory lock on the topic (taskq_internal.lock_topic_shared), or ROW SHARE on taskq_internal.unplaced_push: all topics
+--   topic   an advisory lock on the topic (taskq_internal.lock_topic_shared), or ROW SHARE on
+--           taskq_internal.unplaced_push: all topics
 --   push    ROW SHARE on taskq_internal.push, taken last
 --
 -- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction
@@ -99,7 +100,7 @@ BEGIN
             WHERE p.group_name = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
 END $$;
 COMMENT ON FUNCTION taskq.progress IS
-'How far a group has handled a partition of a topic; NULL if it has not begun. Errors: TQ001.';
+'How far a group has handled a partition of a topic; NULL if it has not started. Errors: TQ001.';
 
 CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -115,7 +116,7 @@ that stores it: the later commit wins. Errors: TQ001.';
 
 -- The upper 16 of the 64 bits of the advisory locks that carry a floor.
 CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT 32327  -- 0x7E47, "taskq" to nobody else
+    SELECT 32327  -- 0x7E47, a number that other programs are unlikely to use
 $$;
 
 -- Announces this transaction's floor and that it pushes, before it draws a number from taskq_internal.task_sequence.

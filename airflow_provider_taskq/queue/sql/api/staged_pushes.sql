@@ -13,7 +13,8 @@ COMMENT ON FUNCTION taskq.open_push IS
 -- their job leave nothing behind.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
+    PERFORM FROM taskq_internal.mutex
+    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         PERFORM taskq_internal.raise_error('TQ007',
                 format('stage %s was committed or given up: it takes no more tasks', p_stage));
@@ -52,7 +53,8 @@ SET enable_seqscan = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
+    PERFORM FROM taskq_internal.mutex
+    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
     INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
         ON CONFLICT (stage) DO NOTHING;
     DELETE FROM taskq.staged_task WHERE stage = p_stage;

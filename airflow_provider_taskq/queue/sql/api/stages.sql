@@ -96,7 +96,8 @@ BEGIN
     IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
     END IF;
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
+    PERFORM FROM taskq_internal.mutex
+    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
     IF NOT EXISTS (SELECT FROM taskq_internal.owner
                    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by)) THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
@@ -321,8 +322,8 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.end_drain IS
-'Stores the report of a drain. Returns false, and stores nothing, if a later drain of this name has begun under another
-fence.';
+'Stores the report of a drain. Returns false, and stores nothing, if a later drain of this name has started under
+another fence.';
 
 CREATE FUNCTION taskq.find_drain(p_name text)
 RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json) LANGUAGE sql STABLE AS $$
@@ -371,7 +372,8 @@ COMMENT ON FUNCTION taskq.find_failed_by IS
 CREATE FUNCTION taskq_internal.await_executors(p_stage uuid) RETURNS void LANGUAGE plpgsql
 SET lock_timeout = '5s' AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
+    PERFORM FROM taskq_internal.mutex
+    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
 EXCEPTION WHEN lock_not_available THEN
     NULL;
 END $$;

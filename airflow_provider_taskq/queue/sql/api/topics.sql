@@ -146,7 +146,7 @@ BEGIN
     END IF;
 END $$;
 
--- Stores whether a topic is paused, since when, and by whom or what.
+-- Stores whether a topic is paused, since when, and the person or program that paused it.
 CREATE FUNCTION taskq_internal.record_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean
     LANGUAGE plpgsql AS $$
 BEGIN

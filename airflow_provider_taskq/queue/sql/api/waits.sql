@@ -65,8 +65,8 @@ CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
-    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id, p_identifiers,
-            p_groups, p_junction)).identifiers;
+    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id,
+            p_identifiers, p_groups, p_junction)).identifiers;
 END $$;
 COMMENT ON FUNCTION taskq.junction IS
 'Releases groups of identifiers: their SUSPENDED tasks become READY. The arrays go together: an identifier and the
@@ -264,8 +264,9 @@ END $$;
 
 -- Those of the identifiers that have a task in any state but REDUNDANT. Looks at each identifier's newest tasks
 -- first, of which mostly the very first is one.
-CREATE FUNCTION taskq_internal.identifiers_with_tasks(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
-SET enable_nestloop = on SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.identifiers_with_tasks(p_topic_id int, p_identifiers text[]) RETURNS text[]
+LANGUAGE plpgsql SET enable_nestloop = on SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
         SELECT n.identifier FROM (SELECT DISTINCT unnest(p_identifiers) AS identifier) n

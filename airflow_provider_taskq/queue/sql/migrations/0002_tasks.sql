@@ -48,7 +48,7 @@ CREATE TABLE taskq_internal.live (
     priority     smallint NOT NULL,
     crashes      smallint NOT NULL DEFAULT 0,
     -- What a READY task waits for besides its time (queue/models.py: Waits): nothing, its dependencies, the probe of
-    -- its topic, or a person who resumes it. Tasks that wait are in none of the indexes that a poll walks. MET:
+    -- its topic, or a person that resumes it. Tasks that wait are in none of the indexes that a poll walks. MET:
     -- dependencies that were fulfilled at the last look.
     waits        smallint NOT NULL DEFAULT :WAITS_NOTHING,
     redelivered  boolean NOT NULL DEFAULT false,

@@ -27,7 +27,7 @@ FROM taskq_internal.live l
 JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
 JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
--- as taskq_internal.clamp_moment has them, which a view cannot call: those who read the view have no right on it
+-- as taskq_internal.clamp_moment has them, which a view cannot call: the readers of the view have no right on it
 CROSS JOIN LATERAL (
     SELECT greatest(least(CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
                           ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
