@@ -123,7 +123,7 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
     with session.looking() as queue:
         now = queue.now()
         task = _find_task(queue, topic, named, identifier)
-        reason = queue.explain(topic, task.sequence)
+        reason = _reason(queue, task)
         timeline = queue.timeline(topic, task.sequence)
         depends_on = queue.dependencies(topic, task.sequence)
         texts = queue.task_texts(topic, task.sequence, MAX_TEXT) if payload else None
@@ -151,7 +151,7 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
 def why(session: Session, topic: str, named: str | None, identifier: str | None) -> None:
     with session.looking() as queue:
         task = _find_task(queue, topic, named, identifier)
-        reason = queue.explain(topic, task.sequence)
+        reason = _reason(queue, task)
     document = {"topic": topic, "sequence": task.sequence, "identifier": task.identifier, "state": task.state.name}
     session.answer({**document, "why": reason}, f"Task {task.sequence} ({task.identifier}): {reason}.")
 
@@ -172,6 +172,11 @@ def _find_task(queue: TaskQueue, topic: str, named: str | None, identifier: str 
         which = which if sequence is None else f"of sequence {sequence}, and none {which}"
         raise click.ClickException(sanitize(f"topic {topic!r} has no task {which}"))
     return found[0]
+
+
+def _reason(queue: TaskQueue, task: TaskSummary) -> str | None:
+    explained = queue.explain(task.topic, task.sequence)
+    return explained.reason if explained else None
 
 
 def _facts(

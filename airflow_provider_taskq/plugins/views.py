@@ -160,9 +160,11 @@ def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, 
         lines = queue.browse_tasks(topic, [sequence], error_length=10_000)
         if not lines:
             raise HTTPException(404, f"Topic {topic} has no task {sequence}. It may have been purged.")
+        why = queue.explain(topic, sequence)
         return {
             "task": serializers.task(lines[0]),
-            "why": queue.explain(topic, sequence),
+            "why": why.reason if why else None,
+            "waits_normally": why.waits_normally if why else None,
             "timeline": [serializers.history_event(each) for each in queue.timeline(topic, sequence)],
             "depends_on": [_plain(each) for each in queue.dependencies(topic, sequence)],
             **serializers.stamp(queue),

@@ -15,6 +15,7 @@ from airflow_provider_taskq.queue.reports import (
     Dependency,
     DurationStats,
     ErrorGroup,
+    Explanation,
     HandlingTimes,
     HealthFinding,
     HistoryEvent,
@@ -393,10 +394,11 @@ class InspectMixin(FunctionCaller):
 
     # History
 
-    def explain(self, topic: str, sequence: int) -> str | None:
-        """Returns one sentence that says why a task is not running; None if the topic has no such task."""
-        sentence: str | None = self._value("SELECT taskq.explain(%s::text, %s::bigint)", (topic, sequence))
-        return sentence
+    def explain(self, topic: str, sequence: int) -> Explanation | None:
+        """Returns why a task is not running; None if the topic has no such task."""
+        call = "SELECT * FROM taskq.explain(%s::text, %s::bigint) WHERE reason IS NOT NULL"
+        found = self._fetch(model_row(Explanation), call, (topic, sequence))
+        return found[0] if found else None
 
     def timeline(self, topic: str, sequence: int) -> list[HistoryEvent]:
         """Returns the events in the life of a task, the oldest first; none if the topic has no such task."""

@@ -110,6 +110,19 @@ class TaskTexts:
 
 
 @dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a task is not running.
+
+    :param reason: one sentence.
+    :param waits_normally: for a READY task, whether it waits only for its first due time, or for tasks before it in a
+        topic that workers poll. None for a task in another state.
+    """
+
+    reason: str
+    waits_normally: bool | None
+
+
+@dataclass(frozen=True, slots=True)
 class Dependency:
     """A dependency of a task: the newest task of an identifier, if one still exists, and the name of its state."""
 

@@ -240,9 +240,9 @@ def test_lists_the_view_and_why_show_the_summary_not_a_line_of_the_traceback(que
     [line] = queue.browse_tasks("work", [task.sequence])
     assert (line.error, line.error_summary) == (None, "ValueError: no mailbox for bad-1")
     assert queue.conn.execute("SELECT error FROM taskq.tasks").fetchone() == ("ValueError: no mailbox for bad-1",)
-    assert (queue.explain("work", task.sequence) or "").endswith(
-        "given up after 1 of 1 attempts: ValueError: no mailbox for bad-1"
-    )
+    explained = queue.explain("work", task.sequence)
+    assert explained is not None
+    assert explained.reason.endswith("given up after 1 of 1 attempts: ValueError: no mailbox for bad-1")
 
 
 def test_an_error_that_was_pickled_keeps_its_summary() -> None:

@@ -21,6 +21,7 @@ from airflow_provider_taskq.queue import (
     uninstall,
     verify,
 )
+from airflow_provider_taskq.queue.reports import Explanation
 from tests.queue.conftest import identifiers
 
 THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
@@ -252,8 +253,10 @@ def test_a_schema_without_the_readable_views_verifies_and_works(empty: psycopg.C
     [first, second] = queue.push("work", ["a", "b"])
     owner = queue.register("me")
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
-    assert str(queue.explain("work", first.sequence)).endswith(": given up after 1 of 1 attempts")
-    assert queue.explain("work", second.sequence) == "it is ready, and the next in line"
+    failed = queue.explain("work", first.sequence)
+    assert failed is not None
+    assert failed.reason.endswith(": given up after 1 of 1 attempts")
+    assert queue.explain("work", second.sequence) == Explanation("it is ready, and the next in line", True)
     assert queue.task("work", first.sequence) is not None
 
 

@@ -186,9 +186,11 @@ def failed(queue: TaskQueue, owner: Owner) -> Task:
 def test_one_sentence_says_why_a_task_is_not_running(
     queue: TaskQueue, owner: Owner, scene: Scene, sentence: str
 ) -> None:
-    reported = queue.explain("work", scene(queue, owner).sequence)
-    assert reported is not None
-    assert re.fullmatch(sentence, reported), reported
+    explained = queue.explain("work", scene(queue, owner).sequence)
+    assert explained is not None
+    assert re.fullmatch(sentence, explained.reason), explained
+    waits = re.match(r"it is (ready|due in)", explained.reason) is not None
+    assert bool(explained.waits_normally) is waits, explained
 
 
 def test_nothing_is_told_of_a_task_that_is_not_there(queue: TaskQueue) -> None:

@@ -12,10 +12,9 @@ import { Timeline } from "./timeline.js";
 
 const TONES = { ACTIVE: "info", SUCCEEDED: "success", FAILED: "error", EXPIRED: "error", SUSPENDED: "warning", READY: "warning" };
 
-/** The reason why a task is not running, as an alert. A ready or scheduled task is no problem. */
-function Why({ why, task }) {
-  const calm = task.state === "READY" && /^it is (ready|due in)/.test(why ?? "");
-  const status = calm ? "info" : (TONES[task.state] ?? "neutral");
+/** The reason why a task is not running, as an alert. A READY task that waits normally is no problem. */
+function Why({ why, waitsNormally, task }) {
+  const status = waitsNormally ? "info" : (TONES[task.state] ?? "neutral");
   return h(
     UI.Alert.Root,
     { status, size: "lg", role: "note", "aria-label": "Why", "data-testid": "why", py: 3 },
@@ -61,7 +60,7 @@ function DependsOn({ dependencies, place }) {
 }
 
 function Everything({ data, conn, place }) {
-  const { task, why, timeline, as_of: asOf } = data;
+  const { task, why, waits_normally: waitsNormally, timeline, as_of: asOf } = data;
   const columns = { gridTemplateColumns: { base: "minmax(0, 1fr)", xl: "minmax(0, 3fr) minmax(20rem, 2fr)" }, gap: 6, alignItems: "start" };
   const left = h(
     UI.Stack,
@@ -72,7 +71,7 @@ function Everything({ data, conn, place }) {
     h(Payload, { conn, task }),
   );
   const right = h(UI.Stack, { gap: 3, minW: 0 }, h(Part, { mt: 0 }, "Timeline"), h(Timeline, { events: timeline, asOf, place, task }));
-  return h(UI.Stack, { gap: 4, minW: 0 }, h(Why, { why, task }), h(UI.Grid, columns, left, right));
+  return h(UI.Stack, { gap: 4, minW: 0 }, h(Why, { why, waitsNormally, task }), h(UI.Grid, columns, left, right));
 }
 
 const ENDED = ["EXPIRED", "FAILED", "SUSPENDED", "FILTERED", "SUCCEEDED"];

@@ -52,7 +52,8 @@ COMMENT ON FUNCTION taskq.timeline IS
 lapsed, reset, recreated, reassigned, paused, resumed, due set, attempts set, priority set, canceled, held,
 ended. state: the state before the entry, or now (held, ended). waited and ran: times of the attempt. Errors: TQ001.';
 
-CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint, OUT reason text, OUT waits_normally boolean)
+LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
@@ -61,23 +62,29 @@ DECLARE
 BEGIN
     SELECT * INTO v_live FROM taskq_internal.live l WHERE l.topic_id = v_topic.topic_id AND l.sequence = p_sequence;
     IF FOUND THEN
-        RETURN CASE WHEN v_live.holder IS NULL THEN taskq_internal.explain_waiting(v_topic, v_live)
-            ELSE taskq_internal.explain_held(v_live.holder) END;
+        IF v_live.holder IS NULL THEN
+            SELECT w.reason, w.waits_normally INTO reason, waits_normally
+            FROM taskq_internal.explain_waiting(v_topic, v_live) w;
+        ELSE
+            reason := taskq_internal.explain_held(v_live.holder);
+        END IF;
+        RETURN;
     END IF;
     SELECT taskq.explain_ended(e.state, e.descent, e.attempt, v_topic.max_attempts, o.name) AS why, e.state,
         e.completed, e.error_summary
     INTO v_ended FROM taskq_internal.ended e LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
     WHERE e.topic_id = v_topic.topic_id AND e.sequence = p_sequence;
     IF FOUND THEN
-        RETURN concat_ws(': ',
+        reason := concat_ws(': ',
             format('it is %s%s', taskq.state_name(v_ended.state), ' since ' || taskq.format_duration(
                 statement_timestamp() - taskq_internal.clamp_moment(v_ended.completed))),
             v_ended.why, CASE WHEN v_ended.state = :FAILED THEN v_ended.error_summary END);
     END IF;
-    RETURN NULL;
 END $$;
 COMMENT ON FUNCTION taskq.explain IS
-'Why a task is not running, or that it runs or has ended, as one sentence; NULL for an unknown task. Errors: TQ001.';
+'reason: why a task is not running, or that it runs or has ended, as one sentence; NULL for an unknown task.
+waits_normally: true for a READY task that waits only for its first due time, or for tasks before it in a topic that
+workers poll; false for another READY task; NULL for a task that is not READY. Errors: TQ001.';
 
 CREATE FUNCTION taskq.throughput(p_span interval, p_spans int, p_topic text DEFAULT NULL, p_pages int DEFAULT 2000)
 RETURNS TABLE (topic text, span int, state int, count bigint, sampled double precision) LANGUAGE plpgsql
@@ -222,29 +229,36 @@ CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUA
     FROM taskq_internal.owner o WHERE o.owner_id = p_holder
 $$;
 
--- The first thing that keeps a READY task, or else its position, as a sentence.
-CREATE FUNCTION taskq_internal.explain_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live) RETURNS text
-    LANGUAGE plpgsql STABLE AS $$
+-- The first thing that keeps a READY task, or else its position, as a sentence; waits_normally as in taskq.explain.
+CREATE FUNCTION taskq_internal.explain_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live,
+                                               OUT reason text, OUT waits_normally boolean)
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_way text;
+    v_way      text;
+    v_unserved text;
 BEGIN
+    waits_normally := false;
     IF p_topic.paused THEN
-        RETURN 'its topic is paused';
+        reason := 'its topic is paused';
     ELSIF p_task.waits = :WAITS_RESUME THEN
-        RETURN 'it is paused until it is resumed';
+        reason := 'it is paused until it is resumed';
     ELSIF p_task.waits = :WAITS_DEPENDENCIES THEN
-        RETURN format('it %s', taskq.explain_dependency(p_topic.topic_id, p_task.sequence));
+        reason := format('it %s', taskq.explain_dependency(p_topic.topic_id, p_task.sequence));
     ELSIF p_task.waits = :WAITS_PROBE AND p_task.available_at <= statement_timestamp() THEN
-        RETURN 'retries of its topic fail, and another one is tried first';
+        reason := 'retries of its topic fail, and another one is tried first';
     ELSIF p_task.available_at > statement_timestamp() THEN
-        RETURN concat_ws(': ',
+        waits_normally := p_task.attempt = 0;
+        reason := concat_ws(': ',
             format('it is %s in %s', CASE WHEN p_task.attempt > 0 THEN 'to be tried again' ELSE 'due' END,
                    taskq.format_duration(taskq_internal.clamp_moment(p_task.available_at) - statement_timestamp())),
             CASE WHEN p_task.attempt > 0 THEN p_task.error_summary END);
+    ELSE
+        v_way := taskq.explain_turn(p_topic.topic_id, p_task.sequence);
+        v_unserved := taskq_internal.explain_unserved(p_topic.topic_id);
+        waits_normally := v_way IS NULL AND v_unserved IS NULL;
+        reason := concat_ws('; ', v_way, v_unserved, CASE WHEN v_way IS NULL
+            THEN taskq_internal.queue_position(p_topic.topic_id, p_task.sequence) END);
     END IF;
-    v_way := taskq.explain_turn(p_topic.topic_id, p_task.sequence);
-    RETURN concat_ws('; ', v_way, taskq_internal.explain_unserved(p_topic.topic_id),
-                     CASE WHEN v_way IS NULL THEN taskq_internal.queue_position(p_topic.topic_id, p_task.sequence) END);
 END $$;
 
 -- That no worker seems to poll a topic: no owner holds its tasks and none has ended for a minute; else NULL.
