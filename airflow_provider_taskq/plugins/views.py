@@ -17,7 +17,7 @@ from airflow_provider_taskq.queue import Throughput
 BARS, MINUTES, HOURS = (timedelta(minutes=3), 20), (timedelta(minutes=1), 60), (timedelta(hours=1), 24)
 MAX_TOPICS = 1000  # counted, sorted and added up for one answer
 CAP, TOPIC_CAP = 1000, 10_000
-READ_TOPICS = 20  # that are searched for transactions that hold back their logs
+LOG_TOPICS = 20  # that are searched for transactions that hold back their logs
 TICK_TOPICS, TICK_STEPS = 100, 20
 
 router = APIRouter(prefix="/api", dependencies=[Depends(viewer)])
@@ -207,8 +207,8 @@ def locks(conn_id: ConnId, after: Text = None, size: Size = 100) -> Document:
         return {"locks": [_plain(each) for each in found[:size]], "next": following, **serializers.stamp(queue)}
 
 
-@router.get("/{conn_id}/readers")
-def readers(conn_id: ConnId) -> Document:
+@router.get("/{conn_id}/consumer_groups")
+def consumer_groups(conn_id: ConnId) -> Document:
     """The progress of consumer groups, and the open transactions that hold back the logs."""
     with looking(conn_id) as queue:
         found = queue.browse_groups(100, CAP)
@@ -224,8 +224,8 @@ def readers(conn_id: ConnId) -> Document:
             }
             for each in found
         ]
-        holders = [{"topic": name, **_plain(each)} for name in names[:READ_TOPICS] for each in queue.log_blockers(name)]
-        return {"readers": shown, "holders": holders, "capped": len(found) == 100, **serializers.stamp(queue)}
+        holders = [{"topic": name, **_plain(each)} for name in names[:LOG_TOPICS] for each in queue.log_blockers(name)]
+        return {"consumer_groups": shown, "holders": holders, "capped": len(found) == 100, **serializers.stamp(queue)}
 
 
 @router.get("/{conn_id}/ticks")

@@ -292,7 +292,7 @@ def test_owners_come_with_leases_and_what_they_hold(client: Client) -> None:
 def test_locks_readers_ticks_and_health_are_told(client: Client) -> None:
     (lock,) = told(client, "locks")["locks"]
     assert (lock["name"], lock["held_by"]) == ("nightly-maintenance", "host-3")
-    (reader,) = told(client, "readers")["readers"]
+    (reader,) = told(client, "consumer_groups")["consumer_groups"]
     assert (reader["group"], reader["topic"], reader["behind"]["count"]) == ("warehouse", "orders", 52)
     for params in ({}, {"topic": "nightly"}):
         (tick,) = told(client, "ticks", **params)["ticks"]

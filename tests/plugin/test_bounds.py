@@ -137,7 +137,7 @@ def test_rows_with_moments_beyond_all_time_are_shown(client: Client, acts: TaskQ
     assert {task["created"] for task in told("tasks", topic="retries")["tasks"]} == {shown}
     assert told("task", topic="retries", sequence=world.held)["task"]["lease_until"] == shown
     assert [lock["until"] for lock in told("locks")["locks"]] == ["9999-12-31T00:00:00+00:00"]
-    for path in ("topics", "readers", "ticks", "health", "audit"):
+    for path in ("topics", "consumer_groups", "ticks", "health", "audit"):
         told(path)
     told("throughput", topic="retries")
     told("search", text=str(world.held))

@@ -34,7 +34,7 @@ def confirm(page: Page, said: str | re.Pattern[str]) -> str:
     expect(dialog.get_by_test_id("confirm")).to_be_enabled()
     dialog.get_by_test_id("confirm").click()
     done = dialog.get_by_test_id("said-success").inner_text()
-    expect(page.get_by_test_id("told")).to_have_text(done)
+    expect(page.get_by_test_id("announcement")).to_have_text(done)
     dialog.get_by_role("button", name="Close").click()
     expect(dialog).to_have_count(0)
     return done

@@ -34,7 +34,7 @@ VIEWS = {
     "Topics": ("topics", "orders"),
     "Owners": ("owners", HOLDER),
     "Locks": ("locks", "nightly-maintenance"),
-    "Consumer groups": ("readers", "warehouse"),
+    "Consumer groups": ("consumer_groups", "warehouse"),
     "Ticks": ("ticks", "reports/daily"),
     "Health": ("health", "waiting tasks"),
 }

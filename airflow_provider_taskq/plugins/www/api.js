@@ -3,25 +3,25 @@
 // Relative to the folder of this file, for any URL prefix of Airflow.
 const API = new URL("../api/", import.meta.url);
 
-/** An answer that is no success, with the sentence that the server gave. */
-class Refused extends Error {
+/** An error answer of the server, with its message. */
+class ApiError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
   }
 }
 
-const UNTOLD = {
+const DEFAULT_MESSAGES = {
   401: "You are signed out. Sign in to Airflow again.",
   403: "You may not view this.",
   404: "Not found.",
 };
 
 async function answer(response) {
-  const told = await response.json().catch(() => null);
-  if (response.ok && told) return told;
-  const said = typeof told?.error === "string" ? told.error : typeof told?.detail === "string" ? told.detail : null;
-  throw new Refused(response.status, said ?? UNTOLD[response.status] ?? `The server answered ${response.status}.`);
+  const body = await response.json().catch(() => null);
+  if (response.ok && body) return body;
+  const message = typeof body?.error === "string" ? body.error : typeof body?.detail === "string" ? body.detail : null;
+  throw new ApiError(response.status, message ?? DEFAULT_MESSAGES[response.status] ?? `The server answered ${response.status}.`);
 }
 
 async function send(url, options) {
@@ -30,12 +30,12 @@ async function send(url, options) {
     response = await fetch(url, { credentials: "same-origin", headers: { Accept: "application/json" }, ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, "The browser cannot reach Airflow's server.");
+    throw new ApiError(0, "The browser cannot reach Airflow's server.");
   }
   return answer(response);
 }
 
-/** What the API tells of a path; what is empty in the query is left out. */
+/** Gets a path of the API. Empty values of the query are left out. */
 export function get(where, query = {}, signal = undefined) {
   const url = new URL(where, API);
   for (const [name, value] of Object.entries(query)) {

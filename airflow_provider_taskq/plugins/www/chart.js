@@ -22,7 +22,7 @@ function failureRate(bars) {
 
 const percent = (rate) => (rate === null ? "none failed" : `${rate < 10 && rate > 0 ? rate.toFixed(1) : Math.round(rate)} % failed`);
 
-function told(bars, span) {
+function describe(bars, span) {
   const failed = sum(bars, "failed");
   return `${span}: ${number(sum(bars, "succeeded"))} succeeded, ${number(failed)} failed, ${number(sum(bars, "other"))} ended otherwise`;
 }
@@ -64,7 +64,7 @@ export function Chart({ title, bars, unit, sampled }) {
       viewBox: `0 0 ${WIDTH} ${HEIGHT + 1}`,
       preserveAspectRatio: "none",
       role: "img",
-      "aria-label": told(bars, title),
+      "aria-label": describe(bars, title),
       style: { width: "100%", height: "4.5rem", display: "block" },
     },
     bars.map((bar, place) => drawn(bar, place, bars.length, most, unit)),
@@ -111,7 +111,7 @@ export function Spark({ of }) {
   const [width, height] = [120, 20];
   const step = width / SPARKS;
   const rate = failureRate(bars);
-  const words = told(bars, "Last hour");
+  const words = describe(bars, "Last hour");
   const picture = { viewBox: `0 0 ${width} ${height + 1}`, role: "img", "aria-label": words, style: { width: "7.5rem", height: "1.3rem" } };
   const drawing = bars.map((bar) => h("g", { key: bar.place }, blocks(bar, bar.place * step, step * 0.8, height, most)));
   const failed = h(UI.Text, { as: "span", fontSize: "xs", color: "fg.error", "aria-hidden": true }, rate ? percent(rate) : null);

@@ -31,7 +31,7 @@ export function whereabouts(asked) {
 export function titleOf(asked) {
   const { topic, sequence, owner, text } = asked;
   const view = viewOf(asked);
-  const name = view.charAt(0).toUpperCase() + view.slice(1);
+  const name = view.charAt(0).toUpperCase() + view.slice(1).replaceAll("_", " ");
   const subject = { task: `#${sequence} · ${topic}`, topic, owner, search: text }[view];
   return subject ?? (topic ? `${name} · ${topic}` : name);
 }

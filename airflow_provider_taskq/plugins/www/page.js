@@ -9,7 +9,7 @@ import { Audit } from "./views/audit.js";
 import { Health } from "./views/health.js";
 import { Locks } from "./views/locks.js";
 import { Owner, Owners } from "./views/owners.js";
-import { Readers } from "./views/readers.js";
+import { ConsumerGroups } from "./views/consumer_groups.js";
 import { Find, SearchResults } from "./views/search.js";
 import { Task } from "./views/task.js";
 import { Tasks } from "./views/tasks.js";
@@ -22,7 +22,7 @@ const TABS = [
   ["tasks", "Tasks"],
   ["owners", "Owners"],
   ["locks", "Locks"],
-  ["readers", "Consumer groups"],
+  ["consumer_groups", "Consumer groups"],
   ["ticks", "Ticks"],
   ["health", "Health"],
   ["audit", "Audit"],
@@ -35,7 +35,7 @@ const VIEWS = {
   owners: Owners,
   owner: Owner,
   locks: Locks,
-  readers: Readers,
+  consumer_groups: ConsumerGroups,
   ticks: Ticks,
   health: Health,
   audit: Audit,

@@ -1,6 +1,6 @@
 /** The panel of a task instance: the tasks that it pushed, waits for or holds. */
 import { h, To, UI, useEffect, useMemo, useState } from "./airflow_globals.js";
-import { askInstance, named } from "./task_instance.js";
+import { loadInstance, named } from "./task_instance.js";
 import { Liveness, useLive } from "./polling.js";
 import { Empty, Failure, Loading, Part, Shown, Stamp, State } from "./components.js";
 import { search } from "./location.js";
@@ -42,7 +42,7 @@ function Topic({ topic, place }) {
   );
 }
 
-function Told({ status, testid, children }) {
+function Notice({ status, testid, children }) {
   return h(
     UI.Alert.Root,
     { status, size: "sm", role: "note", "data-testid": testid },
@@ -60,12 +60,12 @@ function Claim({ claim, asOf, place }) {
   return h(
     UI.Stack,
     { gap: 2, minW: 0 },
-    h(Told, { status: bad ? "warning" : "success", testid: "claim" }, claim.sentence, " ", owner),
+    h(Notice, { status: bad ? "warning" : "success", testid: "claim" }, claim.sentence, " ", owner),
     h(Tasks, { title: "Claimed", owners: false, tasks: claim.tasks, asOf, place, none: "The claim holds no task any more, and none has ended." }),
   );
 }
 
-function Found({ data, asked, place }) {
+function Found({ data, details, place }) {
   const { owner, holds, pushed, waits_for: waits, topic, as_of: asOf } = data;
   const nothing = !owner && !holds.length && !pushed.length && !waits.length && !data.drain;
   if (nothing && !topic) {
@@ -75,21 +75,21 @@ function Found({ data, asked, place }) {
     UI.Stack,
     { gap: 4, minW: 0 },
     h(Topic, { topic, place }),
-    data.waits ? h(Told, { status: "info", testid: "waits" }, data.waits) : null,
+    data.waits ? h(Notice, { status: "info", testid: "waits" }, data.waits) : null,
     h(Claim, { claim: data.claim, asOf, place }),
-    data.drain ? h(Told, { status: "info", testid: "drain" }, data.drain) : null,
+    data.drain ? h(Notice, { status: "info", testid: "drain" }, data.drain) : null,
     h(Tasks, { title: "Holds", owners: false, tasks: holds, asOf, place, none: "The owner holds no task." }),
-    asked.first ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "The pushed tasks were purged." }) : null,
+    details.first ? h(Tasks, { title: "Pushed", tasks: pushed, asOf, place, none: "The pushed tasks were purged." }) : null,
     h(WaitsFor, { waits, topic: topic?.topic, place }),
   );
 }
 
-function Known({ conn, instance, asked }) {
+function Known({ conn, instance, details }) {
   const place = usePage(conn);
-  const { topic, first, last, identifiers, claimedAs, claimed, since, wait } = asked;
+  const { topic, first, last, identifiers, claimedAs, claimed, since, wait } = details;
   const query = { ...named(instance), claimed_as: claimedAs, claimed, since, ...wait, topic, first, last, identifier: identifiers };
   const found = useLive(`${encodeURIComponent(conn)}/instance`, query);
-  return h(Shown, { of: found, rows: 4 }, (data) => h(Found, { data, asked, place }));
+  return h(Shown, { of: found, rows: 4 }, (data) => h(Found, { data, details, place }));
 }
 
 /** What Airflow shows on the page of a task instance. */
@@ -99,13 +99,13 @@ export function Panel({ dagId, runId, taskId, mapIndex }) {
   const [asOf, tell] = useState(null);
   const liveness = useMemo(() => ({ live, tell }), [live]);
   const connections = useLive("connections", {}, { once: true });
-  const asked = useAsked(instance);
-  const conn = asked?.conn ?? connections.data?.connections[0]?.conn_id;
-  const told = () => {
+  const details = useInstance(instance);
+  const conn = details?.conn ?? connections.data?.connections[0]?.conn_id;
+  const content = () => {
     if (connections.error) return h(Failure, { error: connections.error, again: connections.reload });
-    if (!connections.data || !asked) return h(Loading, { rows: 4 });
-    if (asked.ours === false) return h(Empty, { title: "Not a task of TaskQ" }, "Airflow shows this tab on every task instance. This one runs another operator.");
-    return conn ? h(Known, { conn, instance, asked }) : h(Empty, { title: "No connection to show" });
+    if (!connections.data || !details) return h(Loading, { rows: 4 });
+    if (details.ours === false) return h(Empty, { title: "Not a task of TaskQ" }, "Airflow shows this tab on every task instance. This one runs another operator.");
+    return conn ? h(Known, { conn, instance, details }) : h(Empty, { title: "No connection to show" });
   };
   return h(
     Liveness.Provider,
@@ -114,23 +114,23 @@ export function Panel({ dagId, runId, taskId, mapIndex }) {
       UI.Stack,
       { gap: 3, p: 2, minW: 0, "data-testid": "taskq-panel" },
       h(UI.Flex, { justify: "flex-end" }, h(Stamp, { asOf, live, onLive: setLive })),
-      asked?.refused ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, asked.refused) : null,
-      told(),
+      details?.refused ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, details.refused) : null,
+      content(),
     ),
   );
 }
 
-/** What Airflow knows of the instance; null until it has told. */
-function useAsked(instance) {
-  const [asked, setAsked] = useState(null);
+/** What Airflow knows about the instance; null until it has answered. */
+function useInstance(instance) {
+  const [details, setDetails] = useState(null);
   useEffect(() => {
     const abort = new AbortController();
-    setAsked(null);
-    askInstance(instance, abort.signal).then(
-      (known) => setAsked(known),
-      () => {}, // aborted: somebody looks at another instance now
+    setDetails(null);
+    loadInstance(instance, abort.signal).then(
+      (details) => setDetails(details),
+      () => {}, // aborted: the user opened another instance
     );
     return () => abort.abort();
   }, [instance]);
-  return asked;
+  return details;
 }

@@ -3,10 +3,10 @@ import { h, UI } from "./airflow_globals.js";
 import { useTyped } from "./text_input.js";
 
 export function Search({ label, value = "", onSearch }) {
-  const { text, type, settle } = useTyped(value, onSearch);
+  const { text, type, submit } = useTyped(value, onSearch);
   const now = (event) => {
     event.preventDefault();
-    settle();
+    submit();
   };
   const field = { type: "search", size: "sm", width: { base: "full", sm: "18rem" }, "aria-label": label, placeholder: label };
   return h("form", { role: "search", onSubmit: now }, h(UI.Input, { ...field, value: text, onChange: ({ target }) => type(target.value) }));

@@ -28,9 +28,9 @@ const text = (value) => (typeof value === "string" ? value : null);
  * `claimedAs`: the owner of a gate's claim, `claimed` how many tasks, `since` when it ran. `ours`: whether it is of an operator of
  * TaskQ; null where Airflow would not tell. `wait`: what an open question of a gate is, as the API takes it. `refused`: a sentence where Airflow would not tell.
  */
-export async function askInstance({ dagId, runId, taskId, mapIndex }, signal) {
+export async function loadInstance({ dagId, runId, taskId, mapIndex }, signal) {
   const [dag, run, task] = [dagId, runId, taskId].map(encodeURIComponent);
-  const instance = `api/v2/dags/${dag}/dagRuns/${run}/taskInstances/${task}`;
+  const instance = `api/v2/dags/${dag}/dagRuns/${run}/tloadInstances/${task}`;
   const mapped = mapIndex === "-1" ? instance : `${instance}/${encodeURIComponent(mapIndex)}`;
   const xcom = `${instance}/xcomEntries/return_value?stringify=false&map_index=${encodeURIComponent(mapIndex)}`;
   const [known, returned] = await Promise.allSettled([ask(mapped, signal), ask(xcom, signal)]);

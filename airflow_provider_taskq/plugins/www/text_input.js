@@ -1,37 +1,38 @@
-/** Text that counts once the user stops typing, or presses Enter. */
+/** Text that takes effect when the user stops typing or presses Enter. */
 import { useEffect, useRef, useState } from "./airflow_globals.js";
 
-const PATIENCE = 400;
+const DELAY = 400; // milliseconds
 
 /**
- * {text, type(text), settle()} of a field that follows the address's `value`, and tells `onChange` what was typed.
+ * {text, type(text), submit()} of a field that shows the `value` of the address and calls `onChange` with typed text.
  *
- * `echo(text)`: the value that comes back of a text, where that is another.
+ * `echo(text)`: the value that the address shows for a text, if it is another.
  */
 export function useTyped(value, onChange, echo = (text) => text) {
   const [text, setText] = useState(value);
   const timer = useRef(null);
-  const told = useRef([value]); // what the address says, and what it is still to say, as it follows late
-  const latest = useRef(onChange); // by when the timer rings, the address may say more than when the letter was typed
+  // The value of the address, then the values that were sent to it and that it does not show yet.
+  const sent = useRef([value]);
+  const latest = useRef(onChange); // the address may change between a keystroke and the end of the timer
   latest.current = onChange;
   useEffect(() => {
-    const place = told.current.lastIndexOf(value);
+    const place = sent.current.lastIndexOf(value);
     if (place < 0) {
-      clearTimeout(timer.current); // the address changed by itself: what was typed before is over
+      clearTimeout(timer.current); // the address changed by other means: drop the typed text
       setText(value);
     }
-    told.current = place < 0 ? [value] : told.current.slice(place);
+    sent.current = place < 0 ? [value] : sent.current.slice(place);
   }, [value]);
   useEffect(() => () => clearTimeout(timer.current), []);
-  const tell = (now) => {
+  const send = (now) => {
     clearTimeout(timer.current);
-    told.current.push(echo(now));
+    sent.current.push(echo(now));
     latest.current(now);
   };
   const type = (now) => {
     setText(now);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => tell(now), PATIENCE);
+    timer.current = setTimeout(() => send(now), DELAY);
   };
-  return { text, type, settle: () => tell(text) };
+  return { text, type, submit: () => send(text) };
 }

@@ -17,7 +17,7 @@ export function Acting({ conn, here, children }) {
   const [request, setRequest] = useState(null);
   const [busy, setBusy] = useState(false);
   const [at, setAt] = useState(here);
-  const [told, setTold] = useState("");
+  const [announcement, setAnnouncement] = useState("");
   const act = useCallback((asked) => setRequest({ ...asked, began: Date.now() }), []);
   const acting = useMemo(() => ({ mayAct: conn.may_act, act }), [conn.may_act, act]);
   const close = () => setRequest(null);
@@ -26,7 +26,7 @@ export function Acting({ conn, here, children }) {
     if (!busy) close();
   }
   const done = (sentence) => {
-    setTold(sentence);
+    setAnnouncement(sentence);
     request.onDone?.();
   };
   const Dialog = request?.action === "push" ? PushDialog : ActionDialog;
@@ -34,7 +34,7 @@ export function Acting({ conn, here, children }) {
     Context.Provider,
     { value: acting },
     children,
-    h(UI.VisuallyHidden, { role: "status", "aria-live": "polite", "data-testid": "told" }, told),
+    h(UI.VisuallyHidden, { role: "status", "aria-live": "polite", "data-testid": "announcement" }, announcement),
     request ? h(Fragment, { key: request.began }, h(Dialog, { conn, request, close, done, busy, setBusy })) : null,
   );
 }

@@ -15,19 +15,19 @@ function send(conn, request, options, confirm, expected, token) {
 
 /** {preview, error}: the preview for these options, loaded again when they change. */
 function usePreview(conn, request, options, turn) {
-  const [told, setTold] = useState({ preview: null, error: null });
+  const [loaded, setLoaded] = useState({ preview: null, error: null });
   useEffect(() => {
     let wanted = true;
-    setTold({ preview: null, error: null });
+    setLoaded({ preview: null, error: null });
     send(conn, request, options, false, null).then(
-      (preview) => wanted && setTold({ preview, error: null }),
-      (error) => wanted && setTold({ preview: null, error }),
+      (preview) => wanted && setLoaded({ preview, error: null }),
+      (error) => wanted && setLoaded({ preview: null, error }),
     );
     return () => {
       wanted = false;
     };
   }, [conn, request, options, turn]);
-  return told;
+  return loaded;
 }
 
 /** The label of the confirm button, with the number of tasks that it changes. */

@@ -45,7 +45,7 @@ function Text({ label, note, value, onChange, ...props }) {
 function Payload({ value, onChange }) {
   const fault = jsonFault(value);
   const size = new TextEncoder().encode(value.trim()).length;
-  const told = fault ?? (value.trim() ? `JSON, ${bytes(size)}` : "no payload");
+  const note = fault ?? (value.trim() ? `JSON, ${bytes(size)}` : "no payload");
   const field = (id) => [
     h(UI.Textarea, {
       key: "field",
@@ -56,13 +56,13 @@ function Payload({ value, onChange }) {
       fontSize: "xs",
       spellCheck: false,
       "aria-invalid": fault !== null,
-      "aria-describedby": `${id}-told`,
+      "aria-describedby": `${id}-note`,
       onChange: ({ target }) => onChange(target.value),
     }),
     h(
       UI.Text,
-      { key: "told", id: `${id}-told`, fontSize: "xs", mt: 1, color: fault ? "fg.error" : "fg.muted", overflowWrap: "anywhere", "data-testid": "json" },
-      told,
+      { key: "note", id: `${id}-note`, fontSize: "xs", mt: 1, color: fault ? "fg.error" : "fg.muted", overflowWrap: "anywhere", "data-testid": "json" },
+      note,
     ),
   ];
   return h(Labelled, { label: "Payload, JSON" }, field);
@@ -110,9 +110,9 @@ export function PushDialog({ conn, request, close, done, busy, setBusy }) {
     setBusy(true);
     const body = { action: "push", topic: request.topic, sequences: null, filter: null, options: optionsOf(form), confirm };
     try {
-      const told = await post(`${encodeURIComponent(conn.conn_id)}/actions`, body);
-      setStep({ name: confirm ? "done" : "preview", sentence: told.sentence });
-      if (confirm) done(told.sentence);
+      const answer = await post(`${encodeURIComponent(conn.conn_id)}/actions`, body);
+      setStep({ name: confirm ? "done" : "preview", sentence: answer.sentence });
+      if (confirm) done(answer.sentence);
     } catch (error) {
       setStep({ name: "form", error: error.message });
     }

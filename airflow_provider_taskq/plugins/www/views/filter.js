@@ -41,8 +41,8 @@ export function Choice({ label, value, onChange, children, ...props }) {
 
 /** A text that counts once the user stops typing, or presses Enter. */
 function Typed({ label, value = "", onChange, echo, wide, ...props }) {
-  const { text, type, settle } = useTyped(value, onChange, echo);
-  const heard = { onChange: ({ target }) => type(target.value), onKeyDown: ({ key }) => key === "Enter" && settle() };
+  const { text, type, submit } = useTyped(value, onChange, echo);
+  const heard = { onChange: ({ target }) => type(target.value), onKeyDown: ({ key }) => key === "Enter" && submit() };
   const room = wide ? { gridColumn: { base: "1 / -1", md: "auto" } } : {};
   return h(Labelled, { label, ...room }, (id) => h(UI.Input, { id, size: "sm", value: text, ...heard, ...props }));
 }

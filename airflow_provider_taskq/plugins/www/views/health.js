@@ -39,8 +39,8 @@ function bySubject(findings) {
   const subjects = new Map();
   for (const finding of findings) {
     const found = subjects.get(finding.subject) ?? { subject: finding.subject, severity: finding.severity, findings: [] };
-    const told = found.findings.some(({ detail }) => detail === finding.detail);
-    if (!told && (finding.severity !== "fine" || found.severity === "fine")) found.findings.push(finding);
+    const isKnown = found.findings.some(({ detail }) => detail === finding.detail);
+    if (!isKnown && (finding.severity !== "fine" || found.severity === "fine")) found.findings.push(finding);
     subjects.set(finding.subject, found);
   }
   return [...subjects.values()];

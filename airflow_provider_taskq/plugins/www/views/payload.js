@@ -16,27 +16,27 @@ export function Payload({ conn, task }) {
   if (!sizes.length) return null;
 
   async function reveal() {
-    setState({ asking: true });
+    setState({ loading: true });
     try {
-      const told = await post(`${encodeURIComponent(conn.conn_id)}/reveal`, { topic: task.topic, sequence: task.sequence });
-      setState({ told });
+      const texts = await post(`${encodeURIComponent(conn.conn_id)}/reveal`, { topic: task.topic, sequence: task.sequence });
+      setState({ texts });
     } catch (error) {
       setState({ error });
     }
   }
 
-  if (!state.told) {
+  if (!state.texts) {
     const note = mayAct ? "Revealing it writes an audit line with your name." : "To see it, you need the right to edit this connection.";
     return h(
       UI.Stack,
       { gap: 3, "data-testid": "masked" },
       h(Part, null, "Payload"),
       h(UI.Text, { fontSize: "sm", color: "fg.muted" }, `Hidden: ${sizes.join(" and ")}. ${note}`),
-      mayAct ? h(Do, { icon: "eye", onClick: reveal, loading: state.asking, alignSelf: "start" }, "Reveal") : null,
+      mayAct ? h(Do, { icon: "eye", onClick: reveal, loading: state.loading, alignSelf: "start" }, "Reveal") : null,
       state.error ? h(Failure, { error: state.error }) : null,
     );
   }
-  const { payload, output, cut } = state.told;
+  const { payload, output, cut } = state.texts;
   const shown = (title, text) =>
     text === null ? null : h(UI.Stack, { key: title, gap: 2 }, h(Part, null, title), h(Verbatim, { label: title, "data-testid": title.toLowerCase() }, readable(text)));
   return h(

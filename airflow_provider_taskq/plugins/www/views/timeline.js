@@ -1,4 +1,4 @@
-/** What happened to a task, the newest first. */
+/** The history of a task, the newest event first. */
 import { h, To, UI } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
 import { When } from "../components.js";
@@ -24,8 +24,8 @@ const LOOKS = {
 };
 const ENDS = { SUCCEEDED: ["check", "success"], FAILED: ["cross", "failed"], EXPIRED: ["clock", "upstream_failed"] };
 
-/** What happened, in words: the server's word for it, and what it led to. */
-function told(event) {
+/** The title of an event. */
+function describe(event) {
   const words = {
     failed: `Attempt ${event.attempt} failed`,
     lapsed: "The lease of its owner lapsed",
@@ -62,7 +62,7 @@ function Copy({ event, place, task }) {
 function Event({ event, asOf, place, task, last }) {
   const [icon, palette] = (event.what === "ended" && ENDS[event.state]) || (LOOKS[event.what] ?? ["next", "gray"]);
   const by = [event.holder ? ["by", h(Holder, { name: event.holder, place })] : null, event.actor || event.role ? ["asked for by", person(event.actor, event.role)] : null];
-  const people = by.filter(Boolean).map(([word, who]) => h(UI.Box, { key: word, fontSize: "sm", overflowWrap: "anywhere" }, `${word} `, who));
+  const people = by.filter(Boolean).map(([word, name]) => h(UI.Box, { key: word, fontSize: "sm", overflowWrap: "anywhere" }, `${word} `, name));
   return h(
     UI.Timeline.Item,
     { as: "li" },
@@ -75,7 +75,7 @@ function Event({ event, asOf, place, task, last }) {
     h(
       UI.Timeline.Content,
       { pb: last ? 0 : 4, gap: 1, minW: 0 },
-      h(UI.Timeline.Title, { flexWrap: "wrap", fontSize: "sm" }, told(event), h(Copy, { event, place, task })),
+      h(UI.Timeline.Title, { flexWrap: "wrap", fontSize: "sm" }, describe(event), h(Copy, { event, place, task })),
       h(UI.Timeline.Description, null, event.happened ? h(When, { at: event.happened, from: asOf }) : "now"),
       h(Times, { event }),
       people,

@@ -1,31 +1,31 @@
-/** A field for a topic's name, which knows the names that begin so or have it in them. */
+/** A field for the name of a topic. It suggests the names that contain the text. */
 import { h, UI, useEffect, useId, useRef, useState } from "../airflow_globals.js";
 import { useLive } from "../polling.js";
 import { Labelled } from "./filter.js";
 
 export function TopicField({ conn, value = "", onChoose }) {
   const [text, setText] = useState(value);
-  const told = useRef(value);
+  const shown = useRef(value);
   useEffect(() => {
-    if (value !== told.current) setText(value); // else it is what was chosen here, and more may have been typed since
-    told.current = value;
+    if (value !== shown.current) setText(value); // else this field chose it, and the user may have typed more since
+    shown.current = value;
   }, [value]);
   const list = useId();
   const found = useLive(`${encodeURIComponent(conn.conn_id)}/topics`, { search: text === value ? "" : text, size: 100 });
   const names = (found.data?.topics ?? []).map(({ topic }) => topic);
   const choose = (name) => {
-    told.current = name;
+    shown.current = name;
     onChoose(name);
   };
   const typed = ({ target }) => {
     setText(target.value);
-    // What was chosen from the list counts at once; what is typed, on Enter or on leaving.
+    // A name of the list takes effect at once, other text on Enter or when the field loses the focus.
     if (names.includes(target.value)) choose(target.value);
   };
-  const settle = () => text !== told.current && choose(text);
-  const enter = (event) => event.key === "Enter" && settle();
+  const submit = () => text !== shown.current && choose(text);
+  const enter = (event) => event.key === "Enter" && submit();
   const field = (id) =>
-    h(UI.Input, { id, list, size: "sm", value: text, placeholder: "name", onChange: typed, onBlur: settle, onKeyDown: enter, autoComplete: "off" });
+    h(UI.Input, { id, list, size: "sm", value: text, placeholder: "name", onChange: typed, onBlur: submit, onKeyDown: enter, autoComplete: "off" });
   const options = names.map((name) => h("option", { key: name, value: name }));
   return h(Labelled, { label: "Topic" }, (id) => [h("span", { key: "field" }, field(id)), h("datalist", { key: "list", id: list }, options)]);
 }

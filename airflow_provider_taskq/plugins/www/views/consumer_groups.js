@@ -30,15 +30,15 @@ function Holders({ holders, asOf, place }) {
   ];
 }
 
-export function Readers({ conn, place, focus }) {
-  const readers = useLive(`${encodeURIComponent(conn.conn_id)}/readers`);
+export function ConsumerGroups({ conn, place, focus }) {
+  const groups = useLive(`${encodeURIComponent(conn.conn_id)}/consumer_groups`);
   return h(
     UI.Stack,
     { gap: 3 },
     h(Title, { focus }, "Consumer groups"),
-    h(Shown, { of: readers }, ({ readers: rows, holders, capped, as_of: asOf }) => [
+    h(Shown, { of: groups }, ({ consumer_groups: rows, holders, capped, as_of: asOf }) => [
       rows.length
-        ? h(Rows, { key: "rows", label: "Consumer groups", testid: "readers", rows, keyOf: (row) => `${row.group}/${row.topic}/${row.partition}`, columns: progress(place, asOf) })
+        ? h(Rows, { key: "rows", label: "Consumer groups", testid: "consumer_groups", rows, keyOf: (row) => `${row.group}/${row.topic}/${row.partition}`, columns: progress(place, asOf) })
         : h(Empty, { key: "none", title: "No consumer group yet" }, "A consumer group appears once it has stored a cursor."),
       capped ? h(UI.Text, { key: "capped", fontSize: "sm", color: "fg.muted" }, "Only the first are shown; more exist.") : null,
       h(Holders, { key: "holders", holders, asOf, place }),
