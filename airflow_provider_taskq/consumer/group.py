@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue
+from airflow_provider_taskq.worker.handlers import requires_two_arguments
 
 Predicate = Callable[[Task], object]
 Kind = Callable[[Task], object]
@@ -48,7 +49,7 @@ class EventHandler:
 class ConsumerGroup:
     """A named set of handlers with a progress of its own in each topic.
 
-        books = Group("books")
+        books = ConsumerGroup("books")
 
         @books.on("book-added")
         def added(event: Task, queue: TaskQueue) -> None: ...
@@ -99,15 +100,5 @@ def _takes_queue(function: Callable[..., Any]) -> bool:
             signature.bind(*range(count))
         except TypeError:
             continue
-        return count == 2 and _requires_two(signature)
+        return count == 2 and requires_two_arguments(function)
     raise InvalidArgument(f"handler {function!r:.100} must take the event, or the event and the queue")
-
-
-def _requires_two(signature: inspect.Signature) -> bool:
-    """Whether the second parameter has no default, so that it is meant for the queue."""
-    positional = [
-        each
-        for each in signature.parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(positional) >= 2 and positional[1].default is inspect.Parameter.empty

@@ -3,21 +3,22 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextvars import copy_context
-from typing import Any, cast
+from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 from airflow_provider_taskq.worker.handlers import (
     BatchHandler,
+    FunctionHandler,
     Outcome,
     TaskFunction,
     WorkHandler,
     decision_of,
+    decision_of_call,
     decision_on,
-    takes_batch,
 )
 from airflow_provider_taskq.worker.processes import ProcessHandler
 from airflow_provider_taskq.worker.threads import EventLoopThread, ThreadPool
@@ -53,13 +54,12 @@ def each(
     if executor is not None and (threads != 1 or processes or inspect.iscoroutinefunction(function)):
         raise ValueError("executor cannot be combined with threads, processes or a coroutine function")
     if inspect.iscoroutinefunction(function):
-        return AsyncHandler(function, takes_batch(function), concurrency, success_on)
+        return AsyncHandler(function, success_on, concurrency)
     if processes:
-        return ProcessHandler(function, takes_batch(function), processes, success_on)
-    called = cast("Callable[..., Outcome | Future[Outcome]]", function)
+        return ProcessHandler(function, success_on, processes)
     if executor is not None:
-        return ExecutorHandler(called, takes_batch(function), executor, success_on)
-    return ThreadHandler(called, takes_batch(function), threads, success_on)
+        return ExecutorHandler(function, success_on, executor)
+    return ThreadHandler(function, success_on, threads)
 
 
 def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
@@ -67,22 +67,14 @@ def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
     return given if isinstance(given, WorkHandler) else each(given)
 
 
-class ThreadHandler:
+class ThreadHandler(FunctionHandler):
     """Calls a function for each task, in the worker's thread or in threads of its own."""
 
-    def __init__(
-        self,
-        function: Callable[..., Outcome | Future[Outcome]],
-        takes_batch: bool,
-        threads: int = 1,
-        success_on: Exceptions = (),
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions = (), threads: int = 1) -> None:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
-        self._function = function
-        self._takes_batch = takes_batch
+        super().__init__(function, success_on)
         self._threads = threads
-        self._success_on = success_on
         self._pool: ThreadPool | None = None
         self._lock = threading.Lock()
 
@@ -105,12 +97,9 @@ class ThreadHandler:
         if pool is not None:
             pool.close()
 
-    def __repr__(self) -> str:
-        return name_of(self._function)
-
     def _start(self, task: Task, batch: Batch) -> Decision | Future[Outcome]:
         try:
-            outcome = self._function(task, batch) if self._takes_batch else self._function(task)
+            outcome = self._call(task, batch)
             return outcome if isinstance(outcome, Future) else decision_of(outcome)
         except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
             return decision_on(error, self._success_on)
@@ -137,16 +126,10 @@ class ThreadHandler:
 class ExecutorHandler(ThreadHandler):
     """Calls a function for each task by an executor. The caller shuts it down."""
 
-    def __init__(
-        self,
-        function: Callable[..., Outcome | Future[Outcome]],
-        takes_batch: bool,
-        executor: Executor,
-        success_on: Exceptions = (),
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions, executor: Executor) -> None:
         if isinstance(executor, ProcessPoolExecutor):
             raise TypeError("a ProcessPoolExecutor cannot share the batch: use each(function, processes=...)")
-        super().__init__(function, takes_batch, 1, success_on)
+        super().__init__(function, success_on)
         self._executor = executor
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
@@ -168,21 +151,17 @@ class ExecutorHandler(ThreadHandler):
             return decision_on(error)
 
 
-class AsyncHandler:
+class AsyncHandler(FunctionHandler):
     """Awaits a coroutine function for each task, on one event loop for all batches.
 
     The methods of the batch and of the queue are blocking calls for the coroutine.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], takes_batch: bool, concurrency: int, success_on: Exceptions = ()
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions, concurrency: int) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        self._function = cast("Callable[..., Awaitable[Outcome]]", function)
-        self._takes_batch = takes_batch
+        super().__init__(function, success_on)
         self._concurrency = concurrency
-        self._success_on = success_on
         self._loop = EventLoopThread("taskq event loop")
         self._semaphore: asyncio.Semaphore | None = None
 
@@ -195,23 +174,13 @@ class AsyncHandler:
         self._loop.close()
         self._semaphore = None
 
-    def __repr__(self) -> str:
-        return name_of(self._function)
-
     async def _decide_all(self, batch: Batch) -> dict[Task, Decision]:
         if self._semaphore is None:
             self._semaphore = asyncio.Semaphore(self._concurrency)
-        decide = self._decide
-        decisions = await asyncio.gather(*(decide(task, batch, self._semaphore) for task in batch.tasks))
+        semaphore = self._semaphore
+        decisions = await asyncio.gather(*(self._decide(task, batch, semaphore) for task in batch.tasks))
         return dict(zip(batch.tasks, decisions, strict=True))
 
     async def _decide(self, task: Task, batch: Batch, semaphore: asyncio.Semaphore) -> Decision:
         async with semaphore:
-            try:
-                called = self._function(task, batch) if self._takes_batch else self._function(task)
-                return decision_of(await called)
-            except BaseException as error:
-                running = asyncio.current_task()
-                if running is not None and running.cancelling():
-                    raise  # the batch was abandoned
-                return decision_on(error, self._success_on)
+            return await decision_of_call(lambda: self._call(task, batch), self._success_on)

@@ -40,14 +40,14 @@ from airflow_provider_taskq.worker.handlers import (
     Outcome,
     decision_of,
     decision_on,
-    takes_batch,
+    requires_two_arguments,
 )
 from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
 
-_MAX_CUT_OFFS = 3  # of one task in a row; then its handler is at fault, not the server
+_MAX_TIMEOUTS = 3  # of one task in a row; then its handler is at fault, not the server
 
 Sorter = Callable[[Task], Any]
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class GroupedWorker(PeriodicService):
             raise InvalidArgument("groups must be at least 1, and size at least 0, or -1 for whole groups")
         self.topic, self.mode, self.size = topic, GroupMode(mode), size
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._handler, self._takes_queue = handler, takes_batch(handler)
+        self._handler, self._takes_queue = handler, requires_two_arguments(handler)
         self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
         self._sorter, self._rules, self._success_on = sorter, rules, success_on
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
@@ -144,7 +144,7 @@ class GroupedWorker(PeriodicService):
         self._connect = connection_factory(dsn, self._lease)
         self._seconds: list[float] = []  # that handlers took
         self._unsortable: dict[Task, Exception] = {}
-        self._cut_offs: dict[Task, tuple[int, BaseException | None]] = {}
+        self._timeouts: dict[Task, tuple[int, BaseException | None]] = {}
         limit = lease_call_limit(self._lease, to_timedelta(call_timeout), to_timedelta(handler_statement_timeout))
         super().__init__(f"grouped worker {topic}", self._connect, self._pause, limit)
 
@@ -272,7 +272,7 @@ class GroupedWorker(PeriodicService):
             psycopg.IntegrityError,
         ) as failed:  # the second from a deferred constraint, at the commit
             if queue.conn.closed:
-                self._note_cut_off(task, failed.__cause__)
+                self._count_timeout(task, failed.__cause__)
                 raise
             error = failed.__cause__ or failed
             on_error = self._decision_on(error)
@@ -295,11 +295,11 @@ class GroupedWorker(PeriodicService):
     def _call_handler(self, task: Task, *queue: TaskQueue) -> Decision:
         """Calls the handler. Raises _HandlerFailed for its errors, to tell them from those of the queue.
 
-        A task whose handler was cut off several times in a row is not handled again.
+        A task whose handler timed out several times in a row is not handled again.
         """
-        count, reason = self._cut_offs.get(task, (0, None))
-        if count >= _MAX_CUT_OFFS:
-            del self._cut_offs[task]
+        count, reason = self._timeouts.get(task, (0, None))
+        if count >= _MAX_TIMEOUTS:
+            del self._timeouts[task]
             raise _HandlerFailed from reason
         try:
             if (error := self._unsortable.get(task)) is not None:
@@ -307,13 +307,13 @@ class GroupedWorker(PeriodicService):
             decision = decision_of(Batch([task]).result_of(self._handler(task, *queue), name_of(self._handler)))
         except Exception as error:
             raise _HandlerFailed from error
-        self._cut_offs.pop(task, None)
+        self._timeouts.pop(task, None)
         return decision
 
-    def _note_cut_off(self, task: Task, error: BaseException | None) -> None:
+    def _count_timeout(self, task: Task, error: BaseException | None) -> None:
         """Counts that a statement or transaction of the handler exceeded its limit, which ended the connection."""
         if error is not None and is_session_timeout(error):
-            self._cut_offs[task] = (self._cut_offs.get(task, (0, error))[0] + 1, error)
+            self._timeouts[task] = (self._timeouts.get(task, (0, error))[0] + 1, error)
 
     def _retry_commit(self, commit: Callable[[], T]) -> T:
         """Commits, and retries while that fails for a reason that may pass. LeaseLost ends the retries.

@@ -1,7 +1,8 @@
 """Handlers: they return a decision for each task of a batch. `batch` makes one from a function of a batch."""
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -63,7 +64,7 @@ class TaskResultException(Exception):
 
 
 class ForeignDecision(Exception):
-    """A handler returned a decision on a task outside its batch."""
+    """A handler or a step returned a decision on a task that it did not get."""
 
 
 def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
@@ -74,6 +75,21 @@ def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandl
     thread may complete.
     """
     return BatchFunctionHandler(function, success_on)
+
+
+class FunctionHandler:
+    """Base class of handlers that call a function of one task, or of a task and its batch."""
+
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions = ()) -> None:
+        self._function = function
+        self._takes_batch = requires_two_arguments(function)
+        self._success_on = success_on
+
+    def _call(self, task: Task, batch: Batch) -> Any:
+        return self._function(task, batch) if self._takes_batch else self._function(task)
+
+    def __repr__(self) -> str:
+        return name_of(self._function)
 
 
 class BatchFunctionHandler:
@@ -123,32 +139,47 @@ def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
 
 
 def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
-    """Calls a handler, waits for its Future if it returns one, and returns a decision for each task, in batch order.
+    """Calls a handler, waits for its Future if it returns one, and returns a decision for each task.
 
-    A task without a decision is a FAILURE that names the handler. Raises what the handler raises, and ForeignDecision
-    for a decision on a task of another batch.
+    Raises what the handler raises, and ForeignDecision for a decision on a task of another batch.
     """
-    decided: Mapping[Task, Decision] = batch.result_of(handler.handle(batch), name_of(handler))
-    if foreign := [task for task in decided if task not in batch]:
-        sequences = ", ".join(str(getattr(task, "sequence", task)) for task in foreign[:10])
-        raise ForeignDecision(f"{name_of(handler)} returned decisions for tasks outside its batch: {sequences}")
-    decisions: dict[Task, Decision] = {}
-    for task in batch.tasks:
-        found = decided.get(task)
-        if found is None:
-            found = Decision(Result.FAILURE, error=f"{name_of(handler)} made no decision on this task")
-        decisions[task] = found
-    return decisions
+    name = name_of(handler)
+    return complete_decisions(name, batch.tasks, batch.result_of(handler.handle(batch), name))
 
 
-def takes_batch(function: Callable[..., Any]) -> bool:
-    """Whether a function of a task has a second parameter, for the batch."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
+    """Returns a decision for each of these tasks. A task without one is a FAILURE that names the handler or step.
+
+    Raises ForeignDecision for a decision on another task.
+    """
+    if len(decided) == len(tasks) and all(decided.get(task) is not None for task in tasks):
+        return dict(decided)
+    known = set(tasks)
+    if foreign := [str(getattr(task, "sequence", task)) for task in decided if task not in known]:
+        raise ForeignDecision(f"{name} returned decisions for tasks that it did not get: {', '.join(foreign[:10])}")
+    missing = Decision(Result.FAILURE, error=f"{name} made no decision on this task")
+    return {task: decided.get(task) or missing for task in tasks}
+
+
+def requires_two_arguments(function: Callable[..., Any]) -> bool:
+    """Whether a function has a second parameter without a default: for the batch, or for the queue."""
     try:
-        given = [each for each in inspect.signature(function).parameters.values() if each.kind in kinds]
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:
         return False
-    return len([each for each in given if each.default is inspect.Parameter.empty]) >= 2
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in kinds and each.default is inspect.Parameter.empty for each in parameters) >= 2
+
+
+async def decision_of_call(call: Callable[[], Awaitable[Outcome]], success_on: Exceptions = ()) -> Decision:
+    """Awaits what a call returns, and converts its outcome or its error. Raises CancelledError if it is cancelled."""
+    try:
+        return decision_of(await call())
+    except BaseException as error:  # also SystemExit, which would end the event loop
+        running = asyncio.current_task()
+        if running is not None and running.cancelling():
+            raise  # the batch was abandoned
+        return decision_on(error, success_on)
 
 
 _SUCCESS = Decision(Result.SUCCESS)

@@ -210,7 +210,7 @@ class BasePollLoop(ABC):
 
     def _wait(self, wakes: int) -> None:
         if self._missed:
-            self._runtime.idle_wait.rest(wakes, self._recheck.next())
+            self._runtime.idle_wait.sleep(wakes, self._recheck.next())
         else:
             self._recheck.reset()
             self._runtime.idle_wait.wait(wakes, self._took)
@@ -225,7 +225,7 @@ class BasePollLoop(ABC):
                 self._poller.recover(error)
         except Exception as error:  # noqa: BLE001 -- a worker survives all errors
             self._runtime.listeners.on_fatal(error)
-            self._runtime.idle_wait.rest(wakes, self._backoff.next())
+            self._runtime.idle_wait.sleep(wakes, self._backoff.next())
         return None
 
 

@@ -17,23 +17,19 @@ from typing import Any
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.errors import picklable_error
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of, stack_of
-from airflow_provider_taskq.worker.handlers import decision_of, decision_on
+from airflow_provider_taskq.worker.handlers import FunctionHandler, decision_of, decision_on, requires_two_arguments
 from airflow_provider_taskq.worker.threads import ThreadPool
 
 _ANSWER_SECONDS = 1.0  # for a process to send its stack, or to end
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-class ProcessHandler:
+class ProcessHandler(FunctionHandler):
     """Calls a function for each task in one of several child processes."""
 
-    def __init__(
-        self, function: Callable[..., Any], takes_batch: bool, processes: int, success_on: Exceptions = ()
-    ) -> None:
-        self._function = function
-        self._takes_batch = takes_batch
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions, processes: int) -> None:
+        super().__init__(function, success_on)
         self._processes = processes
-        self._success_on = success_on
         self._idle: queue.LifoQueue[_ChildProcess | None] | None = None
         self._threads: ThreadPool | None = None
         self._lock = threading.Lock()
@@ -56,9 +52,6 @@ class ProcessHandler:
                 process.end()
         threads.close()
 
-    def __repr__(self) -> str:
-        return name_of(self._function)
-
     def _opened(self) -> "tuple[ThreadPool, queue.LifoQueue[_ChildProcess | None]]":
         """A thread and an idle slot for each process. A slot that is None gets its process when it is needed."""
         with self._lock:
@@ -73,27 +66,27 @@ class ProcessHandler:
         process = idle.get()
         try:
             if process is None:
-                process = _ChildProcess(self._function, self._takes_batch, self._success_on)
-            return self._call(process, task, batch)
+                process = _ChildProcess(self._function, self._success_on)
+            return self._handle_in(process, task, batch)
         except BaseException as error:  # noqa: BLE001 -- also what does not pickle
             return decision_on(error)
         finally:
             idle.put(process if process is not None and process.is_alive() else None)
 
-    def _call(self, process: "_ChildProcess", task: Task, batch: Batch) -> Decision:
+    def _handle_in(self, process: "_ChildProcess", task: Task, batch: Batch) -> Decision:
         """Handles one task in a process, which is killed if the batch is abandoned meanwhile."""
         name = f"{name_of(self._function)} for task {task.sequence} in process {process.pid}"
-        turn = _Turn(process)
+        call = _ProcessCall(process)
         try:
-            with batch.running(name, process.stack, turn.kill):
+            with batch.running(name, process.stack, call.kill):
                 if batch.cancelled.is_set():
                     return Decision(Result.FAILURE, error="the batch was abandoned")
                 return process.call(task, batch)
         finally:
-            turn.end()
+            call.end()
 
 
-class _Turn:
+class _ProcessCall:
     """One task in a process. A kill after its end would hit the next task, so it does nothing then."""
 
     def __init__(self, process: "_ChildProcess") -> None:
@@ -117,10 +110,10 @@ class _Turn:
 class _ChildProcess:
     """A child process with two pipes: one for tasks, one for requests of its stack."""
 
-    def __init__(self, function: Callable[..., Any], takes_batch: bool, success_on: Exceptions) -> None:
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions) -> None:
         self._tasks, tasks = _SPAWN.Pipe()
         self._requests, requests = _SPAWN.Pipe()
-        arguments = (tasks, requests, function, takes_batch, success_on)
+        arguments = (tasks, requests, function, success_on)
         self._process = _SPAWN.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         atexit.register(self._process.kill)  # before multiprocessing waits for it
@@ -174,14 +167,13 @@ class _ChildProcess:
         self._requests.close()
 
 
-def _serve(
-    tasks: Connection, requests: Connection, function: Callable[..., Any], takes_batch: bool, success_on: Exceptions
-) -> None:
+def _serve(tasks: Connection, requests: Connection, function: Callable[..., Any], success_on: Exceptions) -> None:
     """The main function of a child process: handles tasks until the parent closes the pipe."""
     for each in (signal.SIGINT, signal.SIGTERM):
         # A terminal or a service manager sends them to all processes; the parent decides when this one ends.
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_send_stacks, args=(requests, threading.get_ident()), daemon=True).start()
+    takes_batch = requires_two_arguments(function)
     while True:
         try:
             task: Task = tasks.recv()

@@ -68,14 +68,14 @@ class IdleWait:
             self._polling = True
             self._changed.wait_for(lambda: self._ended or self._wakes > wakes, self.seconds_after(took))
             self._polling = False
-            # All, because the one that is notified alone may be in `rest`, and would sleep on.
+            # All, because the one that is notified alone may be in `sleep`, and would sleep on.
             self._changed.notify_all()
 
     def seconds_after(self, took: float) -> float:
         """The pause after an empty poll that took `took` seconds."""
         return max(self._seconds, _IDLE_FACTOR * took)
 
-    def rest(self, wakes: int, seconds: float) -> None:
+    def sleep(self, wakes: int, seconds: float) -> None:
         """Waits this long, or until there was a wake since `wakes`, regardless of other threads."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._wakes > wakes, seconds)

@@ -40,7 +40,7 @@ class Supplement:
             found = self._values.get(key)
         if found is None:
             raise SupplementError(f"{_named(key)} was not registered")
-        self._refuse_deadlock(key, found)
+        self._raise_on_deadlock(key, found)
         return found.result()  # type: ignore[no-any-return]  # by the key's own class
 
     def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
@@ -66,7 +66,7 @@ class Supplement:
         if is_maker:
             self._make(key, found, make)
         else:
-            self._refuse_deadlock(key, found)
+            self._raise_on_deadlock(key, found)
         return found.result()  # type: ignore[no-any-return]
 
     def _make(self, key: _Key, place: Future[Any], make: Callable[[], Any]) -> None:
@@ -81,7 +81,7 @@ class Supplement:
             del self._makers[key]
         place.set_result(value)
 
-    def _refuse_deadlock(self, key: _Key, place: Future[Any]) -> None:
+    def _raise_on_deadlock(self, key: _Key, place: Future[Any]) -> None:
         """Raises an error instead of waiting for a value that this thread itself makes: it would wait forever."""
         if not place.done() and self._makers.get(key) == threading.get_ident():
             raise SupplementError(f"{_named(key)} is requested by the function that makes it")

@@ -12,7 +12,7 @@ def test_when_one_has_looked_the_next_does_though_somebody_rests_who_came_before
     waiting = vars(pause._changed)["_waiters"]
     looking = _started(lambda: pause.wait(0))
     until(lambda: waiting or not looking.is_alive())
-    resting = _started(lambda: pause.rest(0, 60))
+    resting = _started(lambda: pause.sleep(0, 60))
     until(lambda: len(waiting) == 2 or not looking.is_alive())
     sleeping = _started(lambda: pause.wait(0))
     sleeping.join(10)

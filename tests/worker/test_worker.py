@@ -221,7 +221,7 @@ def test_a_decision_on_a_foreign_task_fails_the_whole_batch(queue: TaskQueue, ma
     queue.push("work", ["a", "b"])
     make_worker(batch(lambda batch: dict.fromkeys([*batch.tasks, other], Result.SUCCESS)), size=2).start()
     until(lambda: states(queue)[1:] == [("a", State.FAILED), ("b", State.FAILED)])
-    assert f"tasks outside its batch: {other.sequence}" in (everything(queue)[1].error or "")
+    assert f"tasks that it did not get: {other.sequence}" in (everything(queue)[1].error or "")
     assert known(queue, other).state is State.READY
 
 

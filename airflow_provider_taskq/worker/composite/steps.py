@@ -1,7 +1,8 @@
 """The steps of a composite: their definition, and the call of one step with its tasks."""
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,7 +13,13 @@ from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
 from airflow_provider_taskq.queue.task_input import split_into_chunks
 from airflow_provider_taskq.worker.batches import Batch, Rewrite, name_of
 from airflow_provider_taskq.worker.composite.threads import CompositeThreads
-from airflow_provider_taskq.worker.handlers import ForeignDecision, decision_of, decision_on, takes_batch
+from airflow_provider_taskq.worker.handlers import (
+    complete_decisions,
+    decision_of,
+    decision_of_call,
+    decision_on,
+    requires_two_arguments,
+)
 
 StepFunction: TypeAlias = Callable[..., Any]
 After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
@@ -69,7 +76,12 @@ class CompositeDefinition:
         if not callable(function):
             raise InvalidArgument(f"composite {self.name!r}: a step must be a function, not {type(function).__name__}")
         step = Step(
-            name or _name_of(function), function, self._names(after), StepMode(mode), whole, takes_batch(function)
+            name or _name_of(function),
+            function,
+            self._names(after),
+            StepMode(mode),
+            whole,
+            requires_two_arguments(function),
         )
         if any(each.name == step.name for each in self.steps):
             raise InvalidArgument(f"composite {self.name!r} has a step {step.name!r} already")
@@ -126,7 +138,7 @@ def run_step(
     name = f"step {step.name!r}"
     if not isinstance(decided, Mapping):
         raise TypeError(f"the wrapper around {name} returned {type(decided).__name__}, not decisions")
-    return _complete(name, tasks, decided)
+    return complete_decisions(name, tasks, decided)
 
 
 def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decisions:
@@ -140,7 +152,7 @@ def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decis
         decided = {task: decision_of(outcome) for task, outcome in returned.items()}
     except Exception as error:  # noqa: BLE001 -- any error fails these tasks
         return dict.fromkeys(batch.tasks, decision_on(error))
-    return _complete(name, batch.tasks, decided)
+    return complete_decisions(name, batch.tasks, decided)
 
 
 def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
@@ -163,17 +175,6 @@ def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
             failed[follow_up.task] = decision_on(error)
         batch.follow_ups[place] = replace(follow_up, tasks=tasks)
     return failed
-
-
-def _complete(name: str, tasks: Sequence[Task], decided: Decisions) -> dict[Task, Decision]:
-    """The decisions on these tasks; FAILURE for those without one."""
-    if len(decided) == len(tasks) and all(task in decided for task in tasks):
-        return dict(decided)
-    known = set(tasks)
-    if foreign := [str(getattr(task, "sequence", task)) for task in decided if task not in known]:
-        raise ForeignDecision(f"{name} returned decisions for tasks that it did not get: {', '.join(foreign[:10])}")
-    missing = Decision(Result.FAILURE, error=f"{name} made no decision on this task")
-    return {task: decided.get(task, missing) for task in tasks}
 
 
 def _call_whole(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:
@@ -205,16 +206,8 @@ def _call_each(step: Step, tasks: Sequence[Task], batch: Batch, threads: Composi
 
 
 async def _await_each(step: Step, tasks: Sequence[Task], batch: Batch) -> dict[Task, Decision]:
-    import asyncio
-
-    async def decide(task: Task) -> Decision:
-        try:
-            return decision_of(await step.call(task, batch))
-        except BaseException as error:  # also SystemExit, which would end the event loop
-            running = asyncio.current_task()
-            if running is not None and running.cancelling():
-                raise  # the batch was abandoned
-            return decision_on(error)
+    def decide(task: Task) -> Coroutine[Any, Any, Decision]:
+        return decision_of_call(lambda: step.call(task, batch))
 
     if step.mode is StepMode.SEQUENTIAL:
         return {task: await decide(task) for task in tasks}

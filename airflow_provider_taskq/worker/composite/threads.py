@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.threads import EventLoopThread, ThreadPool
@@ -14,14 +14,6 @@ from airflow_provider_taskq.worker.threads import EventLoopThread, ThreadPool
 T = TypeVar("T")
 
 _STEP_THREADS = 64  # for all batches; a step that finds no free thread waits, and no step waits for another
-
-
-class _CallPool(Protocol):
-    """A pool of threads, or an executor of the caller."""
-
-    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]: ...
-
-    def close(self) -> None: ...
 
 
 class CompositeThreads:
@@ -36,8 +28,8 @@ class CompositeThreads:
     def __init__(self, name: str, size: int | None, executor: Executor | None = None) -> None:
         self._size = size
         self.is_own = executor is None
-        self._steps: _CallPool
-        self._tasks: _CallPool
+        self._steps: ThreadPool | _ExecutorPool
+        self._tasks: ThreadPool | _ExecutorPool
         if executor is not None:
             self._steps = self._tasks = _ExecutorPool(executor)
         else:
