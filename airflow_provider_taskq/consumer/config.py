@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from itertools import islice
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, ProgressTracker
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
@@ -43,37 +43,6 @@ _LEVELS: dict[str, int | None] = {
     Level.PER_SECOND_LEVEL_SUBJECT: 2,
     Level.NO_SEQUENCE: 0,
 }
-
-
-class RetryDelays(Protocol):
-    """The delays between attempts of an event."""
-
-    def delay(self, attempts: int) -> timedelta | None:
-        """The delay after this many failures (1 or more); None to skip the event."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallableDelays:
-    """Delays that a function of the number of failures returns."""
-
-    function: Callable[[int], DurationLike | None]
-
-    def delay(self, attempts: int) -> timedelta | None:
-        """The delay after this many failures; None to skip the event."""
-        found = self.function(attempts)
-        return None if found is None else to_timedelta(found)
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesDelays:
-    """The delays of a series, one after another. At its end the event is skipped."""
-
-    series: Iterable[DurationLike]
-
-    def delay(self, attempts: int) -> timedelta | None:
-        """The delay after this many failures; None to skip the event."""
-        found = next(islice(iter(self.series), attempts - 1, None), None)
-        return None if found is None else to_timedelta(found)
 
 
 class Retry(StrEnum):
@@ -225,20 +194,26 @@ class ConsumerConfig:
         return self.level if callable(self.level) else None
 
     @property
-    def retry_delays(self) -> RetryDelays:
-        """The delays between attempts of an event. The first attempt counts for a RetryPolicy's `max_attempts`, too."""
-        if not isinstance(self.retry, str):
-            return CallableDelays(self.retry) if callable(self.retry) else SeriesDelays(self.retry)
-        if self.retry == Retry.NONE:
-            return RetryPolicy()
-        fixed = self.retry == Retry.FIXED
+    def retry_delay(self) -> Callable[[int], timedelta | None]:
+        """Returns, for a number of failures, the delay before the next attempt of an event; None to skip the event.
+
+        The first attempt counts for a RetryPolicy's `max_attempts`, too.
+        """
+        retry = self.retry
+        if callable(retry):
+            return lambda failures: to_timedelta(retry(failures))
+        if not isinstance(retry, str):
+            return lambda failures: to_timedelta(next(islice(iter(retry), failures - 1, None), None))
+        if retry == Retry.NONE:
+            return RetryPolicy().delay
+        fixed = retry == Retry.FIXED
         return RetryPolicy.event_handling(
             initial=self.retry_initial,
             multiplier=1.0 if fixed else self.retry_multiplier,
             max_interval=self.retry_initial if fixed else self.retry_max_interval,
             max_attempts=self.retry_max_attempts,
             max_elapsed=None if fixed else self.retry_max_elapsed,
-        )
+        ).delay
 
     def call_limit(self) -> CallLimit:
         """A new limit for the calls of one partition."""

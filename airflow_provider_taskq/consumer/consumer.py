@@ -4,7 +4,6 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
@@ -19,7 +18,6 @@ from airflow_provider_taskq.consumer.config import (
 )
 from airflow_provider_taskq.consumer.group import ConsumerGroup
 from airflow_provider_taskq.consumer.partition_lease import (
-    FencedPartitionLeases,
     LockedPartitionLeases,
     PartitionLeases,
     SharedPartitions,
@@ -149,13 +147,11 @@ class Consumer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _leases(self, conn: psycopg.Connection) -> PartitionLeases:
-        kind: type[FencedPartitionLeases | LockedPartitionLeases] = FencedPartitionLeases
+        kind = PartitionLeases
         if self.config.progress != ProgressStore.DATABASE:
             kind = LockedPartitionLeases if self.config.exclusivity == Exclusivity.LEASE else SharedPartitions
         return kind(conn, self.group.name, self.topic, self.member_id, self.config)
@@ -228,7 +224,5 @@ class Consumers:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from datetime import timedelta
 from itertools import count
-from typing import Protocol
 
 import psycopg
 
@@ -12,27 +11,8 @@ from airflow_provider_taskq.queue import PartitionLease, TaskQueue
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, heartbeat_limit
 
 
-class PartitionLeases(Protocol):
-    """The partitions of a topic that one consumer holds, through `queue`."""
-
-    queue: TaskQueue
-    topic: str
-
-    def join(self) -> None:
-        """Joins the group, with the number of partitions of this consumer."""
-
-    def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquires one more partition; None if there is none."""
-
-    def renew(self) -> set[int]:
-        """Extends all leases. Returns the fences of the partitions that are still held."""
-
-    def release(self, lease: PartitionLease, error: BaseException | None) -> None:
-        """Releases a partition."""
-
-
-class FencedPartitionLeases(PartitionLeases):
-    """Leases with a fence, under which progress is stored in the database."""
+class PartitionLeases:
+    """Partitions that one consumer holds by leases in the database, under whose fences progress is stored."""
 
     def __init__(
         self, conn: psycopg.Connection, group: str, topic: str, member_id: str, config: ConsumerConfig
@@ -46,28 +26,26 @@ class FencedPartitionLeases(PartitionLeases):
         self.queue.join_group(self.group, self.topic, self.config.partitions, self.config.database_level)
 
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquires a partition that is free, or whose lease has lapsed."""
+        """Acquires a partition that is free, or whose lease has lapsed; None if there is none."""
         length = stored_length(self.config.lease)
         return self.queue.acquire_partition(self.group, self.topic, self.member_id, length, list(except_))
 
     def renew(self) -> set[int]:
-        """Extends the leases of all partitions that are held."""
+        """Extends all leases. Returns the fences of the partitions that are still held."""
         return self.queue.renew_partitions(self.group, self.topic, self.member_id)
 
     def release(self, lease: PartitionLease, error: BaseException | None) -> None:
-        """Gives a partition back, so that another consumer can acquire it at once."""
+        """Releases a partition, so that another consumer can acquire it at once."""
         self.queue.release_partition(lease, error)
 
 
 class LockedPartitionLeases(PartitionLeases):
-    """Locks by name, for progress outside the database, which no fence could protect."""
+    """Partitions that are held by locks, for progress outside the database, which no fence could protect."""
 
     def __init__(
         self, conn: psycopg.Connection, group: str, topic: str, member_id: str, config: ConsumerConfig
     ) -> None:
-        self.queue = TaskQueue(conn)
-        self.group, self.topic, self.member_id = group, topic, member_id
-        self.config = config
+        super().__init__(conn, group, topic, member_id, config)
         self._held: dict[int, PartitionLease] = {}
         self._fences = count(1)  # of this process only
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import psycopg
 
-from airflow_provider_taskq.consumer.config import ConsumerConfig, RetryDelays
+from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler, HandlerFailed, Interrupted, NonTransient
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, PartitionProgress, ProgressMoved
 from airflow_provider_taskq.queue import (
@@ -37,7 +37,7 @@ from airflow_provider_taskq.queue.errors import (
 
 log = logging.getLogger(__name__)
 
-_MAX_CUT_OFFS = 3  # in a row; then the handler is at fault, not the server
+_MAX_TIMEOUTS = 3  # in a row; then the handler is at fault, not the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +62,25 @@ class LoopEnded(Exception):
     """The loop ends quietly, without progress."""
 
 
-class HandlerCutOff(psycopg.OperationalError):
+class HandlerTimeout(psycopg.OperationalError):
     """A statement or the transaction of a handler exceeded its time limit. The connection is closed."""
 
 
 class AttemptCounter:
     """Counts the failed attempts of the current event."""
 
-    def __init__(self, delays: RetryDelays) -> None:
-        self.delays = delays
+    def __init__(self, delay: Callable[[int], timedelta | None]) -> None:
+        self._delay = delay
         self.failures = 0
         self._sequence: int | None = None
 
     def failed(self, sequence: int) -> timedelta | None:
-        """Counts a failure of this event. Returns the delay until the next attempt; None to give up."""
+        """Counts a failure of this event. Returns the delay until the next attempt; None to skip it."""
         if sequence != self._sequence:
             self.reset()
             self._sequence = sequence
         self.failures += 1
-        return self.delays.delay(self.failures)
+        return self._delay(self.failures)
 
     def reset(self) -> None:
         """Forgets the failures, after a success or a skip."""
@@ -109,9 +109,9 @@ class PartitionLoop:
         self.on_end: Callable[[], None] = lambda: None
         self._connect = connect
         self._on_failure = on_failure
-        self._attempts = AttemptCounter(config.retry_delays)
+        self._attempts = AttemptCounter(config.retry_delay)
         self._reconnects = Backoff(0.2, 30)
-        self._cut_offs = 0
+        self._timeouts = 0
         self._stopping = False
         self._wake = threading.Event()
         name = f"consumer {lease.group} {lease.topic} {lease.partition}"
@@ -144,7 +144,7 @@ class PartitionLoop:
         try:
             self._run_connected()
         except Exception as error:
-            if not may_reconnect(error) or self._is_cut_off_always(error):
+            if not may_reconnect(error) or self._times_out_always(error):
                 raise
             log.warning(
                 "connection lost, will retry: group=%s partition=%s error=%s",
@@ -156,12 +156,12 @@ class PartitionLoop:
             return False
         return True
 
-    def _is_cut_off_always(self, error: Exception) -> bool:
+    def _times_out_always(self, error: Exception) -> bool:
         """Whether the server has ended several transactions in a row, without a handled event between them."""
-        self._cut_offs += isinstance(error, HandlerCutOff) or (
+        self._timeouts += isinstance(error, HandlerTimeout) or (
             is_session_timeout(error) and not isinstance(error, CallTimeout)
         )
-        return self._cut_offs >= _MAX_CUT_OFFS
+        return self._timeouts >= _MAX_TIMEOUTS
 
     def _run_connected(self) -> None:
         progress = self._connect()
@@ -211,7 +211,7 @@ class PartitionLoop:
             calls = [(handlers, event) for _, event in some if (handlers := self._handlers_of(event))]
             if calls:
                 progress.proceed(partial(_call_all, calls), after, some[-1][0])
-                self._cut_offs = 0
+                self._timeouts = 0
         except HandlerFailed as failed:
             if progress.conn.closed:
                 raise _connection_error(failed.__cause__ or failed) from failed.__cause__
@@ -226,7 +226,7 @@ class PartitionLoop:
                 if handlers:
                     progress.proceed(partial(_call_all, [(handlers, event)]), after, cursor)
                     self._attempts.reset()
-                    self._cut_offs = 0
+                    self._timeouts = 0
                 return bool(handlers)
             except HandlerFailed as failed:
                 cause = failed.__cause__ or failed
@@ -312,7 +312,7 @@ def _is_executor_shutdown(error: BaseException) -> bool:
 def _connection_error(cause: BaseException) -> psycopg.OperationalError:
     """The error of a connection that was closed while a handler used it."""
     if is_session_timeout(cause):
-        return HandlerCutOff(f"{type(cause).__name__} in a handler: {cause}")
+        return HandlerTimeout(f"{type(cause).__name__} in a handler: {cause}")
     return psycopg.OperationalError("the connection was lost in a handler")
 
 

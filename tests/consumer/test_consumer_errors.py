@@ -165,7 +165,7 @@ def test_a_stop_in_the_middle_of_a_back_off_ends_at_once_without_progress(dsn: s
 
 
 def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_success_or_a_skip() -> None:
-    attempts = AttemptCounter(ConsumerConfig().retry_delays)
+    attempts = AttemptCounter(ConsumerConfig().retry_delay)
     assert delays(attempts, 9) == SERIES
     attempts.reset()
     assert delays(attempts, 2) == SERIES[:2]
@@ -173,20 +173,20 @@ def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_succe
 
 
 def test_retries_can_be_bounded_by_number_and_by_time_fixed_or_left_out() -> None:
-    assert delays(AttemptCounter(ConsumerConfig(retry_max_attempts=2).retry_delays), 3) == [2, 3, None]
-    assert delays(AttemptCounter(ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)).retry_delays), 4) == [
+    assert delays(AttemptCounter(ConsumerConfig(retry_max_attempts=2).retry_delay), 3) == [2, 3, None]
+    assert delays(AttemptCounter(ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)).retry_delay), 4) == [
         2,
         3,
         4.5,
         None,
     ]
-    assert delays(AttemptCounter(ConsumerConfig(retry="fixed", retry_max_attempts=3).retry_delays), 4) == [
+    assert delays(AttemptCounter(ConsumerConfig(retry="fixed", retry_max_attempts=3).retry_delay), 4) == [
         2,
         2,
         2,
         None,
     ]
-    assert delays(AttemptCounter(ConsumerConfig(retry="none").retry_delays), 1) == [None]
+    assert delays(AttemptCounter(ConsumerConfig(retry="none").retry_delay), 1) == [None]
 
 
 def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_for_it(
