@@ -24,19 +24,19 @@ from tests.airflow.conftest import context_of
         ("taskq://taskq_default/a%20b", "taskq://taskq_default/a%20b"),
     ],
 )
-def test_airflow_keeps_one_way_to_write_an_asset(given: str, kept: str) -> None:
+def test_airflow_normalizes_the_uri_of_an_asset(given: str, kept: str) -> None:
     assert Asset(uri=given).uri == kept
 
 
 @pytest.mark.parametrize(
     "given", ["taskq:///work", "taskq://host", "taskq://host/", "taskq://host/a/b/c", "taskq://host:5432/work"]
 )
-def test_airflow_refuses_an_asset_that_names_no_topic(given: str) -> None:
+def test_airflow_refuses_an_asset_without_a_topic(given: str) -> None:
     with pytest.raises(ValueError, match="taskq://"):
         Asset(uri=given)
 
 
-def test_a_topic_of_any_name_is_one_part_of_the_address() -> None:
+def test_a_topic_of_any_name_is_one_part_of_the_uri() -> None:
     assert topic_asset("a/b?c").uri == "taskq://taskq_default/a%2Fb%3Fc"
     assert create_asset(host="db", database="d", topic="a/b").uri == "taskq://db:5432/d/a%2Fb"
     assert create_asset(host="::1", port=6543, database="d", topic="t").uri == "taskq://[::1]:6543/d/t"
@@ -104,6 +104,6 @@ class TestEvents:
         assert event.extra["pushed"] == 2
 
     @pytest.mark.usefixtures("queue")
-    def test_through_the_alias_are_none_where_nothing_was_pushed(self) -> None:
+    def test_through_the_alias_are_none_if_nothing_was_pushed(self) -> None:
         events = events_of(push("{{ 'work' }}", tasks=[], emit_asset=True))
         assert events[AssetAlias("taskq")].asset_alias_events == []

@@ -71,7 +71,7 @@ def test_a_later_claim_of_the_same_owner_ends_the_claim(queue: TaskQueue, claim:
     assert queue.owner("gate") is not None
 
 
-def test_a_registration_without_the_claim_ends_what_took_it_over(queue: TaskQueue, claim: Claim) -> None:
+def test_a_registration_without_the_claim_ends_its_takeover(queue: TaskQueue, claim: Claim) -> None:
     queue.take_over("gate", claim.fence)
     queue.register("gate")
     with pytest.raises(LeaseLost):

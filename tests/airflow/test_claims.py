@@ -35,14 +35,14 @@ def queue(airflow: Installation) -> Iterator[TaskQueue]:
         yield queue
 
 
-def test_work_that_fails_and_is_retried_has_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
+def test_a_retry_of_failed_work_has_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
     run = Run(airflow, queue, "retried", first_try="fails")
     run.succeeds()
     assert [(work.try_number, work.tasks) for work in run.works()] == [(1, ["a", "b"]), (2, ["a", "b"])]
     run.completed_once()
 
 
-def test_a_gate_that_is_cleared_finds_the_same_tasks_and_takes_no_more(airflow: Installation, queue: TaskQueue) -> None:
+def test_a_cleared_gate_finds_the_same_tasks_and_claims_no_more(airflow: Installation, queue: TaskQueue) -> None:
     run = Run(airflow, queue, "cleared", first_try="goes on")
     run.worked()
     before = queue.owner(run.owner)
@@ -58,7 +58,9 @@ def test_a_gate_that_is_cleared_finds_the_same_tasks_and_takes_no_more(airflow: 
     run.completed_once()
 
 
-def test_what_a_task_marked_as_failed_held_is_there_when_it_is_cleared(airflow: Installation, queue: TaskQueue) -> None:
+def test_a_cleared_task_finds_the_tasks_that_it_held_when_it_was_marked_failed(
+    airflow: Installation, queue: TaskQueue
+) -> None:
     run = Run(airflow, queue, "marked", first_try="goes on")
     run.worked()
     run.mark_failed("work")
@@ -72,7 +74,7 @@ def test_what_a_task_marked_as_failed_held_is_there_when_it_is_cleared(airflow: 
     run.completed_once()
 
 
-def test_what_a_failed_run_held_goes_to_others_once_its_lease_is_over(airflow: Installation, queue: TaskQueue) -> None:
+def test_tasks_of_a_failed_run_go_to_others_after_its_lease_expired(airflow: Installation, queue: TaskQueue) -> None:
     run = Run(airflow, queue, "lapsed", first_try="goes on")
     run.worked()
     run.mark_failed("work")
@@ -85,7 +87,7 @@ def test_what_a_failed_run_held_goes_to_others_once_its_lease_is_over(airflow: I
     assert {task.owner for task in queue.page(run.id)[:2]} == {"claims/heir/gate/-1"}
 
 
-def test_what_a_failed_run_held_goes_to_others_at_once_if_it_is_released(
+def test_tasks_of_a_failed_run_go_to_others_immediately_after_a_release(
     airflow: Installation, queue: TaskQueue
 ) -> None:
     run = Run(airflow, queue, "released", first_try="goes on")
@@ -134,7 +136,7 @@ def test_work_whose_worker_is_killed_is_retried_with_the_same_tasks(airflow: Ins
     run.completed_once()
 
 
-def test_clearing_what_follows_a_completion_doubles_nothing(airflow: Installation, queue: TaskQueue) -> None:
+def test_clearing_the_tasks_after_a_completion_completes_nothing_twice(airflow: Installation, queue: TaskQueue) -> None:
     run = Run(airflow, queue, "again", first_try="succeeds")
     run.succeeds()
     assert run.returned("complete")["completed"] == 2
@@ -146,7 +148,9 @@ def test_clearing_what_follows_a_completion_doubles_nothing(airflow: Installatio
     run.completed_once()
 
 
-def test_a_gate_cleared_after_the_completion_takes_what_is_there_then(airflow: Installation, queue: TaskQueue) -> None:
+def test_a_gate_cleared_after_the_completion_claims_the_remaining_tasks(
+    airflow: Installation, queue: TaskQueue
+) -> None:
     run = Run(airflow, queue, "again", first_try="succeeds")
     run.succeeds()
     run.clear("gate")
@@ -156,7 +160,7 @@ def test_a_gate_cleared_after_the_completion_takes_what_is_there_then(airflow: I
     assert run.tasks() == [(name, "SUCCEEDED", 1, 0) for name in "abc"]
 
 
-def test_what_a_deleted_run_held_is_found_by_a_run_of_the_same_id(airflow: Installation, queue: TaskQueue) -> None:
+def test_a_run_with_the_id_of_a_deleted_run_finds_its_tasks(airflow: Installation, queue: TaskQueue) -> None:
     run = Run(airflow, queue, "deleted", first_try="goes on")
     run.worked()
     run.mark_failed("work")

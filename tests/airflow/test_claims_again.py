@@ -19,7 +19,7 @@ def complete(claim: dict[str, Any], sequences: list[int] | None = None) -> int:
     return completed
 
 
-def test_sequences_that_an_earlier_try_has_completed_are_passed_over(queue: TaskQueue) -> None:
+def test_sequences_that_an_earlier_try_completed_are_skipped(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a", "b", "c")
     first, second, third = (task.sequence for task in queue.page("work"))
     assert complete(claim, [first, second]) == 2
@@ -28,7 +28,7 @@ def test_sequences_that_an_earlier_try_has_completed_are_passed_over(queue: Task
     assert [task.attempt for task in queue.page("work")] == [1, 1, 1]
 
 
-def test_a_sequence_that_another_owner_completed_is_not(queue: TaskQueue, conn: psycopg.Connection) -> None:
+def test_a_sequence_that_another_owner_completed_is_not_skipped(queue: TaskQueue, conn: psycopg.Connection) -> None:
     claim_of(queue, "a")
     (sequence,) = (task.sequence for task in queue.page("work"))
     conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
@@ -42,7 +42,7 @@ def test_a_sequence_that_another_owner_completed_is_not(queue: TaskQueue, conn: 
     assert queue.page("work")[0].owner == "other"
 
 
-def test_after_its_lease_is_over_a_completion_run_again_fails_and_changes_nothing(
+def test_a_repeated_completion_fails_and_changes_nothing_after_its_lease_expired(
     queue: TaskQueue, conn: psycopg.Connection
 ) -> None:
     claim = claim_of(queue, "a")

@@ -32,7 +32,7 @@ def sequences(queue: TaskQueue) -> list[int]:
     return [task.sequence for task in queue.page("work")]
 
 
-def test_completes_all_that_the_claim_holds(queue: TaskQueue) -> None:
+def test_completes_all_tasks_of_the_claim(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a", "b", "c")
     claim_of(queue, "d", owner="other")
     assert complete(claim, message={"by": "{{ ds }}"}) == {
@@ -46,24 +46,24 @@ def test_completes_all_that_the_claim_holds(queue: TaskQueue) -> None:
     assert page[0].output == {"by": "2013-01-01"}
 
 
-def test_the_claim_may_be_what_a_template_became(queue: TaskQueue) -> None:
+def test_the_claim_may_be_rendered_text(queue: TaskQueue) -> None:
     assert complete(str(claim_of(queue, "a")))["completed"] == 1
 
 
-def test_a_second_try_finds_nothing_left_to_do(queue: TaskQueue) -> None:
+def test_a_second_try_has_nothing_to_complete(queue: TaskQueue) -> None:
     """A worker died after the commit and before its report, and Airflow runs the task again."""
     claim = claim_of(queue, "a")
     assert [complete(claim)["completed"], complete(claim)["completed"]] == [1, 0]
 
 
-def test_completes_only_the_sequences_named(queue: TaskQueue) -> None:
+def test_completes_only_the_given_sequences(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a", "b", "c")
     first, _, third = sequences(queue)
     assert complete(claim, sequences=[first, third], result="filter")["completed"] == 2
     assert [task.state for task in queue.page("work")] == [State.FILTERED, State.ACTIVE, State.FILTERED]
 
 
-def test_sequences_may_be_what_a_template_became(queue: TaskQueue) -> None:
+def test_sequences_may_be_rendered_text(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a", "b")
     first, second = sequences(queue)
     assert complete(claim, sequences=f"[{first}, {second}]")["completed"] == 2
@@ -112,7 +112,7 @@ def test_a_later_claim_of_the_same_name_cannot_be_completed_by_the_first(queue: 
     assert complete(second)["completed"] == 2
 
 
-def test_what_a_drain_left_is_completed_by_the_claim_that_it_took_over(queue: TaskQueue) -> None:
+def test_the_remaining_tasks_of_a_drain_are_completed_by_the_claim_that_it_took_over(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a", "b")
     drain = queue.take_over(claim["owner"], claim["fence"])
     queue.complete(drain, {sequences(queue)[0]: Result.FILTER})
@@ -120,7 +120,7 @@ def test_what_a_drain_left_is_completed_by_the_claim_that_it_took_over(queue: Ta
     assert [task.state for task in queue.page("work")] == [State.FILTERED, State.SUCCEEDED]
 
 
-def test_a_task_that_is_not_held_stops_all(queue: TaskQueue) -> None:
+def test_a_task_that_is_not_held_fails_the_whole_completion(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a")
     claim_of(queue, "b", owner="other")
     mine, theirs = sequences(queue)
@@ -129,7 +129,7 @@ def test_a_task_that_is_not_held_stops_all(queue: TaskQueue) -> None:
     assert {task.state for task in queue.page("work")} == {State.ACTIVE}
 
 
-def test_a_result_that_is_none_is_refused(queue: TaskQueue) -> None:
+def test_an_unknown_result_is_refused(queue: TaskQueue) -> None:
     with pytest.raises(ValueError, match="FAILURE, SUSPENSION, FILTER, SUCCESS"):
         complete(claim_of(queue, "a"), result="DONE")
 

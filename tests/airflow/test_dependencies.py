@@ -71,7 +71,7 @@ def project(repository: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_dependencies_are_the_five_that_were_named(repository: Path) -> None:
+def test_the_package_has_five_dependencies(repository: Path) -> None:
     assert {named(each) for each in project(repository)["dependencies"]} == DECLARED
 
 

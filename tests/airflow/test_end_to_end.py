@@ -47,7 +47,7 @@ def test_a_deferred_gate_is_opened_by_a_push(site: AirflowSite, queue: TaskQueue
     assert {json.dumps(task.payload) for task in pushed} == {json.dumps({"mark": MARK})}
 
 
-def test_a_retry_after_the_claim_goes_on_with_the_same_tasks(site: AirflowSite, queue: TaskQueue) -> None:
+def test_a_retry_after_the_claim_continues_with_the_same_tasks(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("claimed")
     queue.push("claimed", ["a", "b", "c"])
     run = site.trigger("claim", conf={"topic": "claimed"})
@@ -124,7 +124,7 @@ def stored_triggers(metadata_dsn: str) -> list[str]:
     return [str(kwargs) for (kwargs,) in rows]
 
 
-def test_timeouts_and_topics_that_go_away(site: AirflowSite, queue: TaskQueue) -> None:
+def test_gates_time_out_and_fail_when_their_topic_is_dropped(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("never")
     queue.create_topic("dropped")
     run = site.trigger("timeouts")
@@ -149,7 +149,7 @@ def test_pushes_in_all_ways_without_showing_a_payload(site: AirflowSite, queue: 
     assert shown == {"count": 2, "identifiers": [f"dict-{run}", "object"]}
 
 
-def test_no_payload_and_no_password_is_anywhere_after_all_this(
+def test_these_tests_stored_and_logged_no_payload_and_no_password(
     site: AirflowSite, arguments: Arguments, databases: tuple[str, str]
 ) -> None:
     logs, metadata = site.log_text(), dump(databases[1])

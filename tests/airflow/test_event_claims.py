@@ -127,7 +127,7 @@ def count(queue: TaskQueue, state: State) -> int:
     return sum(one is state for one in states(queue).values())
 
 
-def test_a_task_is_ended_only_after_its_event_is_stored(queue: TaskQueue) -> None:
+def test_a_task_ends_only_after_its_event_is_stored(queue: TaskQueue) -> None:
     async def test() -> None:
         async with triggerer() as airflow:
             airflow.start(claiming())
@@ -157,7 +157,7 @@ def test_an_unreadable_payload_stops_no_stream_of_events(queue: TaskQueue) -> No
     in_loop(test)
 
 
-def test_a_refused_task_is_failed_with_its_reason(queue: TaskQueue) -> None:
+def test_a_rejected_task_fails_with_its_reason(queue: TaskQueue) -> None:
     async def test() -> None:
         queue.push("work", ["bad", "good"])
         async with triggerer() as airflow:
@@ -172,7 +172,7 @@ def test_a_refused_task_is_failed_with_its_reason(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_a_task_whose_event_is_not_stored_is_given_back_and_fired_again(queue: TaskQueue) -> None:
+def test_a_task_whose_event_is_not_stored_is_returned_and_fires_again(queue: TaskQueue) -> None:
     async def test() -> None:
         (task,) = queue.push("work", ["a"])
         async with triggerer(ack_timeout=0.5) as airflow:
@@ -191,7 +191,7 @@ def test_a_task_whose_event_is_not_stored_is_given_back_and_fired_again(queue: T
     in_loop(test)
 
 
-def test_equal_triggers_are_one_stream_and_a_task_waits_for_all_of_them(queue: TaskQueue) -> None:
+def test_equal_triggers_share_one_stream_and_a_task_waits_for_all_of_them(queue: TaskQueue) -> None:
     async def test() -> None:
         async with triggerer() as airflow:
             airflow.start(claiming(), 1)
@@ -233,7 +233,7 @@ def test_a_trigger_cancelled_before_it_fired_does_not_end_the_task(queue: TaskQu
     in_loop(test)
 
 
-def test_a_triggerer_that_stops_gives_its_tasks_back_at_once(queue: TaskQueue) -> None:
+def test_a_stopped_triggerer_releases_its_tasks_immediately(queue: TaskQueue) -> None:
     async def test() -> None:
         (task,) = queue.push("work", ["a"])
         async with triggerer() as airflow:
@@ -296,7 +296,7 @@ def test_of_two_triggerers_with_one_stream_the_second_waits_until_the_first_is_g
     in_loop(test)
 
 
-def test_batches_are_as_large_as_there_are_tasks(queue: TaskQueue) -> None:
+def test_a_batch_has_the_ready_tasks_up_to_its_size(queue: TaskQueue) -> None:
     async def test() -> None:
         queue.push("work", [str(number) for number in range(7)])
         async with triggerer() as airflow:
@@ -314,7 +314,7 @@ def claimed(airflow: Triggerer) -> list[int]:
     return [event.payload["claimed"] for _, event in airflow.events]
 
 
-def test_no_event_is_without_tasks_and_the_last_of_a_burst_comes_after_the_cooldown(queue: TaskQueue) -> None:
+def test_no_event_is_empty_and_the_last_of_a_burst_fires_after_the_cooldown(queue: TaskQueue) -> None:
     """Airflow leaves events behind that come soon after another: the last one starts a run that gets all of them."""
 
     async def test() -> None:
@@ -350,7 +350,7 @@ def test_an_event_that_is_held_back_is_fired_by_the_next_triggerer(queue: TaskQu
     in_loop(test)
 
 
-def test_if_the_last_task_of_a_burst_is_refused_one_event_without_tasks_follows(queue: TaskQueue) -> None:
+def test_if_the_last_task_of_a_burst_is_rejected_one_event_without_tasks_follows(queue: TaskQueue) -> None:
     async def test() -> None:
         async with triggerer() as airflow:
             airflow.start(claiming(Picky, cooldown=0.5))
@@ -435,7 +435,7 @@ def test_tasks_that_are_gone_when_their_event_is_stored_leave_the_stream_alive(q
     in_loop(test)
 
 
-def test_events_without_tasks_close_a_burst_and_follow_a_start_where_they_are_wanted(queue: TaskQueue) -> None:
+def test_closing_events_follow_a_burst_and_a_start_if_requested(queue: TaskQueue) -> None:
     """For a DAG at its limit of runs: Airflow makes no run of the last events before another event comes."""
 
     async def test() -> None:
@@ -453,7 +453,7 @@ def test_events_without_tasks_close_a_burst_and_follow_a_start_where_they_are_wa
     in_loop(test)
 
 
-def test_no_more_is_claimed_than_airflow_keeps_up_with(queue: TaskQueue) -> None:
+def test_the_stream_claims_no_more_tasks_than_airflow_stores(queue: TaskQueue) -> None:
     async def test() -> None:
         queue.push("work", [str(number) for number in range(200)])
         async with triggerer() as airflow:
@@ -493,7 +493,7 @@ def test_a_lost_connection_loses_no_task_and_fires_none_twice(queue: TaskQueue) 
     in_loop(test)
 
 
-def test_a_poll_whose_answer_was_lost_is_found_again(queue: TaskQueue) -> None:
+def test_tasks_of_a_poll_whose_answer_was_lost_still_fire(queue: TaskQueue) -> None:
     async def test() -> None:
         queue.push("work", ["a"])
         async with triggerer() as airflow:
@@ -511,7 +511,7 @@ def test_a_poll_whose_answer_was_lost_is_found_again(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_a_stream_waits_for_a_topic_that_is_not_there_yet(conn: psycopg.Connection) -> None:
+def test_a_stream_waits_for_a_missing_topic(conn: psycopg.Connection) -> None:
     async def test() -> None:
         queue = TaskQueue(conn)
         async with triggerer() as airflow:
@@ -549,7 +549,7 @@ def signalled(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def test_a_server_that_stands_still_does_not_block_the_event_loop(
+def test_a_server_that_hangs_does_not_block_the_event_loop(
     own_server: EmbeddedPostgres, connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trigger_connection, "_CALL_TIMEOUT", 4.0)

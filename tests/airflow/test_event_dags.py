@@ -134,14 +134,14 @@ def test_a_dag_is_scheduled_by_a_message_queue(site: AirflowSite, queue: TaskQue
     wait_recorded(queue, "recorded-queued", sequences)
 
 
-def test_a_peek_wakes_a_dag_again_after_it_was_drained(site: AirflowSite, queue: TaskQueue) -> None:
+def test_a_peek_starts_a_dag_again_after_the_topic_was_drained(site: AirflowSite, queue: TaskQueue) -> None:
     assert site.pids
     for times in (1, 2):
         push(queue, "parcels", 3)
         until(lambda: ended(queue, "parcels", 3 * times), 50, lambda: "the DAG was not woken")  # noqa: B023  sooner than the peek would repeat itself
 
 
-def test_a_triggerer_killed_between_claim_and_end_loses_no_task(site: AirflowSite, queue: TaskQueue) -> None:
+def test_a_triggerer_killed_between_claim_and_completion_loses_no_task(site: AirflowSite, queue: TaskQueue) -> None:
     before, sequences = recorded(queue, "recorded-claimed"), list[int]()
 
     def holds_some() -> bool | None:
@@ -169,7 +169,7 @@ def test_the_example_runs(site: AirflowSite, queue: TaskQueue) -> None:
         until(succeeded, 60, lambda: f"{dag_id} has not run")  # noqa: B023
 
 
-def test_no_payload_is_anywhere_after_all_this(site: AirflowSite, databases: tuple[str, str]) -> None:
+def test_these_tests_stored_and_logged_no_payload(site: AirflowSite, databases: tuple[str, str]) -> None:
     logs = site.log_text()
     assert "Trigger fired event" in logs
     assert MARK not in logs
@@ -182,7 +182,7 @@ def test_no_payload_is_anywhere_after_all_this(site: AirflowSite, databases: tup
             assert not any(MARK in row[0] for row in rows)
 
 
-def test_the_example_is_a_dag_file_without_a_database() -> None:
+def test_the_example_parses_without_a_database() -> None:
     spec = importlib.util.spec_from_file_location("taskq_events", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None

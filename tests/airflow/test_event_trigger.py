@@ -56,13 +56,13 @@ def drained(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize(("waited", "looked", "outcome"), [(1.9, 12.0, 1), (2.1, 12.0, None), (0.1, 9.0, None)])
-def test_a_task_is_new_only_if_it_surely_came_after_the_moment(
+def test_a_task_is_new_only_if_it_certainly_became_ready_after_the_event(
     waited: float, looked: float, outcome: int | None
 ) -> None:
     assert NewTasksWait("work", since=10.0).outcome([QueryResult(1, waited, looked)]) == outcome
 
 
-def test_a_peek_fires_as_soon_as_tasks_are_ready_and_takes_none(queue: TaskQueue) -> None:
+def test_a_peek_fires_as_soon_as_tasks_are_ready_and_claims_none(queue: TaskQueue) -> None:
     async def test() -> None:
         peeking = Peeking()
         assert await peeking.event(0.5) is None
@@ -73,7 +73,7 @@ def test_a_peek_fires_as_soon_as_tasks_are_ready_and_takes_none(queue: TaskQueue
     in_loop(test)
 
 
-def test_a_peek_fires_once_as_long_as_the_tasks_stay(queue: TaskQueue) -> None:
+def test_a_peek_fires_once_while_the_same_tasks_are_ready(queue: TaskQueue) -> None:
     async def test() -> None:
         peeking = Peeking()
         queue.push("work", ["a"])
@@ -84,7 +84,7 @@ def test_a_peek_fires_once_as_long_as_the_tasks_stay(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_an_answer_that_comes_late_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_answer_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server measures the age of a task. When the wait evaluates it, the event may be older than that."""
     read, late, answers = QueryBatch.read, [0.0], list[object]()
 
@@ -135,7 +135,7 @@ def test_a_task_pushed_during_a_check_is_found_by_the_next_check(
     in_loop(test)
 
 
-def test_a_peek_is_repeated_while_tasks_remain_and_silent_when_none_does(queue: TaskQueue) -> None:
+def test_a_peek_repeats_its_event_only_while_tasks_remain(queue: TaskQueue) -> None:
     async def test() -> None:
         peeking = Peeking(cooldown=0.5)
         queue.push("work", ["a"])
@@ -148,7 +148,7 @@ def test_a_peek_is_repeated_while_tasks_remain_and_silent_when_none_does(queue: 
     in_loop(test)
 
 
-def test_a_peek_fires_again_at_once_when_tasks_come_after_the_topic_was_drained(queue: TaskQueue) -> None:
+def test_a_peek_fires_immediately_for_tasks_pushed_after_the_topic_was_drained(queue: TaskQueue) -> None:
     async def test() -> None:
         peeking = Peeking(cooldown=600)
         for pause in (0, 0, 1.5):  # with and without a look in between that sees the topic empty
@@ -160,7 +160,7 @@ def test_a_peek_fires_again_at_once_when_tasks_come_after_the_topic_was_drained(
     in_loop(test)
 
 
-def test_a_peek_waits_for_so_many(queue: TaskQueue) -> None:
+def test_a_peek_waits_for_min_tasks(queue: TaskQueue) -> None:
     async def test() -> None:
         peeking = Peeking(min_tasks=3)
         queue.push("work", ["a", "b"])
@@ -171,9 +171,7 @@ def test_a_peek_waits_for_so_many(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_a_peek_outlives_a_topic_that_is_not_there_yet(
-    conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peek_waits_for_a_missing_topic(conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_module, "_RETRY_SECONDS", 0.2)
 
     async def test() -> None:
@@ -196,7 +194,7 @@ def identity(trigger: BaseEventTrigger) -> int:
     [{}, pytest.param({"mode": "claim", "owner": "me", "batch_size": 5}, marks=CLAIMING)],
     ids=["peek", "claim"],
 )
-def test_airflow_tells_triggers_apart_by_their_arguments(arguments: dict[str, Any]) -> None:
+def test_airflow_distinguishes_triggers_by_their_arguments(arguments: dict[str, Any]) -> None:
     """Also after serialization: otherwise each parse of the DAG file would create a new trigger."""
     trigger = TaskQEventTrigger(topic="work", **arguments)
     stored = Trigger.from_object(trigger)
@@ -211,7 +209,7 @@ def stored_arguments(stored: Trigger) -> dict[str, Any]:
 
 
 @CLAIMING
-def test_claims_with_equal_arguments_are_one_stream_and_peeks_are_none() -> None:
+def test_claims_with_equal_arguments_share_one_stream_and_peeks_have_none() -> None:
     claim = TaskQEventTrigger(topic="work", mode="claim").shared_stream_key()
     assert claim == TaskQEventTrigger(topic="work", mode="claim").shared_stream_key()
     assert hash(claim) == hash(TaskQEventTrigger(topic="work", mode="claim").shared_stream_key())
@@ -219,7 +217,7 @@ def test_claims_with_equal_arguments_are_one_stream_and_peeks_are_none() -> None
     assert TaskQEventTrigger(topic="work").shared_stream_key() is None
 
 
-def test_below_airflow_3_3_a_claim_says_what_it_needs_and_a_peek_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_below_airflow_3_3_a_claim_names_the_required_release_and_a_peek_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(BaseEventTrigger, "create_shared_stream_producer", raising=False)
     assert TaskQEventTrigger(topic="work").mode == "peek"
     with pytest.raises(AirflowException, match=r"needs the shared streams of Airflow 3\.3"):

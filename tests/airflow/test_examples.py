@@ -60,13 +60,13 @@ def load(file: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize(("file", "chain"), [("taskq_gate", ["push", "gate", "drain"])])
-def test_an_example_is_a_dag_without_a_database(file: str, chain: list[str]) -> None:
+def test_an_example_parses_without_a_database(file: str, chain: list[str]) -> None:
     module = load(EXAMPLES / f"{file}.py")
     (dag,) = {value.dag for value in vars(module).values() if isinstance(value, BaseOperator)}
     assert [sorted(dag.get_task(task).downstream_task_ids) for task in chain] == [[task] for task in chain[1:]] + [[]]
 
 
-def test_the_maintenance_example_has_a_dag_for_each_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_maintenance_example_has_a_dag_for_each_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, DAG] = {}
     enter = DAG.__enter__
 

@@ -37,7 +37,7 @@ def test_expires_lapsed_leases_of_all_topics_by_policy(queue: TaskQueue, conn: p
     assert [queue.page(topic)[0].state for topic in ("work", "strict")] == [State.READY, State.EXPIRED]
 
 
-def test_leaves_a_lease_that_runs(queue: TaskQueue) -> None:
+def test_does_not_expire_a_running_lease(queue: TaskQueue) -> None:
     held(queue)
     assert expire() == {"expired": 0}
     assert queue.page("work")[0].state is State.ACTIVE

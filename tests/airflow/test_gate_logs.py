@@ -82,7 +82,7 @@ def waiting(wait: Wait[Any], lines: Lines, trigger: str = "mine") -> "asyncio.Ta
     return asyncio.create_task(run())
 
 
-def test_counts_are_logged_more_and_more_rarely_and_a_pause_at_once(lines: Lines) -> None:
+def test_changed_counts_are_logged_less_and_less_often_and_a_pause_immediately(lines: Lines) -> None:
     now = 100.0
     log = WaitLog(lines.logger, clock=lambda: now)
     log.log_status("first", status())
@@ -102,7 +102,7 @@ def test_counts_are_logged_more_and_more_rarely_and_a_pause_at_once(lines: Lines
     assert lines.texts[4:] == ["sixth"], "the pause between counts has doubled"
 
 
-def test_a_loss_is_logged_once_for_each_reason_and_its_end_once(lines: Lines) -> None:
+def test_a_failed_check_is_logged_once_for_each_error_and_its_recovery_once(lines: Lines) -> None:
     log = WaitLog(lines.logger)
     log.log_recovery()
     for reason in ("refused", "refused", "wrong password", "wrong password"):
@@ -305,7 +305,7 @@ def test_a_gate_logs_what_it_waits_for_when_it_defers(task_log: TaskLog, sensor:
 
 
 @pytest.mark.parametrize("mode", [{}, {"deferrable": True}])
-def test_a_timeout_says_what_was_waited_for_and_why_it_did_not_come(queue: TaskQueue, mode: dict[str, Any]) -> None:
+def test_a_timeout_names_the_wait_and_the_status_of_the_topic(queue: TaskQueue, mode: dict[str, Any]) -> None:
     queue.push("work", ["a", NewTask("b", delay=timedelta(hours=1))])
     queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
     queue.pause_topic("work")
@@ -319,7 +319,7 @@ def test_a_timeout_says_what_was_waited_for_and_why_it_did_not_come(queue: TaskQ
         ends(context_of())
 
 
-def test_a_timeout_without_a_connection_says_why(connect_airflow: Connect) -> None:
+def test_a_timeout_without_a_connection_names_the_reason(connect_airflow: Connect) -> None:
     connect_airflow(dsn=NOWHERE)
     with pytest.raises(
         AirflowSensorTimeout, match=r"seconds\. The last check failed: Airflow connection 'taskq_default' c"

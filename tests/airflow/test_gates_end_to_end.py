@@ -38,7 +38,7 @@ def test_a_deferred_gate_opens_when_tasks_have_succeeded(site: AirflowSite, queu
     assert instance(site, "state_gate", run, "gate")["try_number"] == 1
 
 
-def test_a_deferred_gate_fails_with_its_sentence_and_without_a_retry(site: AirflowSite, queue: TaskQueue) -> None:
+def test_a_deferred_gate_fails_with_its_message_and_without_a_retry(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("failing")
     queue.push("failing", ["a", "b"])
     run = site.trigger("state_gate", conf={"topic": "failing"})
@@ -51,7 +51,7 @@ def test_a_deferred_gate_fails_with_its_sentence_and_without_a_retry(site: Airfl
     assert "1 of 2 tasks of topic 'failing' are in a failed state: 'a' is FAILED" in site.log_text()
 
 
-def test_a_deferred_juncture_releases_groups_as_they_come(site: AirflowSite, queue: TaskQueue) -> None:
+def test_a_deferred_juncture_releases_each_group_when_it_is_complete(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("joined")
     run = site.trigger("juncture_gate", conf={"topic": "joined"})
     site.wait_task("juncture_gate", run, "gate", {"deferred"}, 60)
@@ -107,7 +107,7 @@ def test_a_gate_logs_each_change_once_in_its_own_log_in_all_modes(site: AirflowS
         assert len(lines) <= 5, (mode, lines)
 
 
-def test_a_deferred_gate_whose_time_is_over_says_what_it_waited_for(site: AirflowSite, queue: TaskQueue) -> None:
+def test_a_deferred_gate_that_times_out_names_its_wait(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("late")
     queue.pause_topic("late")
     queue.push("late", ["a"])

@@ -18,7 +18,7 @@ from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 
 
-def test_gives_a_psycopg_3_connection_that_a_pooler_can_serve(airflow_connection: str) -> None:
+def test_opens_a_psycopg_3_connection_that_works_behind_a_pooler(airflow_connection: str) -> None:
     with TaskQHook(airflow_connection).get_conn() as connection:
         assert isinstance(connection, psycopg.Connection)
         assert connection.prepare_threshold is None
@@ -40,7 +40,7 @@ def parameters(connection: psycopg.Connection | psycopg.AsyncConnection) -> dict
     return {name: (given[name] or b"").decode() for name in (*TIMEOUTS, "target_session_attrs")}
 
 
-def test_a_server_that_vanishes_is_noticed_by_every_connection(connect_airflow: Connect) -> None:
+def test_every_connection_detects_a_vanished_server(connect_airflow: Connect) -> None:
     async def opened(conn_id: str) -> dict[str, str]:
         async with await TaskQAsyncHook(taskq_conn_id=conn_id).get_async_conn() as connection:
             return parameters(connection)
@@ -56,7 +56,7 @@ def test_a_server_that_vanishes_is_noticed_by_every_connection(connect_airflow: 
 
 
 @pytest.mark.usefixtures("airflow_connection")
-def test_gives_psycopg_3_where_postgres_hook_would_give_psycopg2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opens_psycopg_3_even_if_postgres_hook_would_open_psycopg2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_postgres, "USE_PSYCOPG3", False)  # as on Airflow 3.1, with SQLAlchemy 1.4
     with TaskQHook().transaction() as queue:
         queue.create_topic("work")
@@ -66,7 +66,7 @@ def test_gives_psycopg_3_where_postgres_hook_would_give_psycopg2(monkeypatch: py
 
 
 @pytest.mark.parametrize("psycopg3", [True, False])
-def test_takes_a_postgres_connection_made_for_other_hooks(
+def test_accepts_a_postgres_connection_of_other_hooks(
     connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch, psycopg3: bool
 ) -> None:
     monkeypatch.setattr(airflow_postgres, "USE_PSYCOPG3", psycopg3)
@@ -88,7 +88,7 @@ def test_gets_cloud_tokens_from_postgres_hook(connect_airflow: Connect, dsn: str
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_connecting_that_is_cancelled_leaves_nothing_behind(
+def test_a_cancelled_connect_leaves_no_connection_open(
     airflow_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a triggerer, the wait that connects may be cancelled while a cloud's token is asked for."""
@@ -150,26 +150,28 @@ def test_shows_its_connection_id_only(airflow_connection: str) -> None:
     assert repr(TaskQHook(airflow_connection)) == "TaskQHook(taskq_conn_id='taskq_default')"
 
 
-def test_the_connection_test_passes_where_the_schema_is(airflow_connection: str, dsn: str) -> None:
+def test_the_connection_test_passes_with_the_schema(airflow_connection: str, dsn: str) -> None:
     database = conninfo_to_dict(dsn)["dbname"]
     assert TaskQHook(airflow_connection).test_connection() == (True, f"The queue in database '{database}' is ready.")
 
 
-def test_the_connection_test_says_what_to_run_where_the_schema_is_not(connect_airflow: Connect, empty_dsn: str) -> None:
+def test_the_connection_test_names_the_command_that_installs_the_schema(
+    connect_airflow: Connect, empty_dsn: str
+) -> None:
     passed, sentence = TaskQHook(connect_airflow(dsn=empty_dsn)).test_connection()
     assert not passed
     assert "airflow_provider_taskq.queue install" in sentence
 
 
 @pytest.mark.own_database
-def test_the_connection_test_says_that_the_schema_is_newer(airflow_connection: str, conn: psycopg.Connection) -> None:
+def test_the_connection_test_reports_a_newer_schema(airflow_connection: str, conn: psycopg.Connection) -> None:
     conn.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', '')")
     passed, sentence = TaskQHook(airflow_connection).test_connection()
     assert not passed
     assert "new" in sentence
 
 
-def test_a_failed_connection_is_one_sentence_without_the_password(
+def test_the_error_of_a_failed_connection_is_one_line_without_the_password(
     connect_airflow: Connect, own_server: EmbeddedPostgres
 ) -> None:
     password = str(conninfo_to_dict(own_server.dsn)["password"])

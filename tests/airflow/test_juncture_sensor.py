@@ -46,7 +46,7 @@ def resume(sensor: TaskQJunctureSensor, context: Any = None) -> Any:
 
 @MODES
 class TestEveryMode:
-    def test_opens_at_once_when_all_groups_are_complete(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
+    def test_opens_immediately_when_all_groups_are_complete(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
         suspend(queue, "a", "b", "c", "d")
         assert gate(**mode).execute(context_of()) == OPEN
         assert states(queue) == {"a": State.READY, "b": State.READY, "c": State.READY, "d": State.SUSPENDED}
@@ -59,7 +59,7 @@ class TestEveryMode:
         assert gate(**mode).execute(context_of()) == OPEN
         assert set(states(queue).values()) == {State.READY}
 
-    def test_a_retry_finds_what_was_released_and_releases_nothing_twice(
+    def test_a_retry_knows_the_released_groups_and_releases_nothing_twice(
         self, queue: TaskQueue, mode: dict[str, Any]
     ) -> None:
         suspend(queue, "a", "b", "c")
@@ -76,7 +76,7 @@ class TestEveryMode:
         closed(gate(timeout=0.1, **mode), context_of(run_id="other"))
         closed(gate(timeout=0.1, **mode), context_of(map_index=1))
 
-    def test_an_unknown_topic_is_an_error_at_once(self, mode: dict[str, Any]) -> None:
+    def test_an_unknown_topic_fails_the_gate(self, mode: dict[str, Any]) -> None:
         with pytest.raises(UnknownTopic, match="'nowhere' does not exist; create it with: taskq topics create nowhere"):
             gate(topic="nowhere", **mode).execute(context_of())
 
@@ -84,11 +84,11 @@ class TestEveryMode:
         with pytest.raises(AirflowSkipException, match="due to never_fail"):
             gate(topic="nowhere", never_fail=True, **mode).execute(context_of())
 
-    def test_nothing_to_wait_for_is_open(self, mode: dict[str, Any]) -> None:
+    def test_a_gate_without_groups_is_open(self, mode: dict[str, Any]) -> None:
         assert gate(groups=[], **mode).execute(context_of()) == {"topic": "work", "groups": 0}
 
 
-def test_an_eternal_junction_takes_tasks_in_any_state(queue: TaskQueue) -> None:
+def test_an_eternal_junction_accepts_tasks_in_any_state(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     suspend(queue, "b", "c")
     closed(gate(timeout=0.1))
@@ -96,7 +96,7 @@ def test_an_eternal_junction_takes_tasks_in_any_state(queue: TaskQueue) -> None:
     assert set(states(queue).values()) == {State.READY}
 
 
-def test_an_unknown_junction_is_refused_at_once() -> None:
+def test_an_unknown_junction_is_refused_when_the_dag_is_parsed() -> None:
     with pytest.raises(ValueError, match="SOME"):
         gate(junction="SOME")
 

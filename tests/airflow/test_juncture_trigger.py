@@ -42,7 +42,7 @@ def test_can_be_serialized_and_restored() -> None:
     assert TaskQJunctureTrigger(**arguments).serialize() == (path, arguments)
 
 
-def test_releases_each_group_as_it_comes_and_fires_after_the_last(queue: TaskQueue) -> None:
+def test_releases_each_complete_group_and_fires_after_the_last(queue: TaskQueue) -> None:
     async def test() -> None:
         event = asyncio.create_task(fired(waiting()))
         suspend(queue, "a", "c")
@@ -56,12 +56,12 @@ def test_releases_each_group_as_it_comes_and_fires_after_the_last(queue: TaskQue
     asyncio.run(test())
 
 
-def test_ends_the_task_with_success_and_at_once(queue: TaskQueue) -> None:
+def test_ends_the_task_with_success_immediately(queue: TaskQueue) -> None:
     suspend(queue, "a", "b", "c")
     assert isinstance(asyncio.run(fired(waiting(ends_task=True, resume_after=3600))), TaskSuccessEvent)
 
 
-def test_another_triggerer_goes_on_where_the_first_one_stood(queue: TaskQueue) -> None:
+def test_another_triggerer_continues_where_the_first_one_stopped(queue: TaskQueue) -> None:
     suspend(queue, "c")
 
     async def dies() -> None:
@@ -75,13 +75,13 @@ def test_another_triggerer_goes_on_where_the_first_one_stood(queue: TaskQueue) -
     assert [task.state for task in queue.page("work", identifier="c")] == [State.READY, State.SUSPENDED]
 
 
-def test_takes_tasks_in_any_state_under_an_eternal_junction(queue: TaskQueue) -> None:
+def test_accepts_tasks_in_any_state_under_an_eternal_junction(queue: TaskQueue) -> None:
     queue.push("work", ["a", "c"])
     suspend(queue, "b", "c")
     assert asyncio.run(fired(waiting(junction="ETERNAL"))).payload == READY
 
 
-def test_a_topic_that_is_unknown_ends_the_wait() -> None:
+def test_an_unknown_topic_ends_the_wait() -> None:
     event = asyncio.run(fired(waiting(topic="nowhere", ends_task=True)))
     assert event.payload["status"] == "error"
     assert "'nowhere' does not exist; create it" in event.payload["message"]

@@ -29,7 +29,7 @@ def seen(collector: Any) -> tuple[list[str], list[str]]:
     return [entry.asset.uri for entry in found.inputs], [entry.asset.uri for entry in found.outputs]
 
 
-def test_a_push_is_an_output_under_the_name_that_authors_give_it(collector: Any) -> None:
+def test_a_push_is_an_output_with_the_uri_that_dags_use(collector: Any) -> None:
     TaskQPushOperator(task_id="push", topic="work", tasks=["a"]).execute(context_of())
     assert seen(collector) == ([], [topic_asset("work").uri])
 

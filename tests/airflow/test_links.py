@@ -17,7 +17,7 @@ def link_of(operator: Any) -> str:
 
 
 @pytest.mark.parametrize("topic", ["work", "a b", "50% & more", "Bücher/neu?#", "<script>", "javascript:alert(1)"])
-def test_leads_to_the_topic_whatever_its_name(topic: str) -> None:
+def test_leads_to_a_topic_of_any_name(topic: str) -> None:
     link = link_of(TaskQPushOperator(task_id="push", topic=topic, tasks=["a"], taskq_conn_id="a&b"))
     assert link.isascii()
     page = urlsplit(urljoin("https://host/prefix/", link))
@@ -31,7 +31,7 @@ def test_has_the_rendered_topic() -> None:
     assert link_of(operator) == "plugin/taskq?topic=2013-01-01&conn_id=other"
 
 
-def test_leads_to_the_overview_from_what_works_on_all_topics() -> None:
+def test_leads_to_the_overview_from_an_operator_without_a_topic() -> None:
     assert link_of(TaskQExpireOperator(task_id="expire")) == "plugin/taskq?conn_id=taskq_default"
 
 

@@ -101,13 +101,13 @@ def neglected(queue: TaskQueue, conn: psycopg.Connection) -> None:
 
 @pytest.mark.usefixtures("airflow_connection", "neglected")
 class TestHealth:
-    def test_logs_what_it_found_and_counts_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_logs_and_counts_its_findings(self, capsys: pytest.CaptureFixture[str]) -> None:
         result = health()
         assert (result["worst"], result["critical"]) == ("CRITICAL", 1)
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "error" in line]
         assert "no worker seems to poll it" in line
 
-    def test_fails_if_it_is_as_bad_as_that(self) -> None:
+    def test_fails_at_the_given_severity(self) -> None:
         with pytest.raises(AirflowException, match="health is CRITICAL: waiting tasks: topic 'work'"):
             health(fail_at="{{ 'WARNING' }}")
 
@@ -116,7 +116,9 @@ class TestHealth:
         assert health(fail_at="CRITICAL", patience=patience)["critical"] == 0
 
 
-def test_health_of_a_database_without_the_schema_fails_in_a_sentence(connect_airflow: Connect, empty_dsn: str) -> None:
+def test_health_of_a_database_without_the_schema_fails_with_a_clear_error(
+    connect_airflow: Connect, empty_dsn: str
+) -> None:
     connect_airflow(dsn=empty_dsn)
     with pytest.raises(Exception, match="schema"):
         health()

@@ -41,18 +41,18 @@ def test_a_message_queue_may_be_named_by_a_uri(uri: str, topic: str, conn_id: st
 
 
 @pytest.mark.parametrize("uri", ["taskq://conn", "taskq://conn/", "taskq://conn/a/b", "taskq://conn/a?mode=claim"])
-def test_a_uri_that_names_no_topic_is_refused(uri: str) -> None:
+def test_a_uri_without_a_topic_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="taskq://conn_id/topic"):
         TaskQMessageQueueProvider().trigger_kwargs(uri)
 
 
-def test_uris_of_others_are_left_to_them() -> None:
+def test_uris_of_other_schemes_do_not_match() -> None:
     provider = TaskQMessageQueueProvider()
     assert not provider.queue_matches("kafka://host/topic")
     assert not provider.scheme_matches("kafka")
 
 
-def test_without_the_messaging_provider_a_sentence_says_what_to_install(repository: Path) -> None:
+def test_without_the_messaging_provider_the_error_names_the_extra(repository: Path) -> None:
     program = (
         "import sys; sys.modules['airflow.providers.common.messaging.providers.base_provider'] = None\n"
         "try:\n    import airflow_provider_taskq.queues.taskq\n"

@@ -280,7 +280,7 @@ class TestGates:
         assert HOUR <= waited(triggerers_receiver) < 2 * HOUR
         assert receiver.sent == []
 
-    def test_that_a_worker_goes_on_with_are_not_reported_twice(
+    def test_that_a_worker_resumes_are_not_reported_twice(
         self, receiver: Receiver, triggerers_receiver: Receiver, queue: TaskQueue
     ) -> None:
         with pytest.raises(TaskDeferred) as deferral:
@@ -379,7 +379,7 @@ def test_what_a_task_drains_in_its_own_session_is_counted(receiver: Receiver) ->
     ]
 
 
-def test_the_names_are_what_statsd_takes() -> None:
+def test_statsd_accepts_the_names() -> None:
     names = {value for key, value in vars(metrics).items() if key.isupper() and isinstance(value, str)}
     assert metrics.PUSHED in names
     assert [name for name in names if not re.fullmatch(r"taskq\.[a-z_]+", name)] == []

@@ -22,7 +22,7 @@ def notifier(topic: str = "work", identifier: str = "{{ ti.task_id }}", **argume
 
 @pytest.mark.usefixtures("airflow_connection")
 class TestNotifier:
-    def test_pushes_a_task_with_what_the_context_says(self, queue: TaskQueue) -> None:
+    def test_pushes_a_task_rendered_from_the_context(self, queue: TaskQueue) -> None:
         notifier(
             "{{ 'work' }}", payload={"day": "{{ ds }}", "n": [1, "{{ ds }}"]}, reference="{{ ti.run_id }}", priority=7
         )(context_of())
@@ -43,7 +43,7 @@ class TestNotifier:
         first, second = queue.page("new")
         assert (first.state, second.status) == (State.REDUNDANT, "scheduled")
 
-    def test_an_unknown_topic_is_refused_in_a_sentence(self) -> None:
+    def test_an_unknown_topic_is_refused_with_a_clear_error(self) -> None:
         with pytest.raises(UnknownTopic, match="nowhere"):
             notifier("nowhere")(context_of())
 

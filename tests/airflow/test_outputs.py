@@ -29,7 +29,7 @@ KINDS: dict[Any, dict[str, Any]] = {
 }
 
 
-def test_every_kind_of_task_is_here() -> None:
+def test_every_operator_and_sensor_is_covered() -> None:
     names = {*operators.__all__, *sensors.__all__}
     assert {kind.__name__ for kind in KINDS} == names
 

@@ -63,11 +63,11 @@ def test_an_unreadable_payload_fails_its_own_task_and_no_other(queue: TaskQueue)
     assert [name for name, state in states(queue) if state is State.FAILED] == ["d"]
 
 
-def test_an_empty_topic_is_done_at_once(queue: TaskQueue) -> None:  # noqa: ARG001
+def test_an_empty_topic_is_drained_immediately(queue: TaskQueue) -> None:  # noqa: ARG001
     assert process(print)["handled"] == 0
 
 
-def test_what_a_task_pushes_to_its_own_topic_is_handled_too(queue: TaskQueue) -> None:
+def test_tasks_pushed_to_the_drained_topic_are_handled_too(queue: TaskQueue) -> None:
     queue.push("work", ["3"])
 
     def countdown(each: Task, batch: Batch) -> None:
@@ -78,7 +78,7 @@ def test_what_a_task_pushes_to_its_own_topic_is_handled_too(queue: TaskQueue) ->
     assert states(queue) == [(name, State.SUCCEEDED) for name in "3210"]
 
 
-def test_a_failure_is_the_queues_and_not_airflows(queue: TaskQueue) -> None:
+def test_a_failed_task_of_the_queue_does_not_fail_the_airflow_task(queue: TaskQueue) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(0))))
     queue.push("work", ["good", "bad"])
 
@@ -191,7 +191,7 @@ def test_the_failures_of_a_killed_try_count_in_the_next(queue: TaskQueue) -> Non
         process(deliver, max_failed=0)
 
 
-def test_arguments_follow_the_task_and_the_context_gives_what_is_named(queue: TaskQueue) -> None:
+def test_arguments_follow_the_task_and_named_context_values_are_passed(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     seen: list[Any] = []
 
@@ -212,7 +212,7 @@ def test_coroutine_functions_are_awaited(queue: TaskQueue) -> None:
     assert process(handle)["suspended"] == 1
 
 
-def test_a_composite_and_a_handler_of_batches_are_taken_as_they_are(queue: TaskQueue) -> None:
+def test_a_composite_and_a_handler_of_batches_are_used_as_they_are(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     sizes: list[int] = []
     assert process(batch(lambda batch: sizes.append(len(batch.tasks))), size=2)["succeeded"] == 2
@@ -317,7 +317,7 @@ class TestDecorator:
         with pytest.raises(AirflowFailException, match="1 of 1 tasks that ended in topic 'work' failed"):
             made.execute(context_of("process"))
 
-    def test_takes_exceptions_that_mean_success(self, queue: TaskQueue) -> None:
+    def test_accepts_success_on(self, queue: TaskQueue) -> None:
         queue.push("work", ["a", "bad-1"])
         with DAG("handles", schedule=None) as dag:
             decorated: Any = task.taskq(topic="work", success_on=LookupError)
@@ -325,7 +325,7 @@ class TestDecorator:
         assert restored(dag).task_dict["deliver"].task_type == "TaskQDecoratedOperator"
         assert made.execute(context_of("process"))["succeeded"] == 2
 
-    def test_is_refused_a_call_that_does_not_go_with_the_function(self) -> None:
+    def test_refuses_a_call_that_does_not_match_the_function(self) -> None:
         with DAG("handles", schedule=None):
 
             @task.taskq(topic="work")
@@ -359,7 +359,7 @@ def test_its_tasks_are_held_under_names_that_lead_back_to_the_task_instance(queu
     assert seen == [(10, instance)] * 10
 
 
-def test_sizes_and_lengths_are_templates(queue: TaskQueue) -> None:
+def test_sizes_and_durations_are_templates(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     sizes: list[int] = []
 
@@ -382,7 +382,7 @@ def test_sizes_and_lengths_are_templates(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("size", "0"), ("workers", "many"), ("lease", "soon")])
-def test_a_size_or_length_that_is_none_is_refused(queue: TaskQueue, name: str, value: str) -> None:
+def test_an_invalid_size_or_duration_is_refused(queue: TaskQueue, name: str, value: str) -> None:
     queue.push("work", ["a"])
     given: Any = {name: value}
     operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=print, **given)

@@ -38,21 +38,21 @@ def test_follows_airflows_schemas() -> None:
 
 
 @pytest.mark.parametrize("section", ["hooks", "operators", "sensors", "triggers"])
-def test_every_module_it_names_is_there(section: str) -> None:
+def test_every_named_module_exists(section: str) -> None:
     for entry in INFO[section]:
         for module in entry["python-modules"]:
             import_module(module)
 
 
 @pytest.mark.parametrize("section", ["operators", "sensors"])
-def test_every_public_operator_and_sensor_is_in_a_module_that_it_names(section: str) -> None:
+def test_every_public_operator_and_sensor_is_in_a_named_module(section: str) -> None:
     package = import_module(f"airflow_provider_taskq.{section}")
     (entry,) = INFO[section]
     assert {getattr(package, name).__module__ for name in package.__all__} == set(entry["python-modules"])
 
 
 @pytest.mark.parametrize("path", list(class_paths()))
-def test_every_class_and_function_it_names_is_there(path: str) -> None:
+def test_every_named_class_and_function_exists(path: str) -> None:
     assert callable(named(path))
 
 
@@ -77,7 +77,7 @@ def test_the_connection_type_is_the_hooks() -> None:
     assert connection_type["hook-name"] == hook.hook_name
 
 
-def test_the_form_of_a_connection_has_a_field_for_each_option_of_ours() -> None:
+def test_the_form_of_a_connection_has_a_field_for_each_option() -> None:
     """As Airflow's API server reads it for the form in the browser."""
     from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
 

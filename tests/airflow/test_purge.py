@@ -41,7 +41,7 @@ def identifiers(queue: TaskQueue, topic: str = "work") -> list[str]:
 
 
 @pytest.mark.parametrize("older_than", [30 * DAY, 30 * 86400, "{{ 30 * 86400 }}"])
-def test_purges_what_has_ended_and_was_pushed_long_ago(
+def test_purges_ended_tasks_that_were_pushed_long_ago(
     queue: TaskQueue, conn: psycopg.Connection, older_than: Any
 ) -> None:
     old = ended(queue, "old", "older")
@@ -52,14 +52,14 @@ def test_purges_what_has_ended_and_was_pushed_long_ago(
     assert identifiers(queue) == ["waits", "new"]
 
 
-def test_purges_nothing_where_nothing_is_that_old(queue: TaskQueue) -> None:
+def test_purges_nothing_if_no_task_is_old_enough(queue: TaskQueue) -> None:
     assert purge(topic="work", older_than=DAY)["purged"] == 0
     ended(queue, "a")
     assert purge(topic="work", older_than=DAY)["purged"] == 0
     assert identifiers(queue) == ["a"]
 
 
-def test_purges_all_topics_where_none_is_named(queue: TaskQueue, conn: psycopg.Connection) -> None:
+def test_purges_all_topics_without_a_topic(queue: TaskQueue, conn: psycopg.Connection) -> None:
     queue.create_topic("other")
     age(conn, 2, *ended(queue, "a", "b"), *ended(queue, "c", topic="other"))
     ended(queue, "d")
@@ -100,7 +100,9 @@ def test_each_batch_is_committed_on_its_own(queue: TaskQueue, conn: psycopg.Conn
     assert purge(topic="work", state="SUCCEEDED", batch=3)["purged"] == 4
 
 
-def test_leaves_what_another_transaction_holds(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
+def test_spares_tasks_that_another_transaction_has_locked(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
     sequences = ended(queue, "a", "b", "c")
     other = open_queue()
     other.revive("work", sequences=[sequences[1]])
@@ -136,7 +138,7 @@ def test_a_purge_without_a_choice_is_refused(arguments: dict[str, Any], said: st
         TaskQPurgeOperator(task_id="purge", **arguments)
 
 
-def test_spares_what_waits_or_is_held_unless_named(queue: TaskQueue, conn: psycopg.Connection) -> None:
+def test_spares_waiting_and_held_tasks_unless_their_state_is_named(queue: TaskQueue, conn: psycopg.Connection) -> None:
     queue.push("work", ["held", "ready"])
     queue.claim("work", queue.register("worker"), 1)
     age(conn, 2, *(task.sequence for task in queue.page("work")))

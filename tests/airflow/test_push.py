@@ -56,7 +56,7 @@ def test_pushes_with_the_insertion_and_creates_the_topic(queue: TaskQueue) -> No
     assert [task.state for task in queue.page("new")] == [State.REDUNDANT, State.READY]
 
 
-def test_an_unknown_topic_is_refused_in_a_sentence() -> None:
+def test_an_unknown_topic_is_refused_with_a_clear_error() -> None:
     with pytest.raises(UnknownTopic, match="nowhere"):
         TaskQPushOperator(task_id="push", topic="nowhere", tasks=["a"]).execute(context_of())
 
@@ -111,7 +111,7 @@ def test_tasks_of_a_function_are_not_templates(queue: TaskQueue) -> None:
         [{"payload": MARK}],
     ],
 )
-def test_payloads_are_not_in_what_airflow_stores(tasks: Any) -> None:
+def test_airflow_stores_no_payloads(tasks: Any) -> None:
     with DAG("dag", schedule=None) as dag:
         operator = TaskQPushOperator(task_id="push", topic="work", tasks=tasks)
     assert MARK not in json.dumps(stored(dag))
@@ -140,7 +140,7 @@ def test_an_error_in_a_template_does_not_log_payloads(
     assert MARK not in logged
 
 
-def test_the_output_of_another_task_is_waited_for() -> None:
+def test_the_output_of_another_task_makes_it_upstream() -> None:
     with DAG("dag", schedule=None):
 
         @task

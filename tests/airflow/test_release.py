@@ -27,7 +27,7 @@ def test_releases_the_tasks_that_are_not_completed(queue: TaskQueue) -> None:
     assert (done.state, back.state, back.attempt) == (State.SUCCEEDED, State.READY, 0)
 
 
-def test_gives_back_what_a_killed_drain_took_over_and_locks_it_out(queue: TaskQueue) -> None:
+def test_releases_the_tasks_of_a_killed_drain_and_locks_it_out(queue: TaskQueue) -> None:
     claim = claim_of(queue, "a")
     drain = queue.take_over(claim["owner"], claim["fence"])
     assert release(claim) == 1
@@ -40,7 +40,7 @@ def test_a_claim_that_is_gone_is_a_success(queue: TaskQueue) -> None:
     assert [release(claim), release(claim)] == [1, 0]
 
 
-def test_leaves_a_later_claim_of_the_same_name_alone(queue: TaskQueue) -> None:
+def test_does_not_release_a_later_claim_of_the_same_name(queue: TaskQueue) -> None:
     first = claim_of(queue, "a")
     second = claim_of(queue, "b")
     assert release(first) == 0

@@ -27,7 +27,7 @@ def states(queue: TaskQueue) -> list[State]:
     return [task.state for task in queue.page("work")]
 
 
-def test_revives_those_of_a_state_in_their_old_place(queue: TaskQueue) -> None:
+def test_revives_tasks_of_a_state_in_their_old_place(queue: TaskQueue) -> None:
     ended(queue, "a", "b")
     ended(queue, "c", result=Result.SUCCESS)
     assert revive(state="FAILED") == {"topic": "work", "revival": "RESET", "revived": 2}
@@ -44,7 +44,7 @@ def test_pushes_copies_if_requested(queue: TaskQueue) -> None:
     ("chosen", "revived"),
     [({"from_": 1}, {1, 2, 3}), ({"to": "1"}, {0, 1}), ({"from_": "1", "to": 2}, {1, 2}), ({"size": "2"}, {0, 1})],
 )
-def test_a_range_and_a_size_choose_among_those_of_a_state(
+def test_a_range_and_a_size_choose_among_the_tasks_of_a_state(
     queue: TaskQueue, chosen: dict[str, Any], revived: set[int]
 ) -> None:
     sequences = ended(queue, "a", "b", "c", "d")
@@ -53,13 +53,13 @@ def test_a_range_and_a_size_choose_among_those_of_a_state(
     assert {place for place, state in enumerate(states(queue)) if state is State.READY} == revived
 
 
-def test_sequences_may_be_what_a_template_became(queue: TaskQueue) -> None:
+def test_sequences_may_be_rendered_text(queue: TaskQueue) -> None:
     first, _, third = ended(queue, "a", "b", "c")
     assert revive(sequences=f"[{first}, {third}]")["revived"] == 2
     assert states(queue) == [State.READY, State.FAILED, State.READY]
 
 
-def test_all_of_the_sequences_or_none(queue: TaskQueue) -> None:
+def test_revives_all_of_the_sequences_or_none(queue: TaskQueue) -> None:
     (failed,) = ended(queue, "a")
     (ready,) = queue.push("work", ["b"])
     with pytest.raises(InvalidState, match=str(ready.sequence)):
@@ -78,7 +78,7 @@ def test_every_field_is_a_template(queue: TaskQueue) -> None:
     assert result == {"topic": "work", "revival": "SUPERSEDE", "revived": 1}
 
 
-def test_a_word_that_is_no_state_is_refused_with_those_that_are() -> None:
+def test_an_unknown_state_is_refused_with_the_list_of_states() -> None:
     with pytest.raises(InvalidArgument, match="unknown state 'DONE': expected one of ACTIVE, READY, EXPIRED"):
         revive(state="DONE")
     with pytest.raises(InvalidArgument, match="unknown revival 'AGAIN': expected one of RESET"):

@@ -51,13 +51,13 @@ READY = {"status": "ready", "topic": "work", "ready": 1}
 
 @pytest.mark.parametrize("arguments", [{}, {"mode": "reschedule"}, {"deferrable": True}])
 class TestEveryMode:
-    def test_a_topic_that_is_ready_opens_the_gate_at_once(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
+    def test_a_ready_topic_opens_the_gate_immediately(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
         queue.push("work", ["a", "b", "c"])
         sensor = gate(min_tasks=2, **arguments)
         assert sensor.execute(context_of()) == {"topic": "work", "ready": 2}
         assert {task.state for task in queue.page("work")} == {State.READY}
 
-    def test_a_claim_takes_tasks_under_the_logical_task(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
+    def test_a_claim_holds_tasks_under_the_logical_task(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
         queue.push("work", ["a", "b", "c"])
         claim = gate(claim=2, **arguments).execute(context_of())
         owner = queue.owner(NAME)
@@ -65,7 +65,7 @@ class TestEveryMode:
         assert claim == {"topic": "work", "owner": NAME, "fence": owner.fence, "claimed": 2}
         assert [task.owner for task in queue.page("work")] == [NAME, NAME, None]
 
-    def test_a_retry_finds_the_same_tasks_and_takes_no_more(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
+    def test_a_retry_finds_the_same_tasks_and_claims_no_more(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
         queue.push("work", ["a", "b", "c"])
         first = gate(claim=2, **arguments).execute(context_of())
         owner = queue.owner(NAME)
@@ -85,7 +85,7 @@ class TestEveryMode:
         conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
         assert gate(claim=1, **arguments).execute(context_of())["claimed"] == first["claimed"] == 1
 
-    def test_an_unknown_topic_is_an_error_at_once(self, arguments: dict[str, Any]) -> None:
+    def test_an_unknown_topic_fails_the_gate(self, arguments: dict[str, Any]) -> None:
         with pytest.raises(UnknownTopic, match="nowhere"):
             gate(topic="nowhere", **arguments).execute(context_of())
 
@@ -100,7 +100,7 @@ def grow_old(conn: psycopg.Connection) -> None:
 
 @MODES
 @pytest.mark.parametrize("claim", [None, 5])
-def test_the_oldest_task_waits_for_others_so_long(
+def test_max_wait_limits_how_long_the_oldest_task_waits(
     queue: TaskQueue, conn: psycopg.Connection, arguments: dict[str, Any], claim: int | None
 ) -> None:
     queue.push("work", ["a", "b"])
@@ -117,7 +117,7 @@ def test_the_oldest_task_waits_for_others_so_long(
 
 
 @MODES
-def test_an_old_task_that_is_held_or_not_due_opens_nothing(
+def test_an_old_task_that_is_held_or_not_due_does_not_open_the_gate(
     queue: TaskQueue, conn: psycopg.Connection, arguments: dict[str, Any]
 ) -> None:
     queue.push("work", ["a"])
@@ -128,7 +128,7 @@ def test_an_old_task_that_is_held_or_not_due_opens_nothing(
         gate(min_tasks=2, max_wait=10, timeout=0.1, **arguments).execute(context_of())
 
 
-def test_an_aged_gate_takes_what_others_left(
+def test_a_gate_claims_the_remaining_tasks_after_max_wait(
     queue: TaskQueue, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.push("work", ["a", "b"])
@@ -172,14 +172,14 @@ def test_checks_less_often_but_at_least_every_max_wait() -> None:
     assert max(waits(min_tasks=9, max_wait=20)) == 20
 
 
-def test_the_order_says_which_are_taken(queue: TaskQueue) -> None:
+def test_the_order_decides_which_tasks_are_claimed(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "c"])
     gate(claim=1, order="LAST_IN_FIRST_OUT").execute(context_of())
     assert [task.owner for task in queue.page("work")] == [None, None, NAME]
 
 
 @MODES
-def test_the_condition_says_what_counts(queue: TaskQueue, arguments: dict[str, Any]) -> None:
+def test_the_condition_decides_which_tasks_count(queue: TaskQueue, arguments: dict[str, Any]) -> None:
     queue.push("work", ["a", "a", "b"])
     sensor = gate(min_tasks=2, claim=3, condition="SINGULAR_BY_IDENTIFIER", **arguments)
     assert sensor.execute(context_of())["claimed"] == 2
@@ -194,7 +194,7 @@ def test_waits_by_poking() -> None:
         gate(timeout=0.1, soft_fail=True).execute(context_of())
 
 
-def test_each_mapped_task_owns_its_own(queue: TaskQueue) -> None:
+def test_each_mapped_task_claims_its_own_tasks(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     owners = [gate(claim=1).execute(context_of(map_index=index))["owner"] for index in range(2)]
     assert owners == ["dag/run/gate/0", "dag/run/gate/1"]
@@ -216,7 +216,7 @@ def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
     assert queue.page("work")[0].state is State.READY
 
 
-def test_a_claim_that_finds_too_few_takes_none(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_finds_too_few_tasks_claims_none(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another poller takes tasks between the look and the claim."""
     queue.push("work", ["a", "b"])
     ready = ClaimRequest._count_ready
@@ -277,7 +277,7 @@ class TestDeferred:
         queue.push("work", ["a"])
         assert resume(gate(deferrable=True, claim=5), READY)["claimed"] == 1
 
-    def test_defers_again_within_its_first_deadline_when_others_were_quicker(self) -> None:
+    def test_defers_again_within_its_first_deadline_if_other_consumers_were_faster(self) -> None:
         first = deferred(gate(deferrable=True, claim=1, timeout=100))
         assert first.timeout is not None
         assert first.kwargs is not None
@@ -293,7 +293,7 @@ class TestDeferred:
         with pytest.raises(AirflowSkipException):
             resume(gate(deferrable=True, claim=1, soft_fail=True), READY, **late)
 
-    def test_fails_or_skips_with_the_triggers_sentence(self) -> None:
+    def test_fails_or_skips_with_the_message_of_the_trigger(self) -> None:
         event = {"status": "error", "message": "topic 'work' is not known"}
         with pytest.raises(AirflowException, match="topic 'work' is not known"):
             resume(gate(deferrable=True), event)
@@ -326,7 +326,7 @@ def test_gates_with_the_same_airflow_owner_claim_tasks_of_their_own(queue: TaskQ
 
 
 @pytest.mark.parametrize("other", ["work", "other"])
-def test_a_second_gate_with_the_same_claim_as_says_what_it_took_over(
+def test_a_second_gate_with_the_same_claim_as_logs_the_takeover(
     queue: TaskQueue, capsys: pytest.CaptureFixture[str], other: str
 ) -> None:
     queue.create_topic("other")
@@ -363,7 +363,7 @@ def test_a_mapped_gate_can_be_stored() -> None:
 
 
 class TestTemplates:
-    def test_numbers_and_lengths_are_templates(self, queue: TaskQueue) -> None:
+    def test_numbers_and_durations_are_templates(self, queue: TaskQueue) -> None:
         queue.push("work", ["a", "b", "c"])
         sensor = gate(
             min_tasks="{{ params.least }}",
@@ -377,7 +377,7 @@ class TestTemplates:
         assert sensor.max_wait == timedelta(minutes=3)
         assert queue.owners()[0].lease == timedelta(minutes=3)
 
-    def test_a_template_may_give_nothing(self, queue: TaskQueue) -> None:
+    def test_a_template_may_render_none(self, queue: TaskQueue) -> None:
         queue.push("work", ["a"])
         sensor = gate(claim="{{ none }}", max_wait="{{ none }}", claim_as="{{ '' }}")
         sensor.render_template_fields(context_of())
@@ -484,7 +484,7 @@ class TestStartFromTrigger:
         assert Encoding.TYPE in started.trigger_kwargs
         assert started.trigger_kwargs[Encoding.VAR] == {"topic": "of the class"}
 
-    def test_a_mapped_gate_begins_in_a_worker(self) -> None:
+    def test_a_mapped_gate_starts_in_a_worker(self) -> None:
         with DAG("dag", schedule=None) as dag:
             TaskQSensor.partial(task_id="gate", deferrable=True, start_from_trigger=True).expand(topic=["a", "b"])
         assert restored(dag).get_task("gate").start_trigger_args is None

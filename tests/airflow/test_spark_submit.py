@@ -46,7 +46,7 @@ def drain(**given: Any) -> TaskQSparkSubmitOperator:
     return operator
 
 
-def test_the_drain_understands_what_it_is_given() -> None:
+def test_the_drain_accepts_the_arguments_of_the_operator() -> None:
     pytest.importorskip("pyspark")
     from airflow_provider_taskq.spark.application import _parser
 
@@ -151,7 +151,7 @@ def test_a_claim_that_a_later_one_replaced_is_refused_before_spark_is_started(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_submit")
-def test_a_claim_is_drained_by_its_fence_and_no_other_task_is_taken(queue: TaskQueue, claim: dict[str, Any]) -> None:
+def test_a_claim_is_drained_by_its_fence_and_no_other_task_is_claimed(queue: TaskQueue, claim: dict[str, Any]) -> None:
     first = drain(topic=None, claim=str(claim), transform="transforms:stumble")
     with pytest.raises(AirflowException, match="stumbled over"):
         executed(first)
@@ -231,7 +231,7 @@ class Running:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_submit")
-def test_what_a_killed_try_held_is_drained_by_the_next_by_workers_that_are_sent_the_package(
+def test_the_next_try_drains_the_tasks_of_a_killed_try_with_the_shipped_package(
     dsn: str,
     queue: TaskQueue,
     conn: psycopg.Connection[Any],

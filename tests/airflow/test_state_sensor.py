@@ -61,13 +61,13 @@ def resume(sensor: TaskQStateSensor, status: str = "ready", context: Any = None,
 
 @MODES
 class TestEveryMode:
-    def test_opens_at_once_when_all_have_come_to_the_state(
+    def test_opens_immediately_when_all_tasks_are_in_the_state(
         self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
     ) -> None:
         end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS, c=Result.FAILURE)
         assert gate(**mode).execute(context_of()) == OPEN
 
-    def test_fails_without_a_retry_naming_what_has_failed(
+    def test_fails_without_a_retry_and_names_the_failed_tasks(
         self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
     ) -> None:
         end(queue, owner, b=Result.FAILURE)
@@ -89,7 +89,7 @@ class TestEveryMode:
         with pytest.raises(AirflowFailException):
             gate(silent_fail=True, **mode).execute(context_of())
 
-    def test_an_unknown_topic_is_an_error_at_once(self, mode: dict[str, Any]) -> None:
+    def test_an_unknown_topic_fails_the_gate(self, mode: dict[str, Any]) -> None:
         with pytest.raises(UnknownTopic, match="'nowhere' does not exist; create it with: taskq topics create nowhere"):
             gate(topic="nowhere", **mode).execute(context_of())
 
@@ -107,7 +107,7 @@ class TestEveryMode:
         end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS)
         assert gate(**mode).execute(context_of()) == OPEN
 
-    def test_nothing_to_wait_for_is_open(self, mode: dict[str, Any]) -> None:
+    def test_a_gate_without_identifiers_is_open(self, mode: dict[str, Any]) -> None:
         assert gate(identifiers=[], **mode).execute(context_of()) == {"topic": "work", "states": {}}
 
     def test_counts_each_identifier_once(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]) -> None:
@@ -131,13 +131,13 @@ class TestClosed:
             "states": {"FILTERED": 1, "SUCCEEDED": 1},
         }
 
-    def test_waits_on_through_an_error_if_that_is_to_be_silent(
+    def test_waits_on_after_an_error_with_silent_fail(
         self, connect_airflow: Connect, empty_dsn: str, mode: dict[str, Any]
     ) -> None:
         connect_airflow(dsn=empty_dsn)
         waits_on(gate(silent_fail=True, **mode))
 
-    def test_takes_and_changes_nothing(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
+    def test_claims_and_changes_nothing(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
         queue.push("work", [NewTask("a", payload={"private": True}), "b"])
         waits_on(gate(**mode))
         assert {task.state for task in queue.page("work")} == {State.READY}
@@ -151,12 +151,12 @@ class TestStates:
         with pytest.raises(AirflowFailException, match="failed state: 'a' is FAILED, 'b' is SUSPENDED"):
             gate(failed_states={"FAILED", State.SUSPENDED}).execute(context_of())
 
-    def test_a_failure_that_is_waited_for_is_none(self, queue: TaskQueue, owner: Owner) -> None:
+    def test_a_failed_state_in_states_opens_the_gate(self, queue: TaskQueue, owner: Owner) -> None:
         end(queue, owner, a=Result.FAILURE, b=Result.SUCCESS)
         states = {"FAILED": 1, "SUCCEEDED": 1}
         assert gate(states={"SUCCEEDED", "FAILED"}).execute(context_of()) == {"topic": "work", "states": states}
 
-    def test_one_state_may_stand_alone(self, queue: TaskQueue) -> None:
+    def test_states_may_be_one_state(self, queue: TaskQueue) -> None:
         queue.push("work", ["a", "b"])
         for state in ("READY", State.READY):
             assert gate(states=state).execute(context_of())["states"] == {"READY": 2}
@@ -171,7 +171,7 @@ class TestStates:
         queue.push("work", ["a"])
         assert gate(states="ready", identifiers=["a"]).execute(context_of())["states"] == {"READY": 1}
 
-    def test_no_state_is_refused_at_once(self) -> None:
+    def test_empty_states_are_refused_when_the_dag_is_parsed(self) -> None:
         with pytest.raises(ValueError, match="would never open"):
             gate(states=[])
 
@@ -268,13 +268,13 @@ class TestDeferred:
             with pytest.raises(AirflowSkipException, match=f"due to {option}"):
                 resume(gate(deferrable=True, **{option: True}), "failed")
 
-    def test_a_failure_that_was_dealt_with_meanwhile_is_none(self, queue: TaskQueue, owner: Owner) -> None:
+    def test_a_failure_that_was_repaired_meanwhile_does_not_fail_the_gate(self, queue: TaskQueue, owner: Owner) -> None:
         end(queue, owner, b=Result.FAILURE)
         queue.revive("work", State.FAILED)
         with pytest.raises(TaskDeferred):
             resume(gate(deferrable=True), "failed")
 
-    def test_fails_or_skips_with_the_triggers_sentence_where_it_cannot_wait(self) -> None:
+    def test_fails_or_skips_with_the_message_of_the_trigger_if_it_cannot_wait(self) -> None:
         with pytest.raises(AirflowException, match="the trigger's sentence"):
             resume(gate(deferrable=True), "error")
         with pytest.raises(AirflowSkipException):
@@ -327,7 +327,7 @@ class TestTimeouts:
             assert least <= (later.reschedule_date - now).total_seconds() <= most
 
 
-def test_a_mapped_gate_can_be_stored_and_made() -> None:
+def test_a_mapped_gate_can_be_serialized_and_restored() -> None:
     with DAG("dag", schedule=None) as dag:
         mapped = TaskQStateSensor.partial(
             task_id="gate", topic="work", states={"SUCCEEDED", "FILTERED"}, failed_states=[State.FAILED]

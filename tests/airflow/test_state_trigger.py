@@ -58,19 +58,19 @@ def test_can_be_serialized_and_restored() -> None:
     assert TaskQStateTrigger(**arguments).serialize() == (path, arguments)
 
 
-def test_fires_when_all_have_come_to_a_state(end: Callable[..., None]) -> None:
+def test_fires_when_all_tasks_are_in_a_state(end: Callable[..., None]) -> None:
     end(a=Result.SUCCESS)
     event = after_a_look(waiting(states=["SUCCEEDED", "FILTERED"]), lambda: end(b=Result.FILTER))
     assert event.payload == {"status": "ready", "topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
 
 
-def test_ends_the_task_with_success_and_at_once(end: Callable[..., None]) -> None:
+def test_ends_the_task_with_success_immediately(end: Callable[..., None]) -> None:
     trigger = waiting(ends_task=True, resume_after=3600)
     event = after_a_look(trigger, lambda: end(a=Result.SUCCESS, b=Result.SUCCESS))
     assert isinstance(event, TaskSuccessEvent)
 
 
-def test_one_that_failed_ends_the_wait_while_others_go_on(end: Callable[..., None]) -> None:
+def test_a_failed_task_ends_the_wait_before_the_others_end(end: Callable[..., None]) -> None:
     event = after_a_look(waiting(ends_task=True), lambda: end(b=Result.FAILURE))
     assert event.payload == {
         "status": "failed",
@@ -78,7 +78,7 @@ def test_one_that_failed_ends_the_wait_while_others_go_on(end: Callable[..., Non
     }
 
 
-def test_waits_on_once_a_failure_was_dealt_with(queue: TaskQueue, owner: Owner, end: Callable[..., None]) -> None:
+def test_waits_on_after_a_failure_was_repaired(queue: TaskQueue, owner: Owner, end: Callable[..., None]) -> None:
     end(a=Result.FAILURE, b=Result.SUCCESS)
     queue.revive("work", State.FAILED)
     (revived,) = queue.poll("work", owner)

@@ -27,7 +27,7 @@ def moments(queue: TaskQueue) -> list[datetime]:
 
 
 @pytest.mark.parametrize("every", [timedelta(minutes=15), 900, "{{ 15 * 60 }}"])
-def test_makes_ticks_of_a_period_ahead(queue: TaskQueue, every: Any) -> None:
+def test_installs_ticks_of_a_period_ahead(queue: TaskQueue, every: Any) -> None:
     before = datetime.now(UTC)
     result = install(every=every, ahead=timedelta(hours=2))
     found = moments(queue)
@@ -38,14 +38,14 @@ def test_makes_ticks_of_a_period_ahead(queue: TaskQueue, every: Any) -> None:
 
 
 @pytest.mark.parametrize("daily", [["06:00", "18:30"], [time(18, 30), time(6)]])
-def test_makes_daily_ticks_in_a_zone(queue: TaskQueue, daily: Any) -> None:
+def test_installs_daily_ticks_in_a_zone(queue: TaskQueue, daily: Any) -> None:
     install(daily=daily, zone="Asia/Kathmandu", ahead=2 * 86400)
     found = moments(queue)
     assert len(found) == 4
     assert {(moment.hour, moment.minute) for moment in found} == {(0, 15), (12, 45)}
 
 
-def test_makes_ticks_of_a_cron_expression(queue: TaskQueue) -> None:
+def test_installs_ticks_of_a_cron_expression(queue: TaskQueue) -> None:
     install(cron="30 */6 * * *", zone="{{ 'UTC' }}")
     assert [(moment.hour % 6, moment.minute) for moment in moments(queue)] == [(0, 30)] * 4
 
@@ -58,7 +58,7 @@ def test_the_same_ticks_are_installed_once(queue: TaskQueue) -> None:
     assert len(moments(queue)) == 6
 
 
-def test_a_changed_schedule_replaces_the_ticks_that_wait(queue: TaskQueue) -> None:
+def test_a_changed_schedule_replaces_the_waiting_ticks(queue: TaskQueue) -> None:
     install(cron="0 6 * * *", ahead=timedelta(days=5))
     install(cron="0 7 * * *", ahead=timedelta(days=5))
     install(prefix="other", cron="0 8 * * *", ahead=timedelta(days=5))
@@ -66,7 +66,7 @@ def test_a_changed_schedule_replaces_the_ticks_that_wait(queue: TaskQueue) -> No
     assert {moment.hour for moment in moments(queue)} == {7, 8}
 
 
-def test_a_tick_carries_a_payload_or_what_a_function_makes_of_its_moment(queue: TaskQueue) -> None:
+def test_a_tick_has_a_payload_or_the_result_of_a_function_of_its_time(queue: TaskQueue) -> None:
     install(every=3600, ahead=3600, payload={"kind": "hourly"})
     install(prefix="made", every=3600, ahead=3600, payload=lambda at: NewTask("", {"hour": at.hour}, priority=7))
     plain, made = queue.page("work")
@@ -80,7 +80,7 @@ def test_a_changed_payload_is_a_changed_schedule(queue: TaskQueue) -> None:
     assert [task.payload for task in queue.page("work", state=State.READY)] == [2]
 
 
-def test_the_payload_is_not_in_what_airflow_stores() -> None:
+def test_airflow_stores_no_payload() -> None:
     with DAG("dag", schedule=None) as dag:
         TaskQTicksOperator(task_id="ticks", topic="work", prefix="report", every=60, payload={"secret": MARK})
     assert "report" in json.dumps(stored(dag))
@@ -95,12 +95,12 @@ def test_creates_the_topic_if_requested(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"every": 60, "cron": "* * * * *"}, {"daily": ["06:00"], "every": 60}])
-def test_exactly_one_schedule_is_given(arguments: dict[str, Any]) -> None:
+def test_exactly_one_schedule_is_required(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="exactly one of every, daily and cron"):
         TaskQTicksOperator(task_id="ticks", topic="work", prefix="report", **arguments)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [({"every": 0}, "invalid period"), ({"cron": "nonsense"}, "cron")])
-def test_a_schedule_that_is_none_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_an_invalid_schedule_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         install(**arguments)

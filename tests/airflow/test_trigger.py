@@ -71,7 +71,7 @@ def test_can_be_serialized_and_restored() -> None:
     assert TaskQTrigger(**arguments).serialize() == (path, arguments)
 
 
-def test_fires_when_there_are_enough(queue: TaskQueue, looks: list[int]) -> None:
+def test_fires_when_enough_tasks_are_ready(queue: TaskQueue, looks: list[int]) -> None:
     async def test() -> None:
         queue.push("work", ["a"])
         wait = waiting(min_tasks=2)
@@ -107,7 +107,7 @@ def test_ends_the_task_with_success(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_takes_nothing(queue: TaskQueue) -> None:
+def test_claims_nothing(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
 
     async def test() -> None:
@@ -213,7 +213,7 @@ def test_a_topic_that_is_dropped_ends_its_wait(queue: TaskQueue, looks: list[int
     in_loop(test)
 
 
-def test_a_missing_schema_ends_the_wait_and_says_what_to_run(connect_airflow: Connect, empty_dsn: str) -> None:
+def test_a_missing_schema_ends_the_wait_and_names_the_command(connect_airflow: Connect, empty_dsn: str) -> None:
     connect_airflow(dsn=empty_dsn)
 
     async def test() -> None:
@@ -244,7 +244,7 @@ def test_survives_a_killed_connection(queue: TaskQueue, conn: psycopg.Connection
     in_loop(test)
 
 
-def test_leaves_a_server_process_that_stands_still(
+def test_reconnects_when_the_server_process_hangs(
     own_server: EmbeddedPostgres, connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect_airflow(dsn=own_server.dsn)

@@ -63,7 +63,7 @@ def test_claims_under_the_logical_task_and_ends_the_gate(queue: TaskQueue) -> No
     assert owners(queue) == [NAME, NAME, None]
 
 
-def test_a_triggerer_that_takes_over_finds_the_claim_and_takes_no_more(queue: TaskQueue) -> None:
+def test_a_triggerer_that_takes_over_finds_the_claim_and_claims_no_more(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "c", "d"])
 
     async def test() -> None:
@@ -102,7 +102,7 @@ def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
     assert owners(queue) == [None]
 
 
-def test_a_second_gate_that_takes_a_claim_over_says_so(
+def test_a_second_gate_that_takes_a_claim_over_logs_a_warning(
     queue: TaskQueue, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queue.push("work", ["a"])
@@ -124,7 +124,7 @@ def test_an_unknown_topic_ends_the_wait(queue: TaskQueue) -> None:  # noqa: ARG0
     in_loop(test)
 
 
-def test_a_claim_that_no_gate_waits_for_any_more_is_released(queue: TaskQueue, dsn: str) -> None:
+def test_the_claim_of_a_cancelled_gate_is_released(queue: TaskQueue, dsn: str) -> None:
     queue.push("work", ["a"])
 
     async def test() -> None:
@@ -150,7 +150,7 @@ AND wait_event_type = 'Lock'
 """
 
 
-def test_the_connection_is_open_while_gates_claim_only(queue: TaskQueue) -> None:
+def test_the_connection_is_open_only_while_gates_claim(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
 
     async def test() -> None:

@@ -28,7 +28,7 @@ with DAG("claiming", schedule=[Asset("signups", watchers=[AssetWatcher(name="cla
 """
 
 
-def test_airflow_is_one_of_the_releases_that_we_say_we_run_on() -> None:
+def test_airflow_is_a_supported_release() -> None:
     assert RELEASE >= (3, 1)
 
 
@@ -43,7 +43,7 @@ def test_a_claim_names_the_airflow_release_that_it_needs_and_the_alternative() -
 
 
 @BELOW_3_3
-def test_a_dag_file_that_claims_is_refused_where_it_is_parsed(tmp_path: Path) -> None:
+def test_a_dag_file_that_claims_is_refused_when_it_is_parsed(tmp_path: Path) -> None:
     """So the sentence is the import error that Airflow shows, and no trigger fails later, out of sight."""
     file = tmp_path / "claiming.py"
     file.write_text(CLAIMING_DAG, encoding="utf-8")
@@ -52,7 +52,7 @@ def test_a_dag_file_that_claims_is_refused_where_it_is_parsed(tmp_path: Path) ->
 
 
 @BELOW_3_3
-def test_a_message_queue_that_claims_says_the_same() -> None:
+def test_a_message_queue_that_claims_has_the_same_error() -> None:
     queues = pytest.importorskip("airflow.providers.common.messaging.triggers.msg_queue")
     with pytest.raises(AirflowException, match=SENTENCE):
         queues.MessageQueueTrigger(scheme="taskq", topic="work", mode="claim").serialize()

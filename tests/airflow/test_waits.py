@@ -38,13 +38,13 @@ def test_a_wait_ends_with_its_outcome(wait: ReadyWait | JunctureWait, seen: Quer
         ((NO_RESULT, FAILED), {"a": None, "b": "FAILED"}),
     ],
 )
-def test_a_state_ends_a_wait_when_all_have_come_or_one_has_failed(
+def test_a_state_wait_ends_when_all_tasks_are_in_a_state_or_one_has_failed(
     seen: tuple[QueryResult, QueryResult], outcome: dict[str, str | None] | None
 ) -> None:
     assert STATE.outcome(seen) == outcome
 
 
-def test_an_unknown_topic_is_refused_by_every_wait() -> None:
+def test_an_unknown_topic_ends_every_wait() -> None:
     state = StateWait("work", ("a",), STATE.states, STATE.failed_states)
     for wait in (ReadyWait("work"), JunctureWait("gate", "work", (("a",),)), state):
         with pytest.raises(UnknownTopic, match="topic 'work' does not exist; create it with: taskq topics create work"):

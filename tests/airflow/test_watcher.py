@@ -69,7 +69,7 @@ def test_equal_waits_share_one_query_and_end_together(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_one_wait_that_is_refused_ends_alone(queue: TaskQueue) -> None:
+def test_a_query_that_the_server_refuses_ends_only_its_wait(queue: TaskQueue) -> None:
     async def test() -> None:
         others = [waiting(ReadyWait("work")), waiting(StateWait("work", ("a",), frozenset({"READY"}), FAILED))]
         wrong = waiting(JunctureWait("gate", "work", (("a",),), "BOTH"))
@@ -90,7 +90,9 @@ def test_a_wait_without_queries_ends_immediately() -> None:
     in_loop(test)
 
 
-def test_an_old_task_opens_before_there_are_enough(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_task_ends_the_wait_before_min_tasks_are_ready(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited: list[float] = []
     outcome = ReadyWait.outcome
 
@@ -138,7 +140,7 @@ def test_a_notification_wakes_the_waits_on_its_topic(
     in_loop(test)
 
 
-def test_a_listener_that_is_lost_costs_only_its_notifications(
+def test_a_lost_listener_loses_only_notifications(
     queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect
 ) -> None:
     connect_airflow("listening", listen=True)
@@ -158,7 +160,7 @@ def test_a_listener_that_is_lost_costs_only_its_notifications(
     in_loop(test)
 
 
-def test_a_listener_whose_server_process_stands_still_keeps_no_wait_from_ending(
+def test_waits_end_while_the_server_process_of_the_listener_hangs(
     own_server: EmbeddedPostgres, connect_airflow: Connect
 ) -> None:
     connect_airflow("listening", dsn=own_server.dsn, listen=True)
@@ -179,7 +181,9 @@ def test_a_listener_whose_server_process_stands_still_keeps_no_wait_from_ending(
         in_loop(lambda: test(conn))
 
 
-def test_a_listener_comes_back_after_the_server_has(own_server: EmbeddedPostgres, connect_airflow: Connect) -> None:
+def test_a_listener_reconnects_after_the_server_restarts(
+    own_server: EmbeddedPostgres, connect_airflow: Connect
+) -> None:
     connect_airflow("listening", dsn=own_server.dsn, listen=True)
 
     async def test() -> None:

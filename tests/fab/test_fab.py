@@ -52,7 +52,7 @@ def test_every_role_of_fab_may_view_and_only_op_and_admin_may_act(client: Client
     assert shown == {"Viewer": 403, "User": 403, "Op": 200, "Admin": 200}  # Airflow's own rule for its navigation
 
 
-def test_the_documented_commands_give_and_take_rights(
+def test_the_documented_commands_grant_and_revoke_rights(
     repository: Path, fab_site: FabSite, client: Client, work: TaskQueue
 ) -> None:
     show, let_act, hide = commands(repository)
