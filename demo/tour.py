@@ -17,7 +17,7 @@ from demo import story
 from demo.airflow_site import AirflowError, AirflowSite
 from demo.flights import REFERENCE, TOPIC
 
-DAGS = Path(__file__).parents[2] / "example_dags"
+DAGS = Path(__file__).parents[1] / "example_dags"
 PATIENCE_SECONDS = 1800
 ENDED = {"success", "failed", "skipped", "upstream_failed"}
 
