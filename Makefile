@@ -1,4 +1,4 @@
-# `make` alone lists the targets. Everything runs in .venv, which the first target that needs it makes.
+# `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check format bench constraints clean
 MAKEFLAGS += --no-print-directory
@@ -7,10 +7,10 @@ FLIGHTS ?=
 KEEP ?=
 ARGS ?=
 BIN := .venv/bin
-# Spark starts its workers with the `python3` of the PATH, and the jars of SPARK_HOME: both have to be ours.
-# The oldest server of the system that the queue runs on: /usr/lib/postgresql/15/bin, say.
+# The oldest PostgreSQL of the system that the queue supports, for example /usr/lib/postgresql/15/bin.
 SYSTEM_POSTGRES := $(shell ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null | sed 's:/postgres$$::' | \
 	awk -F / '$$5 >= 14' | sort -t / -k 5 -n | head -1)
+# Spark starts its workers with the `python3` of the PATH and the jars of SPARK_HOME: both have to be those of .venv.
 RUN = env -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON PATH="$(CURDIR)/.venv/bin:$$PATH" python
 SETUP = command -v "$(PYTHON)" >/dev/null || { \
 	echo 'setup: TaskQ needs Python 3.11 or newer, and there is no "$(PYTHON)" on the PATH.' >&2; exit 1; }; \
@@ -19,7 +19,7 @@ SETUP = command -v "$(PYTHON)" >/dev/null || { \
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup:  ## make .venv from the pinned constraints (nothing to do when it is up to date)
+setup:  ## make .venv from the pinned constraints, unless it is up to date
 	@$(SETUP)
 
 setup-spark:
@@ -28,33 +28,33 @@ setup-spark:
 setup-test:
 	@$(SETUP) --java --browser
 
-demo: setup-spark  ## real flights from push to Spark to done; FLIGHTS=20000 takes a slice, KEEP=1 leaves it up
+demo: setup-spark  ## drain real flights with Airflow and Spark; FLIGHTS=20000 limits them, KEEP=1 keeps Airflow running
 	@$(RUN) -m demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
 
-test: setup-test check  ## check, then every test, on a second server the queue's; ARGS='-k lease' goes to pytest
+test: setup-test check  ## check, then run all tests, those of the queue on two servers; ARGS='-k lease' goes to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py "$(SYSTEM_POSTGRES)")
 
-test-fast: setup  ## the tests that start neither Airflow nor Spark nor a browser, in a few minutes
+test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a few minutes
 	@$(RUN) .ci/lanes.py --fast
 
-test-matrix: setup  ## Airflow's tests up to dag.test() on Airflow 3.1, 3.2, .venv's own, and the wheel beside FAB; Spark's on 4.1; ARGS go to pytest
+test-matrix: setup  ## run Airflow's tests on Airflow 3.1, 3.2, that of .venv, and FAB, and Spark's on 4.1; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)
 
-check: setup  ## format, lint, types, layers
+check: setup  ## check format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
 	@echo 'check: format, lint, types and layers are in order'
 
-format: setup  ## put the sources into ruff's format
+format: setup  ## format the sources with ruff
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-bench: setup-spark  ## measure push, claim and drain beside the limits of raw SQL; ARGS=peers: beside other queues
+bench: setup-spark  ## measure push, claim and drain, compared with raw SQL; ARGS=peers compares with other queues
 	@$(RUN) -m bench $(ARGS)
 
-constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml and what .ci pins
+constraints: setup  ## resolve .ci/constraints-*.txt again from pyproject.toml and the pins of .ci
 	@for version in 3.11 3.12 3.13; do \
 		echo "constraints: Python $$version"; \
 		$(BIN)/uv pip compile --quiet --upgrade --all-extras --python-version $$version --constraint .ci/pins.txt \
@@ -62,7 +62,7 @@ constraints: setup  ## resolve .ci/constraints-*.txt anew from pyproject.toml an
 	done
 	@$(BIN)/python .ci/matrix.py --resolve
 
-clean:  ## remove .venv, caches and build products
+clean:  ## remove .venv, caches and built files
 	@test ! -e .venv || test -e .venv/made-by-taskq-setup || { echo 'clean: .venv is not ours' >&2; exit 1; }
 	@rm -rf .venv .venv.old build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,9 +1,9 @@
-"""Run the tests in three lanes side by side: the queue; Airflow, the demonstration and the page; everything else.
+"""Run the tests in three parallel lanes: the queue; Airflow, the demonstration and the page; all other tests.
 
-Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has servers of its own. The output of
-the first lane appears as it comes, that of the others when all are done, and every failure once more at the end.
-Arguments: `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser; any other argument is a
-folder of PostgreSQL's programs, and the tests of the queue and of faults run on that server, too. An interrupt of this
+Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
+first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
+at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. Any other argument is a
+folder of PostgreSQL's programs: the tests of the queue and of faults run on that server, too. An interrupt of this
 program interrupts each pytest, so that they stop their servers.
 """
 
@@ -25,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
 OF_AIRFLOW = ("tests/airflow", "tests/demo", "tests/plugin")
-PATIENCE = 120  # seconds that tests which were told to end may take to end their servers
+PATIENCE = 120  # seconds for interrupted tests to stop their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
 
 
@@ -37,21 +37,21 @@ class Run(NamedTuple):
 
 
 class Lane(threading.Thread):
-    """One pytest after the other, also after one that failed; `passed` tells whether all ran and passed."""
+    """Runs one pytest after the other, also after a failure; `passed` is true if all have run and passed."""
 
     def __init__(self, runs: list[Run]) -> None:
-        """Take what is to be run, in this order."""
+        """Prepare to run these, in this order."""
         super().__init__(daemon=True)
         self.passed = False
-        self.shown = 0  # bytes of what was printed
+        self.shown = 0  # bytes of the output
         self._runs = runs
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- goes with the process
         self._child: subprocess.Popen[bytes] | None = None
-        self._told_to_end = False
+        self._interrupted = False
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """What the thread does."""
+        """Run the pytests; called by the thread."""
         codes = []
         for run in self._runs:
             child = self._begin(run)
@@ -59,25 +59,25 @@ class Lane(threading.Thread):
         self.passed = not any(codes)
 
     def end(self) -> None:
-        """Have the pytest that runs end as at Ctrl-C, and begin no other."""
+        """Interrupt the running pytest as Ctrl-C does, and start no other."""
         with self._lock:
-            self._told_to_end = True
+            self._interrupted = True
             if self._child is not None and self._child.poll() is None:
                 self._child.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End what did not end when told, with all that it started in its session."""
+        """Kill the pytest that did not end after the interrupt, with all processes of its session."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             if self._child is not None and self._child.poll() is None:
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     def printed(self, start: int = 0) -> bytes:
-        """What its tests have printed from a place on."""
+        """The output of the tests from byte `start` on."""
         size = os.fstat(self._output.fileno()).st_size
-        return os.pread(self._output.fileno(), size - start, start)  # they write at the file's own place: leave it
+        return os.pread(self._output.fileno(), size - start, start)  # keeps the tests' file position
 
     def show(self) -> None:
-        """Show what is new."""
+        """Print the new output."""
         new = self.printed(self.shown)
         self.shown += len(new)
         sys.stdout.buffer.write(new)
@@ -85,11 +85,11 @@ class Lane(threading.Thread):
 
     def _begin(self, run: Run) -> subprocess.Popen[bytes] | None:
         with self._lock:
-            if self._told_to_end:
+            if self._interrupted:
                 return None
             env = {**os.environ, **({"TASKQ_TEST_PROGRAMS": run.programs} if run.programs else {})}
             command = [sys.executable, "-m", "pytest", *run.options]
-            # Of a session of its own: a terminal's Ctrl-C would tell it a second time, in the midst of its cleaning up.
+            # In its own session: otherwise a terminal's Ctrl-C would interrupt it a second time, while it cleans up.
             self._child = subprocess.Popen(
                 command, cwd=ROOT, env=env, stdout=self._output, stderr=self._output, start_new_session=True
             )
@@ -97,12 +97,12 @@ class Lane(threading.Thread):
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal, at once even when piped."""
+    """Print a line at once, even into a pipe."""
     print("test: " + text, flush=True)
 
 
 def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
-    """The lanes; the first one is expected to take the longest."""
+    """Make the lanes; the first one is expected to take the longest."""
     choice = ("-m", "not slow") if fast else ()
     queue = Run((*choice, OF_QUEUE))
     airflow = Run((*choice, *OF_AIRFLOW))
@@ -115,14 +115,14 @@ def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
 def second_server(programs: str) -> list[Run]:
     """The tests of the queue and of faults on the server whose programs are in that folder, if there is one."""
     if not programs:
-        say("there is no PostgreSQL of the system, 14 or newer: the queue is tested on the embedded one only")
+        say("this system has no PostgreSQL 14 or newer: the queue is tested on the embedded one only")
         return []
-    say("the queue, and its workers under faults, once more on the server in " + programs)
+    say("the tests of the queue and of faults also run on the server in " + programs)
     return [Run(("-q", "-m", "not slow", OF_QUEUE, "tests/faults"), programs)]
 
 
 def follow(lane: Lane) -> None:
-    """Show what a lane prints, until it has ended; of one that has, what it had printed."""
+    """Print the output of a lane until it has ended."""
     while lane.is_alive():
         lane.join(0.5)
         lane.show()
@@ -130,16 +130,16 @@ def follow(lane: Lane) -> None:
 
 
 def finish(lanes: list[Lane]) -> None:
-    """Wait for all; when told to end, or after any error, end them and wait for what they clean up."""
+    """Wait for all lanes; after a signal or an error, interrupt them, and wait until they have cleaned up."""
 
-    def told(_number: int, _frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    # A shell has what it starts in the background ignore SIGINT, and children inherit that.
+    # A shell makes background processes ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, told)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-        signal.signal(signal.SIGHUP, told)
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, interrupt)
     try:
         for lane in lanes:
             lane.start()
@@ -158,14 +158,14 @@ def finish(lanes: list[Lane]) -> None:
 
 
 def main() -> int:
-    """Run all; 0 if all passed."""
+    """Run all lanes; return 0 if all passed."""
     began = time.monotonic()
     fast = "--fast" in sys.argv[1:]
     lanes = make_lanes(fast=fast, programs=next((given for given in sys.argv[1:] if given != "--fast"), ""))
     try:
         finish(lanes)
     except KeyboardInterrupt:
-        say("interrupted; the output of the lanes that was not shown yet:")
+        say("interrupted; the rest of the output of the lanes:")
         for lane in lanes:
             lane.show()
         return 130

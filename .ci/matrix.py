@@ -1,9 +1,9 @@
-"""Test on older releases of Airflow and Spark, too: each in an environment of its own below .venv, made once, as .venv.
+"""Test on older releases of Airflow and Spark, each in its own environment below .venv, which is made once.
 
-`.ci/airflow-X.Y.txt` names a release, `.ci/constraints-airflow-X.Y.txt` all that is installed with it (made anew by
-`--resolve`). `.ci/spark-X.Y.txt` names a Spark; what else is beside it, and no Airflow is, has the version of .venv.
-`.ci/wheel.txt` names Airflow and the FAB provider: our wheel is installed beside them as pip resolves it, with no other
-pin. The ordinary .venv has the newest Airflow and comes last. Arguments are handed on to pytest.
+`.ci/airflow-X.Y.txt` names a release, and `.ci/constraints-airflow-X.Y.txt` pins all packages of its environment
+(`--resolve` writes it). `.ci/spark-X.Y.txt` names a Spark: its environment has no Airflow, and all other packages in
+the versions of .venv. `.ci/wheel.txt` names Airflow and the FAB provider: our wheel is installed with them as pip
+resolves it, without other pins. .venv itself has the newest Airflow and comes last. Arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from setup import constraints as constraints_of_venv
 FOLDER = VENV / "matrix"  # goes with .venv: `make clean` and a new .venv remove it
 UV = str(VENV / "bin" / "uv")
 TESTS = "tests/airflow"
-FAB_TESTS = "tests/fab"  # which `make test` leaves out: FAB does not go with the pins of .venv
-# What an older Airflow says of itself, or of the providers, which are younger than it. Told by their words: to name
-# their classes, pytest would import Airflow before conftest.py has given it a home.
+FAB_TESTS = "tests/fab"  # `make test` leaves them out: FAB conflicts with the pins of .venv
+# Warnings of an older Airflow about itself or newer providers. They are filtered by their text: to filter them by their
+# class, pytest would import Airflow before conftest.py has set AIRFLOW_HOME.
 THEIR_WARNINGS = (
     "ignore:The `airflow.:FutureWarning",  # 3.1: a name has moved
     "ignore:airflow.:FutureWarning",  # 3.2: the same
     "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",  # 3.2's models under SQLAlchemy 2.1
 )
-# What goes through one session of Spark: data source, drain, streams. The rest starts programs and clusters.
+# The tests that share one Spark session: data source, drain, streams. The others start programs and clusters.
 SPARK_TESTS = (
     *("push", "complete", "held", "tasks", "read_stream", "write_stream"),
     *("drain", "drain_rounds", "transforms", "follow_ups"),
 )
 NOTHING_SELECTED = 5  # pytest's exit code
-SPARKS_WARNING = "ignore:unclosed <socket.socket:ResourceWarning"  # 4.1 leaves the closing to the garbage collector
+SPARKS_WARNING = "ignore:unclosed <socket.socket:ResourceWarning"  # Spark 4.1 lets the garbage collector close sockets
 
 
 class Leg(NamedTuple):
-    """A release, the Python that has it, and what pytest is to run there."""
+    """A release, the Python that has it, and the arguments of pytest."""
 
     name: str
     python: Path
@@ -54,7 +54,7 @@ class Leg(NamedTuple):
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal, at once even when piped."""
+    """Print a line at once, even into a pipe."""
     print("test-matrix: " + text, flush=True)
 
 
@@ -65,14 +65,14 @@ def releases(product: str = "airflow") -> list[str]:
 
 
 def constraints(release: str) -> Path:
-    """The file that says what is installed with a release."""
+    """The file that pins the packages of a release."""
     return ROOT / ".ci" / ("constraints-airflow-%s.txt" % release)
 
 
 def resolve(release: str) -> None:
-    """Resolve a release's constraints anew, for all Pythons at once, keeping to .venv's versions where that goes."""
+    """Resolve a release's constraints for all Pythons at once, with the versions of .venv if they fit."""
     target = constraints(release)
-    shutil.copyfile(ROOT / ".ci" / "constraints-3.11.txt", target)  # what stands there is preferred
+    shutil.copyfile(ROOT / ".ci" / "constraints-3.11.txt", target)  # uv prefers the versions of the output file
     options = ["--quiet", "--universal", "--python-version", "3.11", "--no-annotate", "--no-header"]
     extras = ["--extra", "messaging", "--extra", "demo"]  # no Spark: these tests start none
     sources = ["pyproject.toml", ".ci/airflow-%s.txt" % release]
@@ -80,9 +80,9 @@ def resolve(release: str) -> None:
 
 
 def environment(name: str, wanted: str, install: Callable[[list[str]], None]) -> Path:
-    """The Python of an environment, which is made if it isn't there or not as the files say.
+    """Return the Python of an environment; make the environment if it is missing or differs from its files.
 
-    `install` is given the beginning of pip's command.
+    `install` gets the start of pip's command.
     """
     folder = FOLDER / name
     stamp, python = folder / "complete", folder / "bin" / "python"
@@ -105,13 +105,13 @@ def with_airflow(release: str) -> Path:
         packages = [*pip, "install", "--quiet", "--no-input", "--no-deps"]
         run([*packages, "-r", str(pins)], "installing Airflow %s as in %s (a minute)" % (release, pins.name))
         run([*packages, "-e", "."], "installing TaskQ beside Airflow %s" % release)
-        run([*pip, "check"], "checking that everything in %s goes together" % pins.name)
+        run([*pip, "check"], "checking that the packages of %s are compatible" % pins.name)
 
     return environment(release, fingerprint(pins), install)
 
 
 def with_spark(release: str) -> Path:
-    """The Python of an environment with that Spark, no Airflow, and all else of the versions that .venv has."""
+    """The Python of an environment with that Spark, no Airflow, and all other packages in the versions of .venv."""
     named, pins = ROOT / ".ci" / ("spark-%s.txt" % release), constraints_of_venv()
     others = FOLDER / ("spark-%s.txt" % release)
     lines = pins.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -127,7 +127,7 @@ def with_spark(release: str) -> Path:
 
 
 def with_wheel() -> Path:
-    """The Python of an environment with our wheel, and what the index has beside it: only Airflow is pinned."""
+    """The Python of an environment with our wheel; only Airflow is pinned, pip chooses all other versions."""
     named, folder = ROOT / ".ci" / "wheel.txt", FOLDER / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     run([UV, "build", "--quiet", "--wheel", "--out-dir", str(folder)], "building the wheel")
@@ -136,7 +136,7 @@ def with_wheel() -> Path:
     def install(pip: list[str]) -> None:
         wanted = ["-r", str(named), "%s[messaging,demo]" % wheel]
         run([*pip, "install", "--quiet", "--no-input", *wanted], "installing the wheel beside FAB (a few minutes)")
-        run([*pip, "check"], "checking that everything beside FAB goes together")
+        run([*pip, "check"], "checking that the packages beside FAB are compatible")
 
     python = environment("wheel", fingerprint(named), install)
     newest = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
@@ -172,25 +172,25 @@ def airflow_leg(python: Path, *, older: bool = False) -> Leg:
 
 
 def wheel_leg(python: Path) -> Leg:
-    """The same with what the index has, and the tests of the FAB auth manager on servers that run the wheel."""
+    """The same tests on the wheel's environment, and those of the FAB auth manager."""
     leg = airflow_leg(python)
     return Leg(leg.name + " from the index, with FAB", python, [*leg.arguments, FAB_TESTS])
 
 
 def spark_leg(python: Path) -> Leg:
-    """The tests of tests/spark that go through one session."""
+    """The tests of tests/spark that share one session."""
     files = ["tests/spark/test_%s.py" % name for name in SPARK_TESTS]
     return Leg("Spark " + version(python, "pyspark"), python, ["-W", SPARKS_WARNING, *files])
 
 
 def starts_processes(path: Path) -> bool:
-    """Whether a file's tests start Airflow's processes; the matrix goes as far as `dag.test()`."""
+    """Whether a file's tests start Airflow's processes; the matrix runs DAGs by `dag.test()` only."""
     text = path.read_text(encoding="utf-8")
     return any(name in text for name in ("AirflowSite", "chaos_site"))
 
 
 def test(leg: Leg, options: list[str]) -> bool:
-    """Run the tests of a leg; whether they passed."""
+    """Run the tests of a leg; return whether they passed."""
     say(leg.name)
     with tempfile.TemporaryDirectory(prefix="taskq-matrix-") as folder:
         report = Path(folder, "report.xml")
@@ -202,8 +202,8 @@ def test(leg: Leg, options: list[str]) -> bool:
 
 
 def finished(command: list[str]) -> int:
-    """Run to its end, for its exit code; whoever ends us ends it as Ctrl-C does, so that it takes its servers down."""
-    # A shell has what it starts in the background ignore SIGINT, and children inherit that.
+    """Run a command and return its exit code. SIGTERM and Ctrl-C interrupt it, so that it stops its servers."""
+    # A shell makes background processes ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(command, cwd=ROOT) as child:
 
@@ -220,7 +220,7 @@ def finished(command: list[str]) -> int:
 
 
 def summarize(name: str, report: Path, passed: bool) -> None:
-    """Say how it went, and what was left out for want of a newer release or anything else."""
+    """Print the numbers of tests and skips, and the reasons of the skips."""
     if not report.exists():
         say("%s: pytest could not run" % name)
         return
@@ -233,13 +233,13 @@ def summarize(name: str, report: Path, passed: bool) -> None:
 
 
 def reason(skipped: ET.Element) -> str:
-    """Why a test was skipped. Of a whole file, which counts as one, it stands at the end of the text, in quotes."""
+    """Why a test was skipped. For a skipped file, which counts as one test, the reason is quoted at the end."""
     whole_file = skipped.get("message") == "collection skipped"
     return (skipped.text or "").rpartition("Skipped: ")[2].rstrip("')\"") if whole_file else skipped.get("message", "")
 
 
 def main() -> None:
-    """Make what is missing, then test on every release; fail at the end if one of them failed."""
+    """Make missing environments, then test on every release; fail at the end if a release failed."""
     if sys.argv[1:] == ["--resolve"]:
         for release in releases():
             resolve(release)
@@ -247,7 +247,7 @@ def main() -> None:
     ensure_java()
     FOLDER.mkdir(exist_ok=True)
     lock = os.open(FOLDER, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits, then finds the stamps
+    fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits, and then finds the stamps
     older = [airflow_leg(with_airflow(release), older=True) for release in releases()]
     sparks = [spark_leg(with_spark(release)) for release in releases("spark")]
     wheel = wheel_leg(with_wheel())

@@ -1,6 +1,6 @@
 """Make `.venv` from the pinned constraints, once; the second run finds its stamp and does nothing.
 
-Only the standard library, and only syntax that an old Python reads too: it has to say that it is too old.
+This file uses only the standard library and the syntax of an old Python, so that it can report that Python as too old.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ OLDEST = (3, 11)
 OLDEST_JAVA = 17
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-MARK = VENV / "made-by-taskq-setup"  # first file of ours: this venv may be removed and made anew
-STAMP = VENV / "taskq-setup-complete"  # last file: everything before it went well
+MARK = VENV / "made-by-taskq-setup"  # written first: this script made the venv, and may replace it
+STAMP = VENV / "taskq-setup-complete"  # written last: the venv is complete
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CANDIDATES = ("python3.13", "python3.12", "python3.11", "python3")
 
 
 class SetupError(Exception):
-    """One sentence that says what to do."""
+    """What failed, and what to do, in one sentence."""
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal, at once even when piped."""
+    """Print a line at once, even into a pipe."""
     print("setup: " + text, flush=True)
 
 
 def usable(python: str) -> bool:
-    """Whether that program runs, is new enough and can make virtual environments."""
+    """Whether a Python runs, is new enough and can make virtual environments."""
     probe = "import sys, venv, ensurepip; raise SystemExit(sys.version_info < %r)" % (OLDEST,)
     try:
         done = subprocess.run([python, "-c", probe], capture_output=True, timeout=60, check=False)
@@ -47,7 +47,7 @@ def usable(python: str) -> bool:
 
 
 def ensure_python() -> None:
-    """Go on under a Python that will do: this one, or the first of the usual names that does."""
+    """Continue under a usable Python: this one, or the first usable one of the usual names."""
     if usable(sys.executable):
         return
     for name in CANDIDATES:
@@ -75,11 +75,11 @@ def java_version() -> int | None:
 
 
 def ensure_java() -> None:
-    """Stop with a clear sentence where Spark could not start."""
+    """Raise SetupError unless Spark will find a Java that it can run on."""
     version = java_version()
     if version is None or version < OLDEST_JAVA:
         where = "JAVA_HOME (%s)" % os.environ["JAVA_HOME"] if os.environ.get("JAVA_HOME") else "the PATH"
-        found = "there is none that runs on" if version is None else "Java %d is on" % version
+        found = "no Java runs on" if version is None else "Java %d is on" % version
         raise SetupError(
             "Spark needs Java %d or newer, and %s %s. Install one (on Debian and Ubuntu: "
             "apt-get install openjdk-17-jre-headless) or set JAVA_HOME." % (OLDEST_JAVA, found, where)
@@ -87,7 +87,7 @@ def ensure_java() -> None:
 
 
 def offer_browser() -> None:
-    """Install Debian's Chromium where we may, for the tests of the page; without one the others run all the same."""
+    """Install Debian's Chromium for the tests of the page, if we may; without a browser, those tests are skipped."""
     if any(shutil.which(name) for name in BROWSERS):
         return
     installer = shutil.which("apt-get")
@@ -99,7 +99,7 @@ def offer_browser() -> None:
             subprocess.run([installer, "--quiet", *command], env=quiet, capture_output=True, check=False)
         if shutil.which("chromium"):
             return
-    say("no Chromium on the PATH: the page's tests in a browser are left out (on Debian: apt-get install chromium)")
+    say("no Chromium on the PATH: the browser tests of the page will be skipped (on Debian: apt-get install chromium)")
 
 
 def constraints() -> Path:
@@ -113,8 +113,8 @@ def constraints() -> Path:
 
 
 def fingerprint(pins: Path) -> str:
-    """Everything that decides what is installed, and nothing that doesn't (a linter's settings, say)."""
-    import tomllib  # not in the Pythons that ensure_python() turns away
+    """A hash of all that decides which packages are installed; a linter's settings, for example, do not."""
+    import tomllib  # missing in the old Pythons that ensure_python() replaces
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     parts = [project["project"], project["build-system"], pins.read_text(encoding="utf-8"), sys.version, str(ROOT)]
@@ -122,7 +122,7 @@ def fingerprint(pins: Path) -> str:
 
 
 def run(command: list[str], doing: str) -> None:
-    """Run one step quietly; show what it printed only when it fails."""
+    """Run one step; show its output only if it fails."""
     say(doing)
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd=ROOT)
     if done.returncode:
@@ -130,8 +130,8 @@ def run(command: list[str], doing: str) -> None:
 
 
 def clear_old() -> None:
-    """Remove what an earlier run made; never a virtual environment that somebody else put there."""
-    old = VENV.with_name(".venv.old")  # renamed first, so that a removal cut short leaves nothing half of ours
+    """Remove the .venv of an earlier run; refuse to remove one that this script did not make."""
+    old = VENV.with_name(".venv.old")  # renamed first, so that an interrupted removal leaves no half .venv
     shutil.rmtree(old, ignore_errors=True)
     if not VENV.exists() and not VENV.is_symlink():
         return
@@ -142,7 +142,7 @@ def clear_old() -> None:
 
 
 def check_spark(python: str) -> None:
-    """Fail if pyspark's modules and jars come from two releases, as pyspark-client can bring about."""
+    """Fail if pyspark's modules and jars come from two releases; pyspark-client can overwrite the modules."""
     probe = (
         "import pathlib, pyspark, sys; jars = pathlib.Path(pyspark.__file__).parent / 'jars'; "
         "sys.exit(not list(jars.glob('spark-core_*-%s.jar' % pyspark.__version__)))"
@@ -151,9 +151,9 @@ def check_spark(python: str) -> None:
 
 
 def build(pins: Path, stamp: str) -> None:
-    """Make the virtual environment; the stamp is written last, so a broken run is never trusted."""
+    """Make the virtual environment. The stamp is written last, so that the next run replaces an incomplete one."""
     began = time.monotonic()
-    # With .venv activated we run from what is about to be removed; behind its links is the Python that it came from.
+    # If .venv is activated, this Python is about to be removed: use the one that its link points to.
     base = os.path.realpath(sys.executable) if Path(sys.prefix) == VENV else sys.executable
     clear_old()
     VENV.mkdir()
@@ -171,10 +171,10 @@ def build(pins: Path, stamp: str) -> None:
 
 
 def main() -> None:
-    """Check what cannot be installed from here, then make the virtual environment if it isn't there."""
+    """Check the requirements that pip cannot install, then make the virtual environment if it is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--java", action="store_true", help="also check that Spark will find a Java")
-    parser.add_argument("--browser", action="store_true", help="also look for a Chromium, and install one where we may")
+    parser.add_argument("--browser", action="store_true", help="also look for a Chromium, and install one if we may")
     wants = parser.parse_args()
     if sys.version_info < OLDEST or not STAMP.exists():
         ensure_python()
@@ -183,7 +183,7 @@ def main() -> None:
     if wants.browser:
         offer_browser()
     folder = os.open(ROOT / ".ci", os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds the stamp
+    fcntl.flock(folder, fcntl.LOCK_EX)  # a second make waits, and then finds the stamp
     pins = constraints()
     stamp = fingerprint(pins)
     if not (STAMP.exists() and STAMP.read_text(encoding="utf-8") == stamp):
