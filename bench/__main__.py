@@ -1,11 +1,11 @@
-"""Measures what is named, each beside the limit of raw SQL; without a name push, drain and claim.
+"""Measures the named sections, compared with raw SQL; without a name: push, drain and claim.
 
-`singular`: the conditions beside polls without one. `topics`: by the number of topics and of their partitions.
-`waits`: ten thousand of Airflow's deferred gates in one event loop. `gates`: 500 in a real Airflow.
-`upkeep`: over minutes of churn, with long transactions in between (9 minutes). `designs`: the tables that
-were compared before. `peers`: the other queues, which are installed when they are needed. `spark`: drains beside what
-is written by hand, the modes alone, cores, memory (`--parts` picks some, `--tasks` is for the memory). `worker`: the
-worker beside those of the peers for Python (`--rounds`, `--small`, `--cache` as for `peers`).
+`singular`: polls with and without a condition. `topics`: by the number of topics and of their partitions.
+`waits`: ten thousand of Airflow's deferred gates in one event loop. `gates`: 500 gates in a real Airflow.
+`upkeep`: minutes of churn, with long transactions in between (9 minutes). `designs`: the table designs that
+were compared. `peers`: other queues, which are installed when needed. `spark`: drains compared with code
+written by hand, single modes, cores, memory (`--parts` selects parts, `--tasks` sets the tasks of the memory part).
+`worker`: the worker and the workers of the Python peers (`--rounds`, `--small`, `--cache` as for `peers`).
 """
 
 import argparse

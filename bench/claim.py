@@ -1,4 +1,4 @@
-"""Claim: what one poll costs, by how much is pending and how much is finished."""
+"""Claim: the cost of one poll, by the numbers of pending and finished tasks."""
 
 from statistics import median
 
@@ -22,7 +22,7 @@ def run(rig: Rig) -> None:
 
 
 def _costs(rig: Rig, pending: int, finished: int) -> dict[int, float]:
-    """The median milliseconds of a poll by size; what is polled is given back, so that the backlog stays."""
+    """The median milliseconds of a poll by size; polled tasks are given back, so that the backlog stays the same."""
     with rig.database() as dsn, connect(dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
         queue.create_topic("bench")

@@ -25,11 +25,11 @@ FINISH = (
     " WHERE topic_id = 1 AND state = 0 AND holder = 1 AND sequence = ANY (%b::bigint[])"
 )
 
-_meeting: list[Barrier] = []  # of a process of the pool
+_meeting: list[Barrier] = []  # set in each process of the pool
 
 
 def run(rig: Rig) -> None:
-    """Measures draining."""
+    """Measures drains in all shapes."""
     for consumers in (1, 4):
         for size, count in SHAPES.items():
             figures = in_turn(
@@ -62,7 +62,7 @@ def _measure(rig: Rig, drain: Callable[[str, int], int], size: int, count: int, 
 
 
 def _fill(dsn: str, count: int) -> None:
-    """The same tasks for both, and fresh statistics."""
+    """Fills both tables with the same tasks, and updates the statistics."""
     with connect(dsn, autocommit=True) as conn:
         conn.execute(RAW)
         queue = TaskQueue(conn)
@@ -100,11 +100,11 @@ def ours(dsn: str, size: int) -> int:
 
 
 def _meet_at(barrier: Barrier) -> None:
-    """Gives a process of the pool the place where all of them meet."""
+    """Gives a process of the pool the barrier that all processes share."""
     _meeting.append(barrier)
 
 
 def _meet(number: int) -> int:
-    """Returns when every process of the pool runs and has imported what it needs, so that the clock may start."""
+    """Returns when all processes of the pool run and have imported their modules, so that the clock may start."""
     _meeting[0].wait(60)
     return number

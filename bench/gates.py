@@ -5,7 +5,7 @@
 Each of the gates claims from a topic of its own and starts in the triggerer (`start_from_trigger`). Airflow runs with
 its default settings but for parallelism 4 (LocalExecutor), and its metadata is in PostgreSQL. "used a worker" counts
 task instances that Airflow has given to a worker, by its own account. "open" is the time from a push to the moment at
-which Airflow has stored that the gate succeeded. 50 gates that begin in a worker are measured as well.
+which Airflow has stored that the gate succeeded. 50 gates that start in a worker are measured as well.
 """
 
 import json
@@ -26,8 +26,8 @@ from demo.airflow_site import AirflowSite
 
 GATES, DAGS = 500, 10
 IN_WORKERS = 50
-REST_SECONDS = 5  # from the begin of the last trigger to the push
-SECONDS = 600  # after which a step is given up
+REST_SECONDS = 5  # from the start of the last trigger to the push
+SECONDS = 600  # the time limit of a step
 DAG_FILE = """
 from airflow.sdk import DAG
 from airflow_provider_taskq.sensors import TaskQSensor
@@ -58,7 +58,7 @@ def run(rig: Rig) -> None:
     measured = (
         (f"{GATES} in {DAGS} DAGs, start_from_trigger", [f"gates_{number}" for number in range(DAGS)], GATES),
         ("the same, do_xcom_push=False", [f"silent_{number}" for number in range(DAGS)], GATES),
-        (f"{IN_WORKERS} in one DAG, begun by workers", ["in_workers"], IN_WORKERS),
+        (f"{IN_WORKERS} in one DAG, started by workers", ["in_workers"], IN_WORKERS),
     )
     sys.stdout.write("| gates | all wait after | used a worker | first open | half open | all open |\n")
     sys.stdout.write("|---|--:|--:|--:|--:|--:|\n")
@@ -112,7 +112,7 @@ def _measure(
     for dag_id in dag_ids:
         site.trigger(dag_id, "bench")
     waiting = _until(metadata, dag_ids, "deferred", count, began)
-    _wait_until_begun(site, dag_ids, count)
+    _wait_until_started(site, dag_ids, count)
     topics = [topic for topic in queue.topics() if topic.rsplit("-", 1)[0] in dag_ids]
     began = time.monotonic()
     with queue.conn.transaction():
@@ -124,26 +124,26 @@ def _measure(
     sys.stdout.flush()
 
 
-def _wait_until_begun(site: AirflowSite, dag_ids: list[str], count: int) -> None:
-    """Waits until the triggerer runs all triggers: Airflow keeps a log of each, from when it begins."""
+def _wait_until_started(site: AirflowSite, dag_ids: list[str], count: int) -> None:
+    """Waits until the triggerer runs all triggers: Airflow writes a log of each from its start on."""
     began = time.monotonic()
     logs = site.home / "logs"
     while sum(len(list((logs / f"dag_id={dag_id}").rglob("*.trigger.*.log"))) for dag_id in dag_ids) < count:
         if time.monotonic() - began > SECONDS:
-            raise TimeoutError(f"not all triggers have begun after {SECONDS} s")
+            raise TimeoutError(f"not all triggers have started after {SECONDS} s")
         time.sleep(0.5)  # Airflow sends no event when a trigger starts
     time.sleep(REST_SECONDS)  # the triggerer's load settles before the pushes
 
 
 def _count(metadata: psycopg.Connection, dag_ids: list[str], what: str) -> int:
-    """How many gates are deferred, succeeded, or were given to a worker."""
+    """The number of gates that are deferred, have succeeded, or were given to a worker."""
     row = metadata.execute(COUNTS, (dag_ids,)).fetchone()
     assert row is not None
     return int(row[("deferred", "success", "worker").index(what)])
 
 
 def _until(metadata: psycopg.Connection, dag_ids: list[str], what: str, count: int, began: float) -> float:
-    """The seconds since then, once `count` gates are there."""
+    """Waits until `count` gates are in a state; returns the seconds since `began`."""
     while (found := _count(metadata, dag_ids, what)) < count:
         if time.monotonic() - began > SECONDS:
             raise TimeoutError(f"{found} gates are {what} after {SECONDS} s, not {count}")

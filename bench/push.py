@@ -102,7 +102,7 @@ def _notifications(dsn: str, clients: int) -> None:
 
 
 def _rate(conn: psycopg.Connection, count: int, work: Callable[[], object]) -> Callable[[], float]:
-    """Tasks a second of a work and its commit, on emptied tables."""
+    """Measures the tasks a second of a work and its commit, on emptied tables."""
 
     def measured() -> float:
         conn.execute("TRUNCATE raw.task, raw.live, taskq_internal.task, taskq_internal.live, taskq_internal.ended")

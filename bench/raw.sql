@@ -1,4 +1,4 @@
--- The limits that the queue is measured against: what PostgreSQL does with the same rows and nobody's rules.
+-- The limits that the queue is measured against: PostgreSQL with the same rows and none of a queue's rules.
 
 -- Push: the queue's own tables and indexes, filled without a function.
 CREATE SCHEMA raw;

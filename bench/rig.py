@@ -1,4 +1,4 @@
-"""What all benchmarks share: a database each, real payloads, rounds in turn, medians and ratios."""
+"""Shared by all benchmarks: a new database each, real payloads, interleaved rounds, medians and ratios."""
 
 import json
 import time
@@ -48,26 +48,26 @@ class Rig:
 
 @cache
 def tasks(count: int) -> list[NewTask]:
-    """So many tasks with the flights of 2013 as payloads, about 320 bytes each; from the first again where they end."""
+    """Returns `count` tasks with the flights of 2013 as payloads, about 320 bytes each, repeated as necessary."""
     return list(islice(cycle(flights(min(count, 100_000))), count))
 
 
 @cache
 def texts(count: int) -> tuple[list[str], list[str]]:
-    """The same as identifiers and JSON texts, for raw SQL that is not to pay for their making."""
+    """The same as identifiers and JSON texts, so that raw SQL is measured without the encoding."""
     given = tasks(count)
     return [task.identifier for task in given], [json.dumps(task.payload, separators=(",", ":")) for task in given]
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes once."""
+    """The seconds of one call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def in_turn(works: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """The figures of each work over some rounds: A B C, then C B A, so that a drift of the machine hits all alike."""
+    """The figures of each work over some rounds: A B C, then C B A, so that a drift of the machine affects all."""
     figures: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds):
         for name in list(works) if number % 2 == 0 else list(works)[::-1]:

@@ -72,7 +72,7 @@ def run(rig: Rig) -> None:
 
 
 def _places(rig: Rig, stack: ExitStack, topics: int, apart: int) -> Iterator[Place]:
-    """A database with so many topics of ten tasks each, some apart: a place in the shared tables, and one apart."""
+    """A database with topics of ten tasks each: one in the shared tables, and one in partitions of its own."""
     conn = stack.enter_context(connect(stack.enter_context(rig.database()), autocommit=True))
     conn.execute("SET synchronous_commit = off")
     queue = TaskQueue(conn)

@@ -38,7 +38,7 @@ class Sample:
 
 
 def run(rig: Rig) -> None:
-    """Two consumers push, poll and complete a hundred at a time, and what ended long ago is purged."""
+    """Two consumers push, poll and complete a hundred tasks at a time, and purge the oldest ended ones."""
     with rig.database() as dsn, ProcessPoolExecutor(2, get_context("spawn")) as pool:
         with connect(dsn, autocommit=True) as conn:
             TaskQueue(conn).create_topic("bench")
@@ -51,7 +51,7 @@ def run(rig: Rig) -> None:
 
 
 def churn(dsn: str, name: str, until: float) -> list[tuple[float, float]]:
-    """Works until then; when each poll began, and how long it took."""
+    """Works until a moment; returns when each poll began, and its seconds."""
     polls: list[tuple[float, float]] = []
     with connect(dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
@@ -69,20 +69,20 @@ def churn(dsn: str, name: str, until: float) -> list[tuple[float, float]]:
 
 
 def _purge(queue: TaskQueue) -> None:
-    """Keeps some of the history, and clears the rest away."""
+    """Purges the history but for the last KEPT tasks."""
     row = queue.conn.execute("SELECT max(sequence) FROM taskq_internal.task WHERE topic_id = 1").fetchone()
     assert row is not None
     queue.purge("bench", to=row[0] - KEPT)
 
 
 def _samples(dsn: str) -> Iterator[Sample]:
-    """A look every few seconds, while the phases go by."""
+    """Yields a sample every five seconds of each phase."""
     with connect(dsn, autocommit=True) as conn:
         for phase, length in PHASES.items():
             with _readers(dsn, 4 if "readers" in phase else 0):
                 until = time.time() + length
                 while time.time() < until:
-                    time.sleep(min(5, max(0.0, until - time.time())))  # a sample every five seconds is what is drawn
+                    time.sleep(min(5, max(0.0, until - time.time())))  # the interval between two samples
                     row = conn.execute(SIZES.encode()).fetchone()
                     assert row is not None
                     yield Sample(time.time(), phase, *row)
@@ -90,7 +90,7 @@ def _samples(dsn: str) -> Iterator[Sample]:
 
 @contextmanager
 def _readers(dsn: str, count: int) -> Iterator[None]:
-    """So many REPEATABLE READ transactions, and one that wrote and went idle."""
+    """Opens `count` REPEATABLE READ transactions, and one that wrote and is idle."""
     with ExitStack() as stack:
         for number in range(count + 1 if count else 0):
             conn = stack.enter_context(psycopg.connect(dsn))

@@ -1,4 +1,4 @@
-"""Waits: ten thousand in one event loop on one connection, beside waits that ask with a query each."""
+"""Waits: ten thousand in one event loop on one connection, compared with waits that send a query each."""
 
 import asyncio
 import gc
@@ -23,9 +23,9 @@ from bench.rig import Rig
 
 CONN_ID = "taskq_bench"
 WAITS = 10_000
-ONE_EACH = 80  # a server stands 100 connections unless it is told otherwise
+ONE_EACH = 80  # below a server's default of 100 connections
 POOL = 20
-AT_ONCE = 50  # a triggerer takes on so many at a time
+AT_ONCE = 50  # triggers that a triggerer starts at once
 SETTLING = 6.0
 IDLE = 10.0
 PUSHES = 200
@@ -38,18 +38,18 @@ STATEMENTS = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_d
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """So many waits on so many topics, and how each waits."""
+    """A number of waits on a number of topics, and the function that waits."""
 
     name: str
     waits: int
     topics: int
     wait: Callable[[str, str], Awaitable[object]]
     listen: bool = False
-    suspended: bool = False  # what is pushed
+    suspended: bool = False  # whether the pushed tasks are suspended
 
 
 def run(rig: Rig) -> None:
-    """Measures connections, queries while idle, the time from a push to its gate, and what the event loop bears."""
+    """Measures connections, queries while idle, the time from a push to its gate, and the load of the event loop."""
     shapes = (
         Shape("one watcher", WAITS, WAITS, _watched),
         Shape("one watcher", WAITS, 100, _watched),
@@ -64,7 +64,7 @@ def run(rig: Rig) -> None:
         f"\n  {'':<30}{'waits':>7}{'topics':>8}{'conn.':>7}{'idle q/s':>10}"
         f"{'p50':>8}{'p99':>8}{'most':>8}{'all open':>10}{'pause':>10}{'of work':>9}"
     )
-    # A full garbage collection walks all that Airflow imports, for 150 ms, whatever waits: it is left out here.
+    # A full garbage collection walks all of Airflow's objects for 150 ms: they are frozen, to measure the waits alone.
     import_module("airflow_provider_taskq.hooks.taskq")
     gc.collect()
     gc.freeze()
@@ -113,18 +113,18 @@ async def _timed(shape: Shape, dsn: str, topic: str, gates: dict[str, asyncio.Ev
     gates[topic].set()
 
 
-async def _watched(dsn: str, topic: str) -> object:  # noqa: ARG001  the others need it
+async def _watched(dsn: str, topic: str) -> object:  # noqa: ARG001 -- the signature of all waits
     return await get_watcher(CONN_ID).wait_for(ReadyWait(topic))
 
 
-async def _joined(dsn: str, topic: str) -> object:  # noqa: ARG001  the same
+async def _joined(dsn: str, topic: str) -> object:  # noqa: ARG001 -- the signature of all waits
     return await get_watcher(CONN_ID).wait_for(JunctureWait(f"join {topic}", topic, (("task",),)))
 
 
 async def _alone(dsn: str, topic: str) -> object:
-    """A wait as it would be written for itself: a connection, and a query a second."""
+    """A wait without a watcher: its own connection, and a query a second."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        while not await _is_ready(connection, topic):  # noqa: ASYNC110  it is what is measured
+        while not await _is_ready(connection, topic):  # noqa: ASYNC110 -- polling is measured here
             await asyncio.sleep(1)
         return True
 
@@ -167,9 +167,9 @@ def _create(dsn: str, topics: Sequence[str]) -> None:
 def _idle(conn: psycopg.Connection) -> tuple[float, int]:
     """Queries a second, our own left out, and the connections meanwhile."""
     before = _number(conn, STATEMENTS)
-    time.sleep(IDLE)  # what is measured: so long nothing happens
+    time.sleep(IDLE)  # the measured time, in which nothing is pushed
     lines = _number(conn, LINES)
-    time.sleep(1.5)  # a server tells of its statements a second late
+    time.sleep(1.5)  # a server publishes its statistics up to a second late
     return max(0, _number(conn, STATEMENTS) - before - 2) / (IDLE + 1.5), lines
 
 
@@ -180,7 +180,7 @@ def _number(conn: psycopg.Connection, query: LiteralString) -> int:
 
 
 def _push_slowly(dsn: str, topics: Sequence[str], task: NewTask, *, notified: bool) -> dict[str, float]:
-    """One push after the other, over ten looks; when each was committed."""
+    """Pushes to one topic after the other, over ten seconds; returns when each push was committed."""
     pushed = {}
     with connect(dsn, autocommit=True, application_name="bench") as conn:
         queue = TaskQueue(conn)
@@ -189,12 +189,12 @@ def _push_slowly(dsn: str, topics: Sequence[str], task: NewTask, *, notified: bo
             queue.push(topic, [task])
             if notified:
                 queue.notify(topic)
-            time.sleep(10 / len(topics))  # spreads the pushes over ten looks
+            time.sleep(10 / len(topics))  # spreads the pushes over ten intervals of the watcher
     return pushed
 
 
 def _push_rest(conn: psycopg.Connection, topics: Sequence[str], task: NewTask) -> float:
-    """A push to each of the topics, in one transaction; when it was committed."""
+    """Pushes to all topics in one transaction; returns when it was committed."""
     queue = TaskQueue(conn)
     with conn.transaction():
         for topic in topics:

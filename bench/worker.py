@@ -1,4 +1,4 @@
-"""The worker beside those of the other queues for Python: a no-op handler, each in its best mode, on one server."""
+"""The worker and those of the other queues for Python: a no-op handler, each in its best mode, on one server."""
 
 import argparse
 import tempfile
@@ -45,12 +45,12 @@ def run(rig: Rig, options: argparse.Namespace) -> None:
 
 
 def _scale(options: argparse.Namespace) -> Scale:
-    """How much is measured, by the options of `peers`."""
+    """The scale of the measurement, by the options of `peers`."""
     return SMALL if options.small else Scale(rounds=options.rounds)
 
 
 def _started(spec: Spec, cache: Path, payloads: Path) -> Started | None:
-    """A peer that can be started; None, and the reason is told, where it can't."""
+    """Returns a peer that can be started; otherwise prints the reason, and returns None."""
     try:
         command, environment = command_of(spec, cache)
     except NotInstalledError as error:

@@ -1,4 +1,4 @@
-"""The worker as a peer: what bench.peers asks of a queue, done by airflow_provider_taskq.worker.Worker.
+"""The worker as a peer of bench.peers, on airflow_provider_taskq.worker.Worker.
 
 It runs in the virtual environment of bench.peers.taskq, which holds psycopg and nothing more.
 """
@@ -13,20 +13,20 @@ from airflow_provider_taskq.worker import Worker, WorkerListener, each
 from bench.peers.program import PREPARED, Job, Meter, serve
 from bench.peers.taskq import TOPIC, TaskQ, _document
 
-LOOK = 0.002  # seconds between two looks whether it is over
+LOOK = 0.002  # seconds between two checks for the end
 
 
 class WorkerPeer(TaskQ):
     """Modes: those of Worker: `size`, `workers`, `ready`; and `notify`, to wake it after each push."""
 
     async def push_one(self, job: Job) -> None:
-        """One push, and where the worker is to be woken, that, after it."""
+        """One push, and in the mode `notify` a notification after it."""
         self._queue.push(TOPIC, [NewTask(job.identifier, job.payload)])
         if self.mode.get("notify"):
             self._queue.notify(TOPIC)
 
     async def drain(self, meter: Meter) -> None:
-        """A worker that is stopped once a poll finds nothing."""
+        """Runs a worker, and stops it when a poll finds nothing."""
         empty = threading.Event()
         worker = self._worker(meter, _Until(empty))
         worker.start()
@@ -35,7 +35,7 @@ class WorkerPeer(TaskQ):
         worker.stop(None)
 
     async def batch(self, meter: Meter) -> None:
-        """A worker that waits for tasks."""
+        """Runs a worker that waits for tasks."""
         worker = self._worker(meter, None)
         worker.start()
         while not meter.over.is_set():  # noqa: ASYNC110 -- set by another thread
@@ -58,13 +58,13 @@ class WorkerPeer(TaskQ):
 
 
 class _Until(WorkerListener):
-    """Tells when nothing was found."""
+    """Sets an event when a poll finds nothing."""
 
     def __init__(self, empty: threading.Event) -> None:
         self._empty = empty
 
     def on_empty(self) -> None:
-        """Nothing was found."""
+        """Sets the event."""
         self._empty.set()
 
 

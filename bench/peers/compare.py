@@ -1,4 +1,4 @@
-"""The comparison: installs the peers that are asked for, measures them beside TaskQ, and prints the tables."""
+"""The comparison: installs the chosen peers, measures them and TaskQ in turn, and prints the tables."""
 
 import json
 import tempfile
@@ -20,7 +20,7 @@ SMALL = Scale(rounds=1, jobs=2_000, box=2, box_of_ones=1, pending=(1_000, 5_000)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What the section `peers` takes beside its name."""
+    """Adds the options of the section `peers`."""
     parser.add_argument("--only", metavar="PEER", nargs="+", choices=SPECS, default=list(SPECS))
     parser.add_argument("--measures", nargs="+", choices=MEASURES, default=USUAL)
     parser.add_argument("--rounds", type=int, default=Scale().rounds)
@@ -51,7 +51,7 @@ def _payloads(folder: Path, count: int) -> Path:
 
 
 def _installed(options: Namespace, payloads: Path) -> list[Started]:
-    """The peers that can be started; who can't is named with the reason."""
+    """The peers that can be started; prints the reason for each other one."""
     peers = []
     for name in options.only:
         try:

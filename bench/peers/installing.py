@@ -1,4 +1,4 @@
-"""Where the peers live: virtual environments and a node_modules outside the repository, made when needed."""
+"""Installs the peers: virtual environments and a node_modules outside the repository, made when needed."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ NODE = 20
 
 
 class NotInstalledError(Exception):
-    """One sentence: why a peer is left out."""
+    """Why a peer is left out, in one sentence."""
 
 
 def default_cache() -> Path:
@@ -26,7 +26,7 @@ def default_cache() -> Path:
 
 
 def command_of(spec: Spec, cache: Path) -> tuple[list[str], dict[str, str]]:
-    """How to start a peer's program, and the environment for it, after it was installed where it is not yet."""
+    """Installs a peer if necessary; returns the command and the environment of its program."""
     if spec.needs_file and not Path(os.environ.get(spec.needs_file, "")).is_file():
         raise NotInstalledError(f"{spec.name}: the variable {spec.needs_file} does not name its SQL file.")
     if spec.script.endswith(".js"):

@@ -1,4 +1,4 @@
-"""The limits: what PostgreSQL does with the same rows and nobody's rules, driven like a peer from the same Python."""
+"""The limits: PostgreSQL with the same rows and none of a queue's rules, driven like a peer from the same Python."""
 
 import json
 from functools import partial

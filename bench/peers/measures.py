@@ -49,8 +49,8 @@ def rounds(scale: Scale, peers: list[Started], once: Callable[[Started, Figures]
             except PeerFailedError as error:
                 print(f"  round {number + 1}: {peer.spec.name} failed: {error}", flush=True)
                 continue
-            told = ", ".join(f"{column} {values[-1]:,.1f}" for column, values in figures[peer.spec.name].items())
-            print(f"  round {number + 1}: {peer.spec.name}: {told}", flush=True)
+            shown = ", ".join(f"{column} {values[-1]:,.1f}" for column, values in figures[peer.spec.name].items())
+            print(f"  round {number + 1}: {peer.spec.name}: {shown}", flush=True)
     return figures
 
 

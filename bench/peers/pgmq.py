@@ -23,7 +23,7 @@ class Pgmq(Peer):
         self._conn = psycopg.connect(dsn, autocommit=True)
 
     async def install(self) -> None:
-        """Its SQL from the file that the benchmark was given, and a queue."""
+        """Its SQL, from the file that TASKQ_BENCH_PGMQ_SQL names, and a queue."""
         self._conn.execute(_sql())
         self._conn.execute("SELECT pgmq.create('bench')")
 

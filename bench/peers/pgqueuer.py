@@ -60,7 +60,7 @@ class Pgqueuer(Peer):
         return len(found)
 
     async def _run(self, meter: Meter, how: QueueExecutionMode) -> None:
-        """Runs consumers until they end, or the meter is over: then they are told to shut down."""
+        """Runs consumers until they end; shuts them down when the meter is over."""
         consumers = [await self._consumer(meter) for _ in range(self.mode.get("consumers", 1))]
         over = asyncio.create_task(meter.over.wait())
         over.add_done_callback(lambda _: [consumer.shutdown.set() for consumer in consumers])

@@ -33,7 +33,7 @@ class Procrastinate(Peer):
         await self._task.defer_async(payload=job.payload)
 
     async def drain(self, meter: Meter) -> None:
-        """Its worker, told to end when nothing is left."""
+        """Its worker, which ends when no job is left."""
         await self._run(meter, wait=False)
 
     async def work(self, meter: Meter) -> None:

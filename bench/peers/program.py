@@ -1,4 +1,4 @@
-"""What the program of every Python peer does: it answers requests, one line of JSON each, until its input ends.
+"""The program of every Python peer: it answers requests, one line of JSON each, until its input ends.
 
 It runs in the peer's own virtual environment, so it imports nothing but the standard library.
 """
@@ -44,7 +44,7 @@ class Meter:
         self._lock = Lock()  # handlers may run in several threads
 
     def handle(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Does a job, and returns its output: a small document, for those who keep it."""
+        """Does a job, and returns its output: a small document, which some peers store."""
         now = time.monotonic()
         with self._lock:
             self.first = self.first or now
@@ -58,7 +58,7 @@ class Meter:
 
 
 class Peer(ABC):
-    """A queue as its documentation says that it is to be used; `mode` holds what it is to be tried with."""
+    """A queue, used as its documentation recommends; `mode` holds the settings to measure."""
 
     def __init__(self) -> None:
         self.mode: Mapping[str, Any] = {}
@@ -81,7 +81,7 @@ class Peer(ABC):
 
     @abstractmethod
     async def drain(self, meter: Meter) -> None:
-        """Works until nothing is left or the meter is over, and returns when all that was handled is settled."""
+        """Works until no job is left or the meter is over; returns when all handled jobs are committed."""
 
     @abstractmethod
     async def work(self, meter: Meter) -> None:
@@ -89,7 +89,7 @@ class Peer(ABC):
 
     @abstractmethod
     async def claim(self, size: int) -> int:
-        """Takes so many jobs by the statement that its workers use, and commits."""
+        """Claims `size` jobs by the statement that its workers use, and commits."""
 
 
 class Program:
@@ -102,7 +102,7 @@ class Program:
     async def run(self) -> None:
         """Answers until the input ends: `{"ok": ...}`, or `{"error": ...}` and the end."""
         answers = sys.stdout
-        sys.stdout = sys.stderr  # what a library prints is no answer
+        sys.stdout = sys.stderr  # the output of a library is no answer
         requests: Queue[str] = Queue()
         Thread(target=_read, args=(requests,), daemon=True).start()
         while True:
@@ -110,7 +110,7 @@ class Program:
             try:
                 self._peer.mode = request.pop("mode", {})
                 answer = {"ok": await getattr(self, f"do_{request.pop('verb')}")(**request)}
-            except Exception as error:  # noqa: BLE001 -- whatever a library raises, the benchmark is told
+            except Exception as error:  # noqa: BLE001 -- the benchmark gets any error of a library
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)
 
@@ -124,14 +124,14 @@ class Program:
         await self._peer.install()
 
     async def do_push(self, count: int) -> float:
-        """Seconds of one call that pushes so many."""
+        """Seconds of one call that pushes `count` jobs."""
         jobs = self._taken(count)
         start = time.perf_counter()
         await self._peer.push(jobs)
         return time.perf_counter() - start
 
     async def do_push_singles(self, count: int) -> float:
-        """Seconds of so many pushes, each committed."""
+        """Seconds of `count` pushes, each committed."""
         jobs = self._taken(count)
         start = time.perf_counter()
         for job in jobs:
@@ -139,15 +139,15 @@ class Program:
         return time.perf_counter() - start
 
     async def do_drain(self, most: int | None, seconds: float | None, settled: bool) -> dict[str, float]:
-        """How many jobs were handled, when the first began, and when all was settled, or else the last began."""
+        """The handled jobs, the start of the first, and the end of all; without `settled`, the start of the last."""
         meter = Meter(most or UNLIMITED, seconds or float("inf"))
-        if seconds:  # where nothing is left, no handler looks at the clock
+        if seconds:  # if no job is left, no handler reads the clock
             asyncio.get_running_loop().call_later(2 * seconds, meter.over.set)
         await self._peer.drain(meter)
         return {"handled": meter.handled, "first": meter.first, "last": time.monotonic() if settled else meter.last}
 
     async def do_claim(self, size: int, repetitions: int) -> list[float]:
-        """Milliseconds of each of so many claims."""
+        """Milliseconds of each of `repetitions` claims."""
         costs = []
         for _ in range(repetitions):
             start = time.perf_counter()
@@ -158,13 +158,13 @@ class Program:
         return costs
 
     async def do_serve(self, count: int) -> list[float]:
-        """Works as an idle worker until so many jobs were handled; milliseconds from push to handler of each."""
+        """Works as an idle worker until `count` jobs are handled; milliseconds from push to handler of each."""
         meter = Meter(count)
         await self._peer.work(meter)
         return meter.latencies
 
     async def do_trickle(self, count: int, rate: float) -> None:
-        """Pushes so many a second, at random distances, each with the moment of its push."""
+        """Pushes `rate` jobs a second, at random intervals, each with the moment of its push."""
         distances = random.Random(count)
         due = time.monotonic()
         for job in self._taken(count):
@@ -179,7 +179,7 @@ class Program:
 
 
 def _read(requests: Queue[str]) -> None:
-    """Reads requests, and ends the program with its input, whatever it does then: the benchmark is gone."""
+    """Reads requests, and ends the program when its input ends, as the benchmark has ended then."""
     for line in sys.stdin:
         requests.put(line)
     os._exit(0)
@@ -191,7 +191,7 @@ def _jobs_in(file: Path) -> list[Job]:
 
 
 def in_threads(work: Callable[[], None], count: int) -> None:
-    """Does the same work in so many threads: one converts rows while the server works for another."""
+    """Does the same work in `count` threads: one converts rows while the server works for another."""
     with ThreadPoolExecutor(count) as pool:
         for running in [pool.submit(work) for _ in range(count)]:
             running.result()

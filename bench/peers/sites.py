@@ -64,7 +64,7 @@ class Site:
     def drain(self, mode: Mode, count: int, seconds: float | None, processes: int = 1) -> float:
         """Jobs a second, from the first handler's start until all that was done is settled.
 
-        A drain to the end has to handle each job once; one that is stopped after so many seconds counts what it did.
+        A drain to the end has to handle each job once; one with a time limit counts the jobs that it handled.
         """
         workers = [self.first, *(self.process() for _ in range(processes - 1))]
         most = count if processes == 1 and seconds else None
@@ -74,8 +74,8 @@ class Site:
         handled = sum(one["handled"] for one in done)
         if seconds is None and handled != count:
             raise RuntimeError(f"{self.spec.name} handled {handled} of {count} jobs")
-        begun = min(one["first"] for one in done if one["handled"])
-        return float(handled / (max(one["last"] for one in done) - begun))
+        start = min(one["first"] for one in done if one["handled"])
+        return float(handled / (max(one["last"] for one in done) - start))
 
     def drain_ones(self, count: int, seconds: float) -> float:
         """Jobs a second of one consumer that takes them one at a time, from handler to handler."""

@@ -29,7 +29,7 @@ class Spec:
     key: str = "id"
     state: str = "true"  # of a finished job's row
     waiting: str = "true"  # of a waiting job's row
-    is_limit: bool = False  # bare SQL, which nobody can beat by much
+    is_limit: bool = False  # bare SQL, which no queue can beat by much
 
     @property
     def package(self) -> str:

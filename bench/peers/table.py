@@ -7,7 +7,7 @@ from bench.peers.measures import Figures
 
 
 def rates(title: str, figures: Figures, columns: Mapping[str, str], ours: str) -> None:
-    """A table of rates a second: medians with ranges, and how many times as fast as each peer we are."""
+    """A table of rates a second: medians with ranges, and how many times as fast as each peer TaskQ is."""
     print(f"\n{title}\n")
     print("| | " + " | ".join(columns.values()) + " |")
     print("|---" + "|--:" * len(columns) + "|")

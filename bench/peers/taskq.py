@@ -37,7 +37,7 @@ class TaskQ(Peer):
             self._queue.push(TOPIC, [NewTask(job.identifier, job.payload) for job in jobs])
 
     async def push_one(self, job: Job) -> None:
-        """One push; where workers are to be woken, a notification after it, in a statement of its own."""
+        """One push, and in the mode `notify` a notification after it, in a statement of its own."""
         self._queue.push(TOPIC, [NewTask(job.identifier, job.payload)])
         if self.mode.get("notify"):
             self._conn.execute(WOKEN)
@@ -47,7 +47,7 @@ class TaskQ(Peer):
         in_threads(partial(self._drain, meter), self.mode.get("threads", 1))
 
     async def work(self, meter: Meter) -> None:
-        """Polls; where nothing comes, waits for the interval to pass, or to be woken."""
+        """Polls; after an empty poll, waits for the interval or a notification."""
         loop = Loop(self._conn, meter, self.mode)
         if self.mode.get("notify"):
             self._conn.execute(WAKE)
@@ -84,7 +84,7 @@ class Loop:
         self._decisions: dict[Task | int, Decision | Result] = {}
 
     def step(self) -> int:
-        """Gives back what was done for what is next, and does it; returns how many those are."""
+        """Completes the handled tasks, claims the next ones and handles them; returns their number."""
         found = self._queue.exchange(self._owner, self._decisions, TOPIC, self._size, condition=self._condition)
         handle = self._meter.handle
         self._decisions = {task: Decision(Result.SUCCESS, handle(_document(task.payload))) for task in found}

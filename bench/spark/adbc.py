@@ -27,12 +27,12 @@ def run(rig: Rig, scale: Scale) -> None:
     with filled(rig, scale.flights, claimed=True) as site, site.copy() as dsn:
         with connect(dsn) as conn:
             fence = conn.execute("SELECT fence FROM taskq_internal.owner WHERE name = %s", (OWNER,)).fetchall()[0][0]
-        asked = {"dsn": dsn, "owner": OWNER, "fence": fence, "rounds": scale.rounds}
-        subprocess.run([str(python), "-m", PROGRAM], input=json.dumps(asked), text=True, check=True, cwd=ROOT)
+        request = {"dsn": dsn, "owner": OWNER, "fence": fence, "rounds": scale.rounds}
+        subprocess.run([str(python), "-m", PROGRAM], input=json.dumps(request), text=True, check=True, cwd=ROOT)
 
 
 def _environment(folder: Path) -> Path:
-    """The Python of that environment, which is made where there is none."""
+    """The Python of that environment; makes the environment if it is missing."""
     python = folder / "bin" / "python"
     stamp = folder / "requires.txt"
     if not (stamp.exists() and stamp.read_text(encoding="utf-8") == "\n".join(REQUIRES)):

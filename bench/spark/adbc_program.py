@@ -70,8 +70,8 @@ class Both:
 
 def main() -> None:
     """Prints medians; the rounds are interleaved."""
-    asked = json.load(sys.stdin)
-    both = Both(asked["dsn"], asked["owner"], asked["fence"])
+    request = json.load(sys.stdin)
+    both = Both(request["dsn"], request["owner"], request["fence"])
     tasks = _held(both)
     decisions = _decisions(tasks)
     pushes = _pushes(tasks)
@@ -84,7 +84,7 @@ def main() -> None:
         "stage tasks: adbc": lambda: both.write_by_adbc("staged_task", pushes),
     }
     figures: dict[str, list[float]] = {name: [] for name in works}
-    for number in range(asked["rounds"] + 1):
+    for number in range(request["rounds"] + 1):
         for name in list(works) if number % 2 == 0 else list(works)[::-1]:
             both.ours.execute("TRUNCATE taskq.staged, taskq.staged_task")
             rate = _rate(works[name], tasks.num_rows)
@@ -123,7 +123,7 @@ def _pushes(tasks: pa.Table) -> pa.Table:
 
 
 def _place(count: int) -> dict[str, pa.Array]:
-    """The columns that say whose rows these are. A UUID and 16 bytes look alike on the wire."""
+    """The columns that identify the attempt of the rows. A UUID and 16 bytes are the same on the wire."""
     stage = pa.repeat(pa.scalar(uuid4().bytes, pa.binary()), count)
     return {
         "stage": stage,

@@ -62,7 +62,7 @@ class Site:
 
 @contextmanager
 def filled(rig: Rig, count: int, *, claimed: bool = False) -> Iterator[Site]:
-    """So many flights as tasks, and the same in a status table as one writes by hand."""
+    """A database with `count` flights as tasks, and the same flights in a status table written by hand."""
     with rig.database() as dsn:
         with connect(dsn, autocommit=True) as conn:
             queue = TaskQueue(conn)
