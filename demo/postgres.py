@@ -55,11 +55,10 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
 class EmbeddedPostgres:
     """A server on the loopback address with one superuser, `taskq`, and a random password.
 
-    Without a folder it keeps its data in a temporary one that goes when it stops for good, at the end of the
-    `with` block; a folder that was given is kept, and can be opened again. `stop()` and `start()` in between keep
-    port, data and password. The server ends with this program, however that ends: a guardian process sees even a
-    `kill -9` and shuts the server down. Were the guardian killed too, the server would go on: the next start on
-    the same folder ends it first; one in a temporary folder has to be ended by hand.
+    Without a folder, the data is in a temporary one, which `close()` and the end of the `with` block remove. A given
+    folder is kept, and can be opened again. `stop()` and `start()` keep port, data and password. The server ends with
+    this program: a guardian process notices even a `kill -9`, and shuts the server down. If the guardian is killed,
+    too, the server stays up. The next start in the same folder then ends it; in a temporary folder, end it by hand.
 
     `programs` is the folder of another `postgres` and its `initdb`, such as /usr/lib/postgresql/15/bin.
     """
@@ -97,12 +96,12 @@ class EmbeddedPostgres:
 
     @property
     def dsn(self) -> str:
-        """How a client reaches the database `taskq`."""
+        """The DSN of the database `taskq`."""
         return self.dsn_of(USER)
 
     @property
     def port(self) -> int:
-        """The port that it listens on, or will."""
+        """The port that the server listens on after its start."""
         if self._port is None:
             self._port = free_port()
         return self._port
@@ -114,11 +113,11 @@ class EmbeddedPostgres:
 
     @property
     def log(self) -> Path:
-        """Where the server writes what it has to say."""
+        """The log file of the server."""
         return self.folder / "postgres.log"
 
     def dsn_of(self, database: str) -> str:
-        """How a client reaches another database of this server."""
+        """The DSN of another database of this server."""
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{quote(database, safe='')}"
 
     def start(self) -> None:
@@ -166,7 +165,7 @@ class EmbeddedPostgres:
         return self.dsn_of(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database if it exists, whoever is connected to it."""
+        """Drop a database if it exists, and end its connections."""
         self._administer(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     @property
@@ -178,7 +177,7 @@ class EmbeddedPostgres:
             conn.execute(statement)
 
     def _make_temporary(self) -> Path:
-        """A temporary folder that the account can enter, which root's own may not be."""
+        """Make a temporary folder that the account can enter; that of root may be closed to it."""
         for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")):  # noqa: S108 -- mkdtemp makes it
             if parent.is_dir() and self._account.can_enter(parent):
                 folder = Path(tempfile.mkdtemp(prefix="taskq-postgres-", dir=parent))
@@ -187,7 +186,7 @@ class EmbeddedPostgres:
         raise EmbeddedPostgresError(f"There is no temporary folder that the account {self._account.name} can enter.")
 
     def _take_folder(self) -> None:
-        """Be the only program that runs a server in this folder."""
+        """Lock the folder, so that no other program runs a server in it."""
         try:
             if not self.folder.exists():
                 self.folder.mkdir(parents=True)
@@ -209,7 +208,7 @@ class EmbeddedPostgres:
             self._lock = lock
 
     def _initialise(self, programs: Path) -> None:
-        """Make the cluster; without its last file, written on success, it is made anew the next time."""
+        """Make the cluster, in place of an incomplete one."""
         shutil.rmtree(self._data, ignore_errors=True)
         self._data.mkdir(mode=0o700)
         secret = self.folder / "password"
@@ -231,7 +230,7 @@ class EmbeddedPostgres:
             os.chown(secret, os.geteuid(), os.getegid())
 
     def _end_forgotten_server(self) -> None:
-        """End a server that outlived its program and its guardian; we hold the lock, so nobody else's it is."""
+        """End a server that outlived its program and its guardian. We hold the lock, so no other program uses it."""
         try:
             pid = int((self._data / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0])
             ours = str(self._data) in psutil.Process(pid).cmdline()
@@ -256,7 +255,7 @@ class EmbeddedPostgres:
                     raise EmbeddedPostgresError(
                         f"PostgreSQL did not answer within {STARTUP_SECONDS} s: {error}\n{tail(self.log)}"
                     ) from None
-            time.sleep(0.05)  # a server that starts tells nobody when it listens
+            time.sleep(0.05)  # a server sends no event when it listens
 
     def _create_own_database(self, conn: psycopg.Connection) -> None:
         if conn.execute("SELECT FROM pg_database WHERE datname = %s", (USER,)).fetchone() is None:

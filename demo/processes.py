@@ -15,13 +15,14 @@ from pathlib import Path
 
 from demo import guardian
 
-PORTS = range(20_000, 32_768)  # below those that systems give to whoever asks for any
+PORTS = range(20_000, 32_768)  # below the ephemeral ports
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on right now, and that nobody is given who asks for any.
+    """A port of the loopback address that is free and not ephemeral.
 
-    So it is most likely still free when a server comes to bind it, which Airflow does half a minute later.
+    The system gives such a port to no other program, so it is most likely still free when a server binds it; Airflow
+    does so half a minute later.
     """
     while True:
         port = secrets.choice(PORTS)
@@ -48,7 +49,7 @@ def tail(log: Path, lines: int = 20) -> str:
 
 
 class Servers:
-    """Processes that each lead a session; a guardian ends them should this program die first."""
+    """Processes that each lead a session; a guardian ends them if this program dies first."""
 
     def __init__(self, temporary: Path | None = None) -> None:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -62,7 +63,7 @@ class Servers:
         return {name: process.pid for name, process in self._running.items()}
 
     def _order(self, **order: int | str) -> None:
-        """Tell the guardian, or a new one if somebody ended it."""
+        """Send an order to the guardian, or to a new one if it has ended."""
         if self._guardian is None or self._guardian.poll() is not None:
             self._guardian = self._new_guardian()
             if self._temporary is not None:
@@ -80,7 +81,7 @@ class Servers:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # the terminal's Ctrl-C is not for it
+            start_new_session=True,  # so that it does not get the terminal's Ctrl-C
             cwd="/",
         )
 
@@ -114,22 +115,22 @@ class Servers:
         self._order(watch=process.pid, signal=int(stop_signal))
 
     def exit_code(self, name: str) -> int | None:
-        """How the process ended, negative for a signal; None while it runs."""
+        """The exit code of the process, negative for a signal; None while it runs."""
         return self._running[name].poll()
 
     def stop(self, *names: str, with_signal: signal.Signals | None = None, patience: float = 30) -> None:
-        """Ask all of them at once to end, and kill what is left of each session after `patience` seconds."""
+        """Send all of them their signals at once, and kill what is left of each session after `patience` seconds."""
         leaders = {self._running[name].pid: int(with_signal or self._signals[name]) for name in names}
         guardian.end_all(leaders, patience)
         self._reap(*names)
 
     def kill(self, name: str) -> None:
-        """SIGKILL for the process and all that it started, without a warning."""
+        """Send SIGKILL to the process and all processes that it started."""
         guardian.kill_family(self._running[name].pid)
         self._reap(name)
 
     def close(self) -> None:
-        """Stop all, then let the guardian go; it removes the temporary folder."""
+        """Stop all processes, and then the guardian, which removes the temporary folder."""
         self.stop(*self._running)
         if self._guardian is not None:
             self._guardian.communicate(timeout=60)

@@ -1,7 +1,7 @@
-"""What the demo tells at its end: how the tasks ended, how fast it was, and the story of three of them."""
+"""The report of the demo: tasks by state, speed, and the history of three tasks."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from airflow_provider_taskq.queue import Count, State, TaskInfo
@@ -14,7 +14,7 @@ REASONS = {
     State.READY: "waiting",
     State.ACTIVE: "held",
 }
-TOLD = (State.SUCCEEDED, State.FAILED, State.SUSPENDED)
+STATES = (State.SUCCEEDED, State.FAILED, State.SUSPENDED)
 
 
 def states(counts: Mapping[State, Count]) -> str:
@@ -24,7 +24,7 @@ def states(counts: Mapping[State, Count]) -> str:
 
 
 def speeds(tasks: int, push: float, gate: float, opened: float, drain: float) -> str:
-    """What took how long, in seconds, and the rates that follow."""
+    """The seconds of push, gate and drain, and the rates."""
     return "\n".join(
         (
             f"  push   {push:7.1f} s  {tasks / push:>9,.0f} rows/s  read the file, write the tasks, in one transaction",
@@ -34,8 +34,8 @@ def speeds(tasks: int, push: float, gate: float, opened: float, drain: float) ->
     )
 
 
-def story(task: TaskInfo) -> str:
-    """What happened to one flight."""
+def history(task: TaskInfo) -> str:
+    """The history of one flight."""
     flight = task.payload if isinstance(task.payload, dict) else {}
     said = task.error or json.dumps(task.output, ensure_ascii=False)
     number, route = f"{flight.get('carrier')}{flight.get('flight')}", f"{flight.get('origin')} to {flight.get('dest')}"
@@ -47,11 +47,6 @@ def story(task: TaskInfo) -> str:
             f"    {said}",
         )
     )
-
-
-def stories(tasks: Iterable[TaskInfo]) -> str:
-    """The stories of some tasks, one after the other."""
-    return "\n".join(map(story, tasks))
 
 
 def _clock(moment: datetime | None) -> str:

@@ -1,4 +1,4 @@
-"""A tour of the whole of it: a queue, a real Airflow, a gate that waits, a push, and Spark."""
+"""The tour of the demonstration: a queue, a real Airflow, a gate that waits, a push, and Spark."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import Count, State, TaskQueue, TaskQueueError, connect, install
-from demo import story
+from demo import report
 from demo.airflow_site import AirflowError, AirflowSite
 from demo.flights import REFERENCE, TOPIC
 
@@ -23,7 +23,7 @@ ENDED = {"success", "failed", "skipped", "upstream_failed"}
 
 
 class Tour:
-    """Runs the demo's two DAGs on an Airflow and a database that are there, and says what happens."""
+    """Runs the demo's two DAGs on a running Airflow and a database, and prints what happens."""
 
     def __init__(self, site: AirflowSite, dsn: str, limit: int | None, say: Callable[[str], None]) -> None:
         self._site = site
@@ -34,7 +34,7 @@ class Tour:
         self._last = ""
 
     def run(self) -> None:
-        """Starts the gate, sees it defer, pushes, follows the drain, and reports."""
+        """Starts the gate, waits until it is deferred, pushes, follows the drain, and reports."""
         self._site.wait_dags("flights_push", "flights_drain")
         self._note("starting the gate: nothing has been pushed yet")
         drain = self._site.trigger("flights_drain")
@@ -46,13 +46,13 @@ class Tour:
         self._report(push, drain)
 
     def _follow(self, dag_id: str, run_id: str) -> None:
-        """Notes what changes until the run has ended; AirflowError if not in success."""
+        """Prints changes until the run has ended; raises AirflowError unless it has succeeded."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (state := self._site.run_state(dag_id, run_id)) not in ENDED:
             self._note_progress(dag_id, run_id)
             if time.monotonic() > deadline:
                 raise AirflowError(f"the run of {dag_id} did not end within {PATIENCE_SECONDS} seconds")
-            time.sleep(1)  # a person watches: once a second is often enough
+            time.sleep(1)  # often enough for a terminal
         self._note_progress(dag_id, run_id)
         if state != "success":
             raise AirflowError(f"the run of {dag_id} ended as {state}; its logs: {self._site.home / 'logs'}")
@@ -82,12 +82,13 @@ class Tour:
         tasks = sum(count.count for count in counts.values())
         opened = (_moment(gate["end_date"]) - _moment(push["end_date"])).total_seconds()
         waited = (_moment(gate["end_date"]) - _moment(gate["start_date"])).total_seconds()
-        self._say(f"\nTasks by state\n{story.states(counts)}")
-        self._say(f"\nSpeed\n{story.speeds(tasks, push['duration'], waited, max(opened, 0), drain['duration'])}")
+        self._say(f"\nTasks by state\n{report.states(counts)}")
+        self._say(f"\nSpeed\n{report.speeds(tasks, push['duration'], waited, max(opened, 0), drain['duration'])}")
         with connect(self._dsn) as conn:
             queue = TaskQueue(conn)
-            told = [page[0] for state in story.TOLD if (page := queue.page(TOPIC, state=state, size=1))]
-        self._say(f"\nThree tasks, and their story\n{story.stories(told)}")
+            examples = [page[0] for state in report.STATES if (page := queue.page(TOPIC, state=state, size=1))]
+        histories = "\n".join(map(report.history, examples))
+        self._say(f"\nThree tasks, and their history\n{histories}")
         self._say(f"\nAirflow's page: {self._site.url}/dags/flights_drain/runs/{drain_run}")
 
     def _task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class Tour:
 
 
 def prepare(dsn: str) -> None:
-    """Installs the schema and an empty topic for the flights; refuses to empty one that holds anybody else's tasks."""
+    """Installs the schema and an empty topic for the flights; refuses to empty a topic with tasks of other programs."""
     with connect(dsn) as conn:
         install(conn)
         queue = TaskQueue(conn)
@@ -108,7 +109,7 @@ def prepare(dsn: str) -> None:
 
 
 def environment(dsn: str) -> dict[str, str]:
-    """What Airflow and, through it, Spark need to know: the connections, and the queue's DSN for the driver."""
+    """The environment of Airflow and Spark: the connections, and the queue's DSN for the driver."""
     parts = conninfo_to_dict(dsn)
     connection = {
         "conn_type": "taskq",
@@ -123,7 +124,7 @@ def environment(dsn: str) -> dict[str, str]:
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         "TASKQ_DSN": dsn,
         "PYSPARK_PYTHON": sys.executable,
-        "SPARK_HOME": _spark_home(),  # spark-submit's own search for it fails where a path has a space
+        "SPARK_HOME": _spark_home(),  # spark-submit's own search for it fails if a path has a space
         "SPARK_LOCAL_IP": "127.0.0.1",  # Spark's ports and its UI stay on this machine
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
