@@ -33,7 +33,7 @@ def confirm(page: Page, said: str | re.Pattern[str]) -> str:
     expect(dialog).to_contain_text(said)
     expect(dialog.get_by_test_id("confirm")).to_be_enabled()
     dialog.get_by_test_id("confirm").click()
-    done = dialog.get_by_test_id("said-success").inner_text()
+    done = dialog.get_by_test_id("message-success").inner_text()
     expect(page.get_by_test_id("announcement")).to_have_text(done)
     dialog.get_by_role("button", name="Close").click()
     expect(dialog).to_have_count(0)
@@ -55,7 +55,7 @@ def test_a_task_is_reset_and_the_audit_says_who_did_it(tab: OpenTab, acts: TaskQ
     confirm(visit.page, "1")
     assert states(acts, failed) == [State.READY] + [State.FAILED] * 4
     expect(main.get_by_test_id("why")).to_contain_text("ready")
-    expect(main.get_by_test_id("timeline")).to_contain_text(f"asked for by admin via role {role}")
+    expect(main.get_by_test_id("timeline")).to_contain_text(f"requested by admin via role {role}")
     main.get_by_role("link", name="Audit", exact=True).click()
     expect(main.get_by_test_id("audit").get_by_role("row").nth(1)).to_contain_text(
         re.compile(f"admin via role {re.escape(role)}.*retry.*work", re.DOTALL)
@@ -88,7 +88,7 @@ def test_what_is_purged_is_confirmed_with_a_warning(tab: OpenTab, acts: TaskQueu
     tick(main, failed[0])
     main.get_by_test_id("bulk").get_by_role("button", name="Purge").click()
     dialog = visit.page.get_by_test_id("dialog")
-    expect(dialog.get_by_test_id("said-warning")).to_contain_text("cannot be undone")
+    expect(dialog.get_by_test_id("message-warning")).to_contain_text("cannot be undone")
     dialog.get_by_role("button", name="Cancel").click()
     assert len(states(acts, failed)) == 5
     main.get_by_test_id("bulk").get_by_role("button", name="Purge").click()
@@ -163,7 +163,7 @@ def test_what_can_not_be_done_is_told_and_not_done(tab: OpenTab, acts: TaskQueue
     tick(main, ready, failed[0])
     main.get_by_test_id("bulk").get_by_role("button", name="Retry").click()
     dialog = visit.page.get_by_test_id("dialog")
-    expect(dialog.get_by_test_id("said-error")).to_contain_text(str(ready))
+    expect(dialog.get_by_test_id("message-error")).to_contain_text(str(ready))
     expect(dialog.get_by_test_id("confirm")).to_be_disabled()
     dialog.get_by_role("button", name="Cancel").click()
     assert states(acts, failed) == [State.FAILED] * 5

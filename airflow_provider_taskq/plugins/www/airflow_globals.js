@@ -1,4 +1,4 @@
-/** What Airflow hands out to the pages of plugins: React, Chakra in Airflow's theme, its router, its time zone. */
+/** The globals that Airflow provides to plugins: React, Chakra in Airflow's theme, its router, its time zone. */
 export const React = globalThis.React;
 export const UI = globalThis.ChakraUI;
 export const { Link, useLocation, useNavigate, useSearchParams } = globalThis.ReactRouterDOM;
@@ -15,7 +15,7 @@ export function timeZone() {
   }
 }
 
-/** A link inside Airflow, in the colour of its links. */
+/** A link inside Airflow, in the color of its links. */
 export function To({ to, children, ...props }) {
   return h(UI.Link, { asChild: true, color: "fg.info", display: "inline", ...props }, h(Link, { to }, children));
 }

@@ -13,7 +13,7 @@ const KINDS = [
 const ended = (bar) => bar.succeeded + bar.failed + bar.other;
 const sum = (bars, kind) => bars.reduce((total, bar) => total + bar[kind], 0);
 
-/** The share that FAILED of all that ended, in per cent, as `taskq stats` and health tell it; null where nothing ended. */
+/** The share of FAILED tasks among all that ended, in percent, as in `taskq stats`; null if no task ended. */
 function failureRate(bars) {
   const failed = sum(bars, "failed");
   const ended = failed + sum(bars, "succeeded") + sum(bars, "other");
@@ -27,23 +27,23 @@ function describe(bars, span) {
   return `${span}: ${number(sum(bars, "succeeded"))} succeeded, ${number(failed)} failed, ${number(sum(bars, "other"))} ended otherwise`;
 }
 
-/** The blocks of one bar, from the bottom up: what succeeded, what ended otherwise, what failed. */
+/** The blocks of one bar, from the bottom up: succeeded, ended otherwise, failed. */
 function blocks(bar, x, width, height, most) {
   let floor = height;
-  return KINDS.filter(([kind]) => bar[kind] > 0).map(([kind, colour]) => {
-    // What happened at all is seen: two units high at least.
+  return KINDS.filter(([kind]) => bar[kind] > 0).map(([kind, color]) => {
+    // At least two units high, so that a single task is visible.
     const tall = Math.max(2, (height * bar[kind]) / most);
     floor = Math.max(0, floor - tall);
-    const style = { fill: `var(--chakra-colors-${colour}-solid)` };
+    const style = { fill: `var(--chakra-colors-${color}-solid)` };
     return h("rect", { key: kind, x, y: floor, width, height: tall, style });
   });
 }
 
-/** The line that bars stand on. */
+/** The base line. */
 const ground = (width, height) =>
   h("line", { x1: 0, x2: width, y1: height, y2: height, style: { stroke: "var(--chakra-colors-border-emphasized)" } });
 
-/** One bar with its place, which says its numbers to the mouse. */
+/** One bar with its tooltip. */
 function drawn(bar, place, places, most, unit) {
   const step = WIDTH / places;
   const back = places - place - 1;
@@ -53,7 +53,7 @@ function drawn(bar, place, places, most, unit) {
   return h("g", { key: place }, h("title", null, title), whole, blocks(bar, place * step + step * 0.1, step * 0.8, HEIGHT, most));
 }
 
-/** A chart of [{succeeded, failed, other}], the oldest first; `unit`: the seconds that a bar stands for. */
+/** A chart of [{succeeded, failed, other}], the oldest first; `unit`: the seconds of a bar. */
 export function Chart({ title, bars, unit, sampled }) {
   const most = Math.max(1, ...bars.map(ended));
   const total = sum(bars, "succeeded") + sum(bars, "failed") + sum(bars, "other");
@@ -90,7 +90,7 @@ export function Chart({ title, bars, unit, sampled }) {
   );
 }
 
-/** What the ends of a chart, and its tallest bar, stand for. */
+/** The labels of the time axis, and the height of the tallest bar. */
 function Axis({ bars, unit, most }) {
   return h(
     UI.Flex,
@@ -103,7 +103,7 @@ function Axis({ bars, unit, most }) {
 
 const SPARKS = 20; // bars of three minutes: the last hour
 
-/** The same in a line of a table: of [[place, succeeded, failed, other]], places without anything left out. */
+/** A small chart for a table row, of [[place, succeeded, failed, other]] without empty places. */
 export function Spark({ of }) {
   if (!of) return h(UI.Text, { as: "span", color: "fg.subtle" }, "–");
   const bars = of.map(([place, succeeded, failed, other]) => ({ place, succeeded, failed, other }));

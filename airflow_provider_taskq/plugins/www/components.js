@@ -1,9 +1,9 @@
-/** Pieces that every view is made of: headings, badges, notices, empty and loading states, times. */
+/** Components that the views share: headings, badges, notices, empty and loading states, times. */
 import { h, UI, useEffect, useRef } from "./airflow_globals.js";
 import { Icon } from "./icons.js";
 import { clock, distance, moment } from "./format.js";
 
-// Airflow's own colours of task states, given to the states that mean the same here.
+// Each status has Airflow's color of the task state that means the same.
 const PALETTES = {
   running: "running",
   active: "running",
@@ -25,14 +25,14 @@ const PALETTES = {
   critical: "failed",
 };
 
-/** A status in Airflow's colours, and always in words: a task without attempts left is a failed one here. */
+/** A status as a badge, in Airflow's color and in words. An exhausted task shows as failed. */
 export function State({ name: status, ...props }) {
   const name = { exhausted: "failed", active: "running" }[status] ?? status;
   const look = { colorPalette: PALETTES[name] ?? "gray", variant: "solid", borderRadius: "full", fontSize: "xs", px: 2 };
   return h(UI.Badge, { ...look, whiteSpace: "nowrap", ...props }, name);
 }
 
-/** The heading of a view, which takes the focus when the user came here from another one. */
+/** The heading of a view. It takes the focus when the user comes from another view. */
 export function Title({ children, focus, aside, badge }) {
   const heading = useRef(null);
   useEffect(() => {
@@ -55,12 +55,12 @@ export function Title({ children, focus, aside, badge }) {
 /** The heading of a part of a view. */
 export const Part = ({ children, ...props }) => h(UI.Heading, { as: "h3", size: "sm", mt: 2, ...props }, children);
 
-/** A button of this page's size. */
-export function Do({ icon, children, ...props }) {
+/** A button with an icon. */
+export function ActionButton({ icon, children, ...props }) {
   return h(UI.Button, { size: "sm", variant: "outline", ...props }, icon ? h(Icon, { name: icon }) : null, children);
 }
 
-/** What went wrong, in the server's words, and a way to try again. */
+/** The message of an error, and a button to try again. */
 export function Failure({ error, again }) {
   return h(
     UI.Alert.Root,
@@ -71,13 +71,13 @@ export function Failure({ error, again }) {
   );
 }
 
-/** Rows to come, shown so that nothing jumps when they do. */
+/** Placeholders for rows, so that the layout does not jump when the rows arrive. */
 export function Loading({ rows = 6 }) {
   const lines = Array.from({ length: rows }, (_, place) => h(UI.Skeleton, { key: place, height: 9, borderRadius: "sm" }));
   return h(UI.Stack, { gap: 2, role: "status", "aria-label": "Loading", "data-testid": "loading" }, lines);
 }
 
-/** What it means that there is nothing here, and what to do about it. */
+/** A notice in the place of an empty list. */
 export function Empty({ title, children }) {
   return h(
     UI.EmptyState.Root,
@@ -98,7 +98,7 @@ export function Shown({ of, rows, children }) {
   return h(UI.Stack, { gap: 3, minW: 0 }, failure, of.data ? children(of.data) : null);
 }
 
-/** A moment, exact, with how far it is away. */
+/** A moment, with its distance from another. */
 export function When({ at, from, only }) {
   if (!at) return h(UI.Text, { as: "span", color: "fg.muted" }, "–");
   const away = from ? distance(at, from) : null;
@@ -107,7 +107,7 @@ export function When({ at, from, only }) {
   return away ? h("span", null, exact, h(UI.Text, { as: "span", color: "fg.muted" }, ` (${away})`)) : exact;
 }
 
-/** How fresh the page is, and the switch that makes it stay as it is. */
+/** The time of the data, and the switch that stops the refresh. */
 export function Stamp({ asOf, live, onLive }) {
   return h(
     UI.HStack,
@@ -123,7 +123,7 @@ export function Stamp({ asOf, live, onLive }) {
   );
 }
 
-/** Names with their values: a description list that takes the columns it has room for. */
+/** Names with their values, in as many columns as fit. */
 export function Facts({ facts }) {
   const shown = facts.filter((fact) => fact && fact[1] !== null && fact[1] !== undefined);
   const fact = ([name, value]) =>
@@ -138,7 +138,7 @@ export function Facts({ facts }) {
   return h(UI.Grid, { as: "dl", gridTemplateColumns: columns, columnGap: 6, rowGap: 3 }, shown.map(fact));
 }
 
-/** Text exactly as it is, which scrolls in its own box. */
+/** Preformatted text in a box that scrolls. */
 export function Verbatim({ children, label, ...props }) {
   const look = { as: "pre", fontSize: "xs", fontFamily: "mono", bg: "bg.subtle", borderWidth: "1px", borderRadius: "md", p: 3 };
   const fit = { maxH: "28rem", overflow: "auto", whiteSpace: "pre-wrap", overflowWrap: "anywhere" };

@@ -5,19 +5,19 @@ const DIGITS = new Intl.NumberFormat("en");
 
 export const number = (value) => DIGITS.format(value);
 
-/** The person, as the client said, and the database role, as the database says: alice via role airflow. */
+/** The actor that the client named, and the database role that the database recorded: alice via role airflow. */
 export function person(actor, role) {
   if (!role) return actor;
   return actor ? `${actor} via role ${role}` : `role ${role}`;
 }
 
-/** A count that was not counted further than a bound: 10,000+. */
+/** A count; one that stopped at its cap as 10,000+. */
 export function count(counted) {
   if (counted === null || counted === undefined) return "–";
   return typeof counted === "number" ? number(counted) : number(counted.count) + (counted.capped ? "+" : "");
 }
 
-/** How many there are at least. */
+/** A count without its cap. */
 export const atLeast = (counted) => (typeof counted === "number" ? counted : (counted?.count ?? 0));
 
 export const plural = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
@@ -35,7 +35,7 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} days`;
 }
 
-/** A duration in seconds, a short one to two digits: 40 ms, 1.2 s. */
+/** A duration in seconds, with two digits below ten seconds: 40 ms, 1.2 s. */
 export function elapsed(seconds) {
   const thousandths = Math.max(0, Math.round(seconds * 1000));
   if (thousandths < 1000) return `${thousandths} ms`;
@@ -78,7 +78,7 @@ export function clock(iso) {
   return `${p.hour}:${p.minute}:${p.second}`;
 }
 
-/** How long ago, or in how long, a moment is, seen from another. */
+/** The distance of a moment from another: 5 min ago, in 3 h. */
 export function distance(iso, from) {
   const seconds = (new Date(iso) - new Date(from)) / 1000;
   return seconds >= 0 ? `in ${duration(seconds)}` : `${duration(-seconds)} ago`;

@@ -1,4 +1,4 @@
-/** The few pictures of the page, drawn by hand on a grid of 24. */
+/** The icons of the page, on a grid of 24. */
 import { h, UI } from "./airflow_globals.js";
 
 const SHAPES = {

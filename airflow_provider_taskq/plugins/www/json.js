@@ -1,9 +1,9 @@
-/** JSON as text: checked, and laid out for reading, without a digit of it changed. */
+/** Checks and indents JSON texts without changing a digit. */
 
-// A string, or what stands between values.
+// A string, or a character between values.
 const TOKENS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s"{}[\],:]+/g;
 
-/** What is wrong with a text as JSON, in the browser's words; null where nothing is, or it is blank. */
+/** The browser's message about a text that is not JSON; null if it is JSON or blank. */
 export function fault(text) {
   if (!text.trim()) return null;
   try {
@@ -14,12 +14,12 @@ export function fault(text) {
   }
 }
 
-/** The text with lines and indents. By its tokens, not its value, for JavaScript would round 12345678901234567890. */
+/** The text with lines and indents. It works on tokens: JSON.parse would round 12345678901234567890. */
 export function readable(text) {
   if (fault(text) !== null) return text;
   const tokens = text.match(TOKENS) ?? [];
   let depth = 0;
-  // No deeper than a push allows: the indents of 30,000 levels would take gigabytes.
+  // At most as deep as a push allows: the indents of 30,000 levels would take gigabytes.
   const line = () => `\n${"  ".repeat(Math.min(depth, 100))}`;
   const laid = tokens.map((token, place) => {
     const empty = (token === "{" && tokens[place + 1] === "}") || (token === "[" && tokens[place + 1] === "]");

@@ -4,64 +4,64 @@ import { useCallback, useLocation, useMemo, useSearchParams } from "./airflow_gl
 export const FILTERS = ["state", "status", "identifier", "reference", "since", "until", "error", "error_group", "order"];
 const KEPT = ["conn_id"];
 
-/** The search of a place; what is empty is left out. */
+/** The query string of a place, without empty values. */
 export function search(place) {
-  const asked = new URLSearchParams();
+  const params = new URLSearchParams();
   for (const [name, value] of Object.entries(place)) {
-    if (value !== null && value !== undefined && value !== "") asked.set(name, value);
+    if (value !== null && value !== undefined && value !== "") params.set(name, value);
   }
-  return `?${asked}`;
+  return `?${params}`;
 }
 
-/** The view that a URL means: links of operators name a topic only. */
-function viewOf(asked) {
-  if (asked.view) return asked.view;
-  return asked.topic ? (asked.sequence ? "task" : "topic") : "topics";
+/** The view of a URL. The links of operators name only a topic. */
+function viewOf(params) {
+  if (params.view) return params.view;
+  return params.topic ? (params.sequence ? "task" : "topic") : "topics";
 }
 
-/** What the user looks at: where it changes, a new view begins, whose heading takes the focus. */
-export function whereabouts(asked) {
-  const { topic, sequence, owner } = asked;
-  const view = viewOf(asked);
-  const subject = { topic, task: `${topic}#${sequence}`, owner, search: asked.text }[view];
+/** Identifies what the user looks at. When it changes, a new view is shown and its heading takes the focus. */
+export function viewKey(params) {
+  const { topic, sequence, owner } = params;
+  const view = viewOf(params);
+  const subject = { topic, task: `${topic}#${sequence}`, owner, search: params.text }[view];
   return `${view} ${subject ?? ""}`;
 }
 
-/** The same in words, for the browser's tab and its history. */
-export function titleOf(asked) {
-  const { topic, sequence, owner, text } = asked;
-  const view = viewOf(asked);
+/** The title of a view, for the browser's tab and history. */
+export function titleOf(params) {
+  const { topic, sequence, owner, text } = params;
+  const view = viewOf(params);
   const name = view.charAt(0).toUpperCase() + view.slice(1).replaceAll("_", " ");
   const subject = { task: `#${sequence} · ${topic}`, topic, owner, search: text }[view];
   return subject ?? (topic ? `${name} · ${topic}` : name);
 }
 
 /**
- * {view, ...parameters} of the URL; `at(place)`: the link to another; `go(changes)`: the same one changed.
+ * {view, ...parameters} of the URL. `at(place)`: the link to another place. `go(changes)`: goes to this place with changes.
  *
- * The address changes before what it means is shown, so that `go` changes what the address says by now. `ifHere`: nothing
- * where that is another view already, so that what was typed here does not lead back.
+ * The URL changes before React renders the new view, so `go` applies its changes to the current URL. With `ifHere` it
+ * does nothing if that is another view already, so that late input does not lead back.
  */
 export function usePlace() {
   const { pathname } = useLocation();
-  const [params, setParams] = useSearchParams();
-  const text = params.toString();
-  const asked = useMemo(() => Object.fromEntries(new URLSearchParams(text)), [text]);
+  const [searchParams, setSearchParams] = useSearchParams();
+  const text = searchParams.toString();
+  const params = useMemo(() => Object.fromEntries(new URLSearchParams(text)), [text]);
   const at = useCallback(
-    (place) => ({ search: search({ ...Object.fromEntries(KEPT.map((name) => [name, asked[name]])), ...place }) }),
-    [asked],
+    (place) => ({ search: search({ ...Object.fromEntries(KEPT.map((name) => [name, params[name]])), ...place }) }),
+    [params],
   );
   const go = useCallback(
     (changes, { ifHere, ...options } = {}) => {
       const now = Object.fromEntries(new URLSearchParams(globalThis.location.search));
-      const same = whereabouts(now) === whereabouts(asked) && now.conn_id === asked.conn_id;
+      const same = viewKey(now) === viewKey(params) && now.conn_id === params.conn_id;
       const here = same && globalThis.location.pathname.endsWith(pathname);
       if (ifHere && !here) return;
-      setParams(new URLSearchParams(search({ ...(here ? now : asked), ...changes }).slice(1)), options);
+      setSearchParams(new URLSearchParams(search({ ...(here ? now : params), ...changes }).slice(1)), options);
     },
-    [asked, pathname, setParams],
+    [params, pathname, setSearchParams],
   );
-  return { ...asked, view: viewOf(asked), at, go };
+  return { ...params, view: viewOf(params), at, go };
 }
 
 /** The filter of tasks that a URL holds, as the API and the actions take it. */

@@ -4,7 +4,7 @@ import { Fragment, h, Link, UI, useCallback, useEffect, useLocation, useMemo, us
 import { Liveness, useLive } from "./polling.js";
 import { Icon } from "./icons.js";
 import { Empty, Failure, Loading, Stamp } from "./components.js";
-import { FILTERS, titleOf, usePlace, whereabouts } from "./location.js";
+import { FILTERS, titleOf, usePlace, viewKey } from "./location.js";
 import { Audit } from "./views/audit.js";
 import { Health } from "./views/health.js";
 import { Locks } from "./views/locks.js";
@@ -82,7 +82,7 @@ function Tabs({ place }) {
   return h(UI.Box, { position: "relative", flexShrink: 0, minW: 0 }, nav, further("left", "back"), further("right", "next"));
 }
 
-/** On which sides of a bar that scrolls there is more than is seen. */
+/** On which sides a scrolling bar has hidden content. */
 function useHidden(bar) {
   const [hidden, setHidden] = useState({ left: false, right: false });
   useEffect(() => {
@@ -103,31 +103,31 @@ function useHidden(bar) {
   return hidden;
 }
 
-/** Which of the listed connections is looked at; nothing to choose where there is one. */
+/** The connection, and a choice if there are several. */
 function Connections({ connections, conn, place }) {
   if (connections.length < 2) return h(UI.Text, { fontSize: "sm", color: "fg.muted", truncate: true }, conn.conn_id);
   const options = connections.map(({ conn_id }) => h("option", { key: conn_id, value: conn_id }, conn_id));
   const field = {
     "aria-label": "Connection",
     value: conn.conn_id,
-    onChange: (event) => place.go({ ...GONE, conn_id: event.target.value }),
+    onChange: (event) => place.go({ ...CONNECTION_PARAMETERS, conn_id: event.target.value }),
   };
   return h(UI.NativeSelect.Root, { size: "sm", width: { base: "7.5rem", md: "14rem" } }, h(UI.NativeSelect.Field, field, options), h(UI.NativeSelect.Indicator));
 }
 
-// What another connection doesn't have in common with this one.
-const GONE = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "view"].map((name) => [name, null]));
+// The parameters that belong to one connection.
+const CONNECTION_PARAMETERS = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "view"].map((name) => [name, null]));
 
-// What one view's address says and another one's does not.
-const NOTHING = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "search", "sort", "trouble", ...FILTERS].map((name) => [name, null]));
+// The parameters that belong to one view.
+const ALL_PARAMETERS = Object.fromEntries(["topic", "sequence", "owner", "after", "before", "search", "sort", "trouble", ...FILTERS].map((name) => [name, null]));
 
-function chosen(connections, asked) {
-  return connections.find(({ conn_id }) => conn_id === asked) ?? (asked ? null : connections[0]);
+function chosen(connections, wanted) {
+  return connections.find(({ conn_id }) => conn_id === wanted) ?? (wanted ? null : connections[0]);
 }
 
 function Body({ place, connections, asOf, live, setLive }) {
   const conn = chosen(connections, place.conn_id);
-  const here = whereabouts(place);
+  const here = viewKey(place);
   const came = useRef(here);
   if (came.current !== here) came.current = null;
   if (!conn) {
@@ -151,7 +151,7 @@ function Body({ place, connections, asOf, live, setLive }) {
         h(Connections, { connections, conn, place }),
         conn.may_act ? null : h(UI.Badge, { variant: "surface", title: "To act, you need the right to edit this connection" }, "view only"),
       ),
-      h(Find, { key: here, value: place.view === "search" ? place.text : "", onFind: (text) => place.go({ ...NOTHING, view: "search", text }) }),
+      h(Find, { key: here, value: place.view === "search" ? place.text : "", onFind: (text) => place.go({ ...ALL_PARAMETERS, view: "search", text }) }),
       h(Stamp, { asOf, live, onLive: setLive }),
     ),
     h(Acting, { key: conn.conn_id, conn, here }, h(View, { key: here, conn, place, focus: came.current === null })),
@@ -159,12 +159,11 @@ function Body({ place, connections, asOf, live, setLive }) {
 }
 
 /**
- * What Airflow shows at plugin/taskq.
+ * The page at plugin/taskq.
  *
- * Airflow renders a plugin's component through React.lazy the first time, and itself from the next change of the URL on:
- * to React another component, so that all of it would be made anew, and a field lose the focus, at the first letter of a
- * filter. So that change is brought about before there is anything to lose: the first one shows nothing until it has
- * outlived the change.
+ * Airflow renders a plugin's component through React.lazy at first, and directly after the next change of the URL. To
+ * React these are two components, so it would mount the page again at the first letter of a filter, and the field would
+ * lose the focus. The page therefore changes the URL once itself, and shows nothing before that change.
  */
 export function Page() {
   const [ready] = useState(settled);
@@ -183,8 +182,8 @@ let settled = false;
 function Whole() {
   const place = usePlace();
   const [live, setLive] = useState(true);
-  const [asOf, tell] = useFreshest(place.view);
-  const liveness = useMemo(() => ({ live, tell }), [live, tell]);
+  const [asOf, report] = useFreshest(place.view);
+  const liveness = useMemo(() => ({ live, report }), [live, report]);
   const known = useLive("connections", {}, { once: true });
   const shown = known.data
     ? h(Body, { place, connections: known.data.connections, asOf, live, setLive })
@@ -196,7 +195,7 @@ function Whole() {
   return h(Liveness.Provider, { value: liveness }, h(UI.Stack, { as: "main", "data-testid": "taskq", ...room }, shown));
 }
 
-/** The title of the browser's tab, which is Airflow's own again once the page is left. */
+/** Sets the title of the browser's tab, and restores Airflow's when the user leaves the page. */
 function useTitle(title) {
   useEffect(() => {
     const before = document.title;
@@ -209,10 +208,10 @@ function useTitle(title) {
   }, [title]);
 }
 
-/** The moment of the newest data of a view. */
+/** The time of the newest data of a view, and the function that reports one. */
 function useFreshest(view) {
   const [asOf, setAsOf] = useState(null);
   useEffect(() => setAsOf(null), [view]);
-  const tell = useCallback((moment) => setAsOf((before) => (!before || Date.parse(moment) > Date.parse(before) ? moment : before)), []);
-  return [asOf, tell];
+  const report = useCallback((moment) => setAsOf((before) => (!before || Date.parse(moment) > Date.parse(before) ? moment : before)), []);
+  return [asOf, report];
 }

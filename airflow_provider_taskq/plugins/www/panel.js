@@ -30,7 +30,7 @@ function WaitsFor({ waits, topic, place }) {
   return h(UI.Stack, { as: "section", gap: 2, minW: 0, "aria-label": "Waits for" }, h(Part, null, "Waits for"), rows);
 }
 
-/** What a waiting gate looks at, where it waits for a topic rather than for named tasks. */
+/** The topic that a sensor waits for. */
 function Topic({ topic, place }) {
   if (!topic) return null;
   return h(
@@ -51,7 +51,7 @@ function Notice({ status, testid, children }) {
   );
 }
 
-/** What became of what a gate claimed. */
+/** The tasks that a sensor claimed, and their states. */
 function Claim({ claim, asOf, place }) {
   if (!claim) return null;
   const known = claim.states.reduce((sum, { count }) => sum + count, 0);
@@ -92,12 +92,12 @@ function Known({ conn, instance, details }) {
   return h(Shown, { of: found, rows: 4 }, (data) => h(Found, { data, details, place }));
 }
 
-/** What Airflow shows on the page of a task instance. */
+/** The panel that Airflow shows on the page of a task instance. */
 export function Panel({ dagId, runId, taskId, mapIndex }) {
   const instance = useMemo(() => ({ dagId, runId, taskId, mapIndex: mapIndex ?? "-1" }), [dagId, runId, taskId, mapIndex]);
   const [live, setLive] = useState(true);
-  const [asOf, tell] = useState(null);
-  const liveness = useMemo(() => ({ live, tell }), [live]);
+  const [asOf, report] = useState(null);
+  const liveness = useMemo(() => ({ live, report }), [live]);
   const connections = useLive("connections", {}, { once: true });
   const details = useInstance(instance);
   const conn = details?.conn ?? connections.data?.connections[0]?.conn_id;

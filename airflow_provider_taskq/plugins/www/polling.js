@@ -5,20 +5,20 @@ import { get } from "./api.js";
 const EVERY = 5000;
 const AT_MOST = 60000;
 
-/** Whether the page is live, how to switch it, the moment of the newest data, and how to tell of one. */
-export const Liveness = createContext({ live: true, tell: () => {} });
+/** {live, report(moment)}: whether views refresh, and the function that reports the time of new data. */
+export const Liveness = createContext({ live: true, report: () => {} });
 
-/** A look that took long is repeated after ten times as long, so that no page keeps a slow server busy. */
+/** The pause is at least ten times as long as the request took, so that no page keeps a slow server busy. */
 const pause = (took, failures) => Math.min(AT_MOST, Math.max(EVERY, 10 * took) * 2 ** Math.min(failures, 4));
 
 /**
- * What a path of the API tells, again and again: {data, error, loading, reload}. `where` null asks nothing.
+ * Loads a path of the API again and again: {data, error, loading, reload}. If `where` is null it loads nothing.
  *
- * Nothing is asked while the tab is hidden; when it is shown again, at once. Data stays while newer is on its way and
- * where that fails, beside the error, unless it is gone. `once`: asked until it is answered, and not again.
+ * A hidden tab loads nothing; a tab that becomes visible loads at once. The old data stays during a request and after an
+ * error, except after status 404. `once`: stops after the first answer.
  */
 export function useLive(where, query = {}, { once = false } = {}) {
-  const { live, tell } = useContext(Liveness);
+  const { live, report } = useContext(Liveness);
   const key = where === null ? null : JSON.stringify([where, query]);
   const [state, setState] = useState({ key: null, data: null, error: null });
   const liveNow = useRef(live);
@@ -27,7 +27,7 @@ export function useLive(where, query = {}, { once = false } = {}) {
 
   useEffect(() => {
     if (key === null) return undefined;
-    const [asked, asking] = JSON.parse(key);
+    const [path, parameters] = JSON.parse(key);
     const abort = new AbortController();
     let timer = null;
     let failures = 0;
@@ -41,13 +41,13 @@ export function useLive(where, query = {}, { once = false } = {}) {
       clearTimeout(timer);
       const began = performance.now();
       try {
-        const data = await get(asked, asking, abort.signal);
-        if (mine !== turn) return; // asked again since: that one counts
+        const data = await get(path, parameters, abort.signal);
+        if (mine !== turn) return; // a newer request is under way
         failures = 0;
         setState({ key, data, error: null });
         answered = once;
         if (once) return;
-        tell(data.as_of);
+        report(data.as_of);
       } catch (error) {
         if (abort.signal.aborted || mine !== turn) return;
         failures += 1;
@@ -71,7 +71,7 @@ export function useLive(where, query = {}, { once = false } = {}) {
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", shown);
     };
-  }, [key, once, tell]);
+  }, [key, once, report]);
 
   const first = useRef(true);
   useEffect(() => {

@@ -1,4 +1,4 @@
-/** A field to search by, which looks when the user stops typing or presses Enter. */
+/** A search field. It searches when the user stops typing or presses Enter. */
 import { h, UI } from "./airflow_globals.js";
 import { useTyped } from "./text_input.js";
 

@@ -1,8 +1,8 @@
-/** A table in Airflow's style, whose rows become cards where there is no room for its columns. */
+/** A table in Airflow's style. In a narrow place its rows become cards. */
 import { h, UI } from "./airflow_globals.js";
 import { Icon } from "./icons.js";
 
-// By the width of the table, not of the window: next to Airflow's grid a wide window leaves little room.
+// The width of the table counts, not of the window: Airflow's grid can take most of a wide window.
 const NARROW = "@container taskq (max-width: 46rem)";
 
 const CARDS = {
@@ -24,7 +24,7 @@ const CARDS = {
 };
 
 /** A checkbox with a label for screen readers. */
-export function Tick({ checked, onChange, label }) {
+export function Checkbox({ checked, onChange, label }) {
   return h(
     UI.Checkbox.Root,
     { size: "sm", display: "flex", checked, onCheckedChange: (now) => onChange(now.checked === true), colorPalette: "brand" },
@@ -35,7 +35,7 @@ export function Tick({ checked, onChange, label }) {
 
 const ORDERS = { asc: ["ascending", "↑"], desc: ["descending", "↓"] };
 
-/** The head of a column; sorting: {key, order, by(key)}, where the column has a key to sort by. */
+/** The head of a column; sorting: {key, order, by(key)}, if the column has a key to sort by. */
 function header(column, sorting) {
   const look = { whiteSpace: "nowrap", textAlign: column.number ? "end" : "start", width: column.width };
   if (!sorting || !column.sort) return h(UI.Table.ColumnHeader, { key: column.title, scope: "col", ...look }, column.title);
@@ -54,7 +54,7 @@ function cell(column, row, place) {
   return h(UI.Table.Cell, { key: column.title, role: place === 0 ? "rowheader" : "cell", "data-label": column.title, ...bare, ...look }, inner);
 }
 
-/** The selection's column: {keys: Set, toggle(key), all(keys)}. */
+/** The column of checkboxes. selection: {keys: Set, toggle(key), all(keys)}. */
 function choices(selection, rows, keyOf) {
   const keys = rows.map(keyOf);
   const chosen = keys.filter((key) => selection.keys.has(key)).length;
@@ -63,13 +63,13 @@ function choices(selection, rows, keyOf) {
     head: h(
       UI.Table.ColumnHeader,
       { key: "-", width: 8, scope: "col" },
-      h(Tick, { checked: state, onChange: () => selection.all(state === true ? [] : keys), label: "Select this page" }),
+      h(Checkbox, { checked: state, onChange: () => selection.all(state === true ? [] : keys), label: "Select this page" }),
     ),
     cell: (row) =>
       h(
         UI.Table.Cell,
         { key: "-", width: 8, role: "cell" },
-        h(Tick, {
+        h(Checkbox, {
           checked: selection.keys.has(keyOf(row)),
           onChange: () => selection.toggle(keyOf(row)),
           label: `Select task ${keyOf(row)}`,
@@ -79,9 +79,9 @@ function choices(selection, rows, keyOf) {
 }
 
 /**
- * Rows as a table. columns: [{title, show(row), number, look, width, empty(row), sort}]; the first one names the row, and a card
- * leaves out what is empty. sorting: see header. foot: a last row with the totals, as the columns show it.
- * The roles are said aloud, for they are lost where a table is laid out as cards.
+ * Rows as a table. columns: [{title, show(row), number, look, width, empty(row), sort}]; the first one names the row. A card
+ * leaves out empty cells. sorting: see header. foot: a last row with the totals.
+ * The roles are explicit, because the layout as cards removes the implicit ones.
  */
 export function Rows({ label, columns, rows, keyOf, selection, testid, sorting, foot }) {
   const chosen = selection ? choices(selection, rows, keyOf) : null;
@@ -107,7 +107,7 @@ export function Rows({ label, columns, rows, keyOf, selection, testid, sorting, 
 const turn = (title, onClick, icon) =>
   h(UI.Button, { key: title, size: "sm", variant: "outline", disabled: !onClick, onClick: onClick ?? undefined }, title, icon);
 
-/** The ways to other pages; absent where there is only one. */
+/** The buttons for other pages of a list; none if there is one page. */
 export function Pages({ first, previous, next, note }) {
   if (!first && !previous && !next && !note) return null;
   return h(

@@ -1,6 +1,6 @@
-/** What Airflow itself knows of a task instance: its rendered fields and what it returned, by the user's own rights. */
+/** What Airflow knows about a task instance: its rendered fields and its XCom, read with the user's own rights. */
 
-/** The instance as the API's parameters name it. */
+/** The instance as parameters of the API. */
 export const named = ({ dagId, runId, taskId, mapIndex }) => ({ dag_id: dagId, run_id: runId, task_id: taskId, map_index: mapIndex });
 
 async function ask(path, signal) {
@@ -10,7 +10,7 @@ async function ask(path, signal) {
   return response.json();
 }
 
-/** XComs come as they are, or as the text of them. */
+/** The value of an XCom, which Airflow returns as JSON or as its text. */
 function parsed(value) {
   if (typeof value !== "string") return value;
   try {
@@ -24,9 +24,11 @@ const list = (value) => (Array.isArray(value) ? value.filter((one) => typeof one
 const text = (value) => (typeof value === "string" ? value : null);
 
 /**
- * {conn, topic, identifiers, first, last, claimedAs, claimed, since, ours, wait, refused}: where the instance works, what it waits for, which tasks it pushed.
- * `claimedAs`: the owner of a gate's claim, `claimed` how many tasks, `since` when it ran. `ours`: whether it is of an operator of
- * TaskQ; null where Airflow would not tell. `wait`: what an open question of a gate is, as the API takes it. `refused`: a sentence where Airflow would not tell.
+ * {conn, topic, identifiers, first, last, claimedAs, claimed, since, ours, wait, refused} of a task instance.
+ *
+ * conn, topic, identifiers: what it works on. first, last: the tasks that it pushed. claimedAs, claimed, since: the owner,
+ * the number of tasks and the start of a sensor's claim. ours: whether it runs an operator of TaskQ; null if Airflow
+ * refused the answer. wait: what a sensor waits for now, as parameters of the API. refused: a message if Airflow refused.
  */
 export async function loadInstance({ dagId, runId, taskId, mapIndex }, signal) {
   const [dag, run, task] = [dagId, runId, taskId].map(encodeURIComponent);
@@ -55,10 +57,10 @@ export async function loadInstance({ dagId, runId, taskId, mapIndex }, signal) {
   };
 }
 
-// States of a task instance in which a gate is still closed.
+// States of a task instance in which a sensor still waits.
 const WAITING = ["running", "deferred", "up_for_reschedule", "up_for_retry", "scheduled", "queued"];
 
-/** What a gate waits for, by the fields that only gates have; null for what is no gate. */
+/** What a sensor waits for, by the fields that only sensors have; null for another operator. */
 function waitOf(fields) {
   const condition = text(fields.condition);
   if (fields.min_tasks !== undefined) return { waits_for: "ready", number: Math.max(1, Number(fields.min_tasks) || 1), condition };
@@ -67,12 +69,12 @@ function waitOf(fields) {
   return null;
 }
 
-/** Whether the instance is of one of our operators: they all have a connection to the queue among their fields. */
+/** Whether the instance runs an operator of TaskQ. All of them have the field taskq_conn_id. */
 function isOurs(instance, result) {
   return instance.rendered_fields?.taskq_conn_id !== undefined || /TaskQ|@task\.taskq/.test(instance.operator_name ?? instance.operator ?? "") || Boolean(result?.topic);
 }
 
-/** Rendered fields keep a list as a list, or as the text of one. */
+/** A rendered field holds a list, or the text of a list. */
 function identifiersOf(value) {
   const whole = list(value);
   if (whole.length !== 1 || !whole[0].startsWith("[")) return whole;

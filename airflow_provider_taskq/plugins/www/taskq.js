@@ -1,9 +1,9 @@
 /**
- * TaskQ inside Airflow: the module that Airflow loads, for the page and for the panel of a task instance.
+ * The module that Airflow loads for the page and for the panel of a task instance.
  *
- * Nothing is built: these files are what the browser runs. Airflow hands out React, its router and Chakra in its own
- * theme as globals (see airflow_globals.js), takes the component by its name from `globalThis`, and imports a module once only: so
- * both names are set here.
+ * There is no build step: the browser runs these files. Airflow provides React, its router and Chakra as globals (see
+ * airflow_globals.js). It imports a module only once and takes the component by its name from `globalThis`, so this
+ * module sets both names.
  */
 const TOO_OLD = "The TaskQ page needs the Chakra components that Airflow hands out to plugins, and this Airflow has none.";
 

@@ -5,20 +5,20 @@ import { PushDialog } from "./push.js";
 
 const Context = createContext({ mayAct: false, act: () => {} });
 
-/** {mayAct, act(request)}: see dialog.js for what a request says. */
+/** {mayAct, act(request)}; dialog.js describes a request. */
 export const useActing = () => useContext(Context);
 
 /**
- * Its children may open the dialog. A live region announces the last result to screen readers.
+ * Provides the dialog to its children. A live region announces the last result to screen readers.
  *
- * The dialog is of what is looked at `here`: it goes with it, unless it is doing something.
+ * When the view (`here`) changes, the dialog closes, unless an action is running.
  */
 export function Acting({ conn, here, children }) {
   const [request, setRequest] = useState(null);
   const [busy, setBusy] = useState(false);
   const [at, setAt] = useState(here);
   const [announcement, setAnnouncement] = useState("");
-  const act = useCallback((asked) => setRequest({ ...asked, began: Date.now() }), []);
+  const act = useCallback((wanted) => setRequest({ ...wanted, began: Date.now() }), []);
   const acting = useMemo(() => ({ mayAct: conn.may_act, act }), [conn.may_act, act]);
   const close = () => setRequest(null);
   if (at !== here) {

@@ -3,10 +3,10 @@ import { h, UI, useCallback, useEffect, useRef, useState } from "../airflow_glob
 import { Icon } from "../icons.js";
 import { post } from "../api.js";
 import { count } from "../format.js";
-import { Frame, Said } from "./dialog_frame.js";
+import { Frame, Message } from "./dialog_frame.js";
 import { KINDS, Options } from "./options.js";
 
-/** Sends the action: looked at only, or done. */
+/** Sends the action, to preview or to confirm it. */
 function send(conn, request, options, confirm, expected, token) {
   const { action, topic = null, sequences = null, filter = null } = request;
   const body = { action, topic, sequences, filter, options, confirm, expected, token };
@@ -36,8 +36,8 @@ function label(kind, preview) {
 }
 
 /**
- * request: {action, topic, sequences or filter, options, subject: what it is done to, in words, onDone()}.
- * `done(sentence)` is called once it was done; `busy`, set by the dialog: it may not be closed.
+ * request: {action, topic, sequences or filter, options, subject (in words), onDone()}.
+ * It calls `done(sentence)` after the action. While it is `busy` it cannot be closed.
  */
 export function ActionDialog({ conn, request, close, done, busy, setBusy }) {
   const kind = KINDS[request.action];
@@ -69,11 +69,11 @@ export function ActionDialog({ conn, request, close, done, busy, setBusy }) {
   }
 
   const nothing = preview && preview.count === 0;
-  const shut = h(UI.Button, { key: "shut", size: "sm", variant: "outline", disabled: busy, onClick: close }, kind.done ?? "Cancel");
-  const go = h(
+  const cancel = h(UI.Button, { key: "cancel", size: "sm", variant: "outline", disabled: busy, onClick: close }, kind.done ?? "Cancel");
+  const confirmButton = h(
     UI.Button,
     {
-      key: "go",
+      key: "confirm",
       size: "sm",
       colorPalette: kind.danger ? "danger" : "brand",
       disabled: !preview || nothing,
@@ -91,19 +91,19 @@ export function ActionDialog({ conn, request, close, done, busy, setBusy }) {
   ];
   return h(
     Frame,
-    { title: `${kind.verb} ${request.subject}`, close, busy, footer: outcome ? ended : [shut, go] },
+    { title: `${kind.verb} ${request.subject}`, close, busy, footer: outcome ? ended : [cancel, confirmButton] },
     outcome ? null : h(Options, { action: request.action, options, onChange: setOptions }),
     outcome ? h(Outcome, outcome) : h(Preview, { preview, error, danger: kind.danger }),
   );
 }
 
 function Preview({ preview, error, danger }) {
-  if (error) return h(Said, { status: "error" }, error.message);
+  if (error) return h(Message, { status: "error" }, error.message);
   if (!preview) return h(UI.Skeleton, { height: 10, role: "status", "aria-label": "Loading the preview" });
   const warned = danger && preview.count > 0 ? " This cannot be undone." : "";
-  return h(Said, { status: danger ? "warning" : "info" }, preview.sentence + warned);
+  return h(Message, { status: danger ? "warning" : "info" }, preview.sentence + warned);
 }
 
 function Outcome({ result, failure }) {
-  return failure ? h(Said, { status: "error" }, failure.message) : h(Said, { status: "success" }, result.sentence);
+  return failure ? h(Message, { status: "error" }, failure.message) : h(Message, { status: "success" }, result.sentence);
 }

@@ -30,8 +30,8 @@ function Priority({ value, onChange }) {
 }
 
 /**
- * verb: of the button and the title; icon; danger: what it does can't be taken back; done: the word for going back, where Cancel would be taken for
- * the action itself; options: the first ones.
+ * verb: the label of the button and the title. danger: the action cannot be undone. done: the label of the button that
+ * closes the dialog, if it is not Cancel. options: the initial ones.
  */
 export const KINDS = {
   retry: { verb: "Retry", icon: "again", options: { revival: "RESET" } },
@@ -46,7 +46,7 @@ export const KINDS = {
   expire: { verb: "Expire", icon: "clock", options: { grace_seconds: 0 } },
 };
 
-/** The fields of an action's options; nothing where there is nothing to choose. */
+/** The fields of an action's options; none if it has no options. */
 export function Options({ action, options, onChange }) {
   const set = (name) => (value) => onChange({ ...options, [name]: value });
   if (action === "retry") {

@@ -1,4 +1,4 @@
-/** The form by which a person pushes one task; its payload is checked while it is typed. */
+/** The form that pushes one task. It checks the payload while the user types. */
 import { h, UI, useEffect, useRef, useState } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
 import { fault as jsonFault } from "../json.js";
@@ -6,7 +6,7 @@ import { post } from "../api.js";
 import { Choice, Labelled } from "../views/filter.js";
 import { bytes } from "../format.js";
 import { fromWall } from "../time_zone.js";
-import { Frame, Said } from "./dialog_frame.js";
+import { Frame, Message } from "./dialog_frame.js";
 
 const INSERTIONS = [
   ["APPEND", "Append: older tasks stay as they are"],
@@ -24,7 +24,7 @@ const BLANK = {
   suspended: false,
 };
 
-/** The form as the API takes it. The payload goes as the text that it is: JavaScript would round its numbers. */
+/** The form as options of the API. The payload stays a text: JavaScript would round its numbers. */
 function optionsOf(form) {
   const given = { identifier: form.identifier, insertion: form.insertion, suspended: form.suspended };
   const priority = form.priority === "" ? 0 : Number(form.priority);
@@ -96,7 +96,7 @@ function Fields({ form, set }) {
 
 const button = (key, props, ...words) => h(UI.Button, { key, size: "sm", ...props }, ...words);
 
-/** request: {topic, onDone()}. Three steps: the form, what the server says of it, what it did. */
+/** request: {topic, onDone()}. Three steps: the form, the preview, the result. */
 export function PushDialog({ conn, request, close, done, busy, setBusy }) {
   const [form, setForm] = useState(BLANK);
   const [step, setStep] = useState({ name: "form" });
@@ -137,11 +137,11 @@ export function PushDialog({ conn, request, close, done, busy, setBusy }) {
     ],
     done: () => [button("close", { colorPalette: "brand", ref: main, onClick: close }, "Close")],
   };
-  const said = { preview: "info", done: "success" }[step.name];
+  const status = { preview: "info", done: "success" }[step.name];
   return h(
     Frame,
     { title: `Push to ${request.topic}`, close, busy, footer: footers[step.name](), size: "lg" },
-    step.name === "form" ? h(Fields, { form, set }) : h(Said, { status: said }, step.sentence),
-    step.error ? h(Said, { status: "error" }, step.error) : null,
+    step.name === "form" ? h(Fields, { form, set }) : h(Message, { status }, step.sentence),
+    step.error ? h(Message, { status: "error" }, step.error) : null,
   );
 }

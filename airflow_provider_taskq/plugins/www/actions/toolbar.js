@@ -1,6 +1,6 @@
-/** The buttons for tasks: for the selected ones, else for all that match. */
+/** The buttons that act on the selected tasks, else on all that match. */
 import { h, UI } from "../airflow_globals.js";
-import { Do } from "../components.js";
+import { ActionButton } from "../components.js";
 import { plural } from "../format.js";
 import { useActing } from "./context.js";
 import { KINDS } from "./options.js";
@@ -9,7 +9,7 @@ const OF_TASKS = ["retry", "reassign", "purge"];
 export const OF_WAITING = ["run_now", "set_priority", "cancel"];
 const NOT_WAITING = ["running", "expired", "failed", "exhausted", "suspended", "filtered", "succeeded", "recreated", "redundant"];
 
-/** What can be done to the tasks of a filter or a selection: to tasks that wait, to tasks that have ended, or to both. */
+/** The actions for the tasks of a filter or a selection: for waiting tasks, for ended tasks, or for both. */
 function kindsOf(filter, ticked, tasks) {
   const states = ticked.length ? tasks.filter(({ sequence }) => ticked.includes(sequence)).map(({ state }) => state) : [filter.state];
   const waiting = states.some((state) => state === "READY") || (!ticked.length && filter.status && !NOT_WAITING.includes(filter.status));
@@ -17,13 +17,13 @@ function kindsOf(filter, ticked, tasks) {
   return [...(waiting ? OF_WAITING : []), ...(ended ? OF_TASKS : ["purge"])];
 }
 
-/** The buttons of what can be done to tasks; `target`: {topic, sequences or filter, subject}. */
+/** The buttons of actions on tasks; `target`: {topic, sequences or filter, subject}. */
 export function TaskButtons({ target, onDone, kinds = OF_TASKS, suffix = "" }) {
   const { act } = useActing();
   return kinds.map((action) => {
     const { verb, icon, danger } = KINDS[action];
     const look = danger ? { colorPalette: "danger" } : {};
-    return h(Do, { key: action, icon, ...look, onClick: () => act({ action, ...target, onDone }) }, verb + suffix);
+    return h(ActionButton, { key: action, icon, ...look, onClick: () => act({ action, ...target, onDone }) }, verb + suffix);
   });
 }
 
@@ -40,7 +40,7 @@ export function Actions({ topic, filter, filtered, chosen, onDone, tasks }) {
     ? { topic, sequences: ticked, subject: `${plural(ticked.length, "task")} of ${topic}` }
     : { topic, filter, subject: `all tasks of ${topic} that match` };
   const words = ticked.length ? `${plural(ticked.length, "task")} selected` : "All that match";
-  // Without a filter nothing is done to all: that would be a slip of the hand on a whole topic.
+  // Without a filter there is no button for all tasks: a slip would change a whole topic.
   if (!ticked.length && !filtered) {
     return h(UI.Text, { fontSize: "sm", color: "fg.muted", lineHeight: "2.25rem" }, "Select tasks, or filter them, to act on several.");
   }

@@ -1,4 +1,4 @@
-/** The DAGs that work on a topic, by what their tasks do to it. */
+/** The DAGs that use a topic, with the role of their tasks. */
 import { Fragment, h, To, UI } from "../airflow_globals.js";
 import { useLive } from "../polling.js";
 

@@ -1,19 +1,19 @@
-/** The failures of a topic, grouped by error: how many, a link to them, and a retry for the whole group. */
+/** The failures of a topic, grouped by error: a count, a link to the tasks, and a retry for the whole group. */
 import { useActing } from "../actions/context.js";
 import { h, To, UI } from "../airflow_globals.js";
 import { useLive } from "../polling.js";
-import { Do, Part } from "../components.js";
+import { ActionButton, Part } from "../components.js";
 import { Rows } from "../table.js";
 import { distance, moment, number, plural } from "../format.js";
 
-const LOOKED_AT = 10000; // FAILED tasks that the server looks at
+const LOOKED_AT = 10000; // FAILED tasks that the server reads
 
 function Retry({ topic, group, onDone }) {
   const { mayAct, act } = useActing();
   if (!mayAct || !group.failed) return null;
   const filter = { status: "failed", error_group: group.error };
   const subject = `${plural(group.failed, "task")} of ${topic} that failed with ${group.error}`;
-  return h(Do, { icon: "again", size: "xs", onClick: () => act({ action: "retry", topic, filter, subject, onDone }) }, "Retry");
+  return h(ActionButton, { icon: "again", size: "xs", onClick: () => act({ action: "retry", topic, filter, subject, onDone }) }, "Retry");
 }
 
 function columns(topic, place, asOf, onDone) {
@@ -36,7 +36,7 @@ function columns(topic, place, asOf, onDone) {
   ];
 }
 
-/** Nothing as long as no task has failed. */
+/** The groups of errors; nothing if no task has failed. */
 export function Errors({ conn, place, topic }) {
   const found = useLive(`${encodeURIComponent(conn.conn_id)}/errors`, { topic });
   const groups = found.data?.errors ?? [];

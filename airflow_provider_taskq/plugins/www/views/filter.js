@@ -1,4 +1,4 @@
-/** What tasks to show: a form whose fields are the URL's. */
+/** The filter of tasks: a form whose fields are parameters of the URL. */
 import { h, UI, useId, useState } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
 import { FILTERS } from "../location.js";
@@ -14,7 +14,7 @@ const STATES = [
   ["Done", ["succeeded", "filtered", "recreated", "redundant"]],
 ];
 
-/** The status that a link by state means; READY has several. */
+/** The status that corresponds to a state in a link; READY has several. */
 const statusOf = (state) => (state === "ACTIVE" ? "running" : state === "READY" ? "READY" : (state ?? "").toLowerCase());
 
 const word = (value) => h("option", { key: value, value }, value);
@@ -27,7 +27,7 @@ export function Labelled({ label, children, ...props }) {
   return h(UI.Box, { minW: 0, ...props }, h(UI.Text, text, label), children(id));
 }
 
-/** A choice among few. */
+/** A selection list. */
 export function Choice({ label, value, onChange, children, ...props }) {
   const field = (id) =>
     h(
@@ -39,12 +39,12 @@ export function Choice({ label, value, onChange, children, ...props }) {
   return h(Labelled, { label, ...props }, field);
 }
 
-/** A text that counts once the user stops typing, or presses Enter. */
+/** A text that takes effect when the user stops typing or presses Enter. */
 function Typed({ label, value = "", onChange, echo, wide, ...props }) {
   const { text, type, submit } = useTyped(value, onChange, echo);
-  const heard = { onChange: ({ target }) => type(target.value), onKeyDown: ({ key }) => key === "Enter" && submit() };
+  const events = { onChange: ({ target }) => type(target.value), onKeyDown: ({ key }) => key === "Enter" && submit() };
   const room = wide ? { gridColumn: { base: "1 / -1", md: "auto" } } : {};
-  return h(Labelled, { label, ...room }, (id) => h(UI.Input, { id, size: "sm", value: text, ...heard, ...props }));
+  return h(Labelled, { label, ...room }, (id) => h(UI.Input, { id, size: "sm", value: text, ...events, ...props }));
 }
 
 function Moment({ value, onChange, ...props }) {
@@ -52,7 +52,7 @@ function Moment({ value, onChange, ...props }) {
   return h(Typed, { ...props, ...address, type: "datetime-local", wide: true, step: 1 });
 }
 
-/** The form: where, state and identifier at once, the rest when asked for or in use. */
+/** The form. It shows topic, status, identifier and order; the rest on request, or if in use. */
 export function Filter({ place, children }) {
   const [more, setMore] = useState(MORE.some((name) => place[name]));
   const [cleared, setCleared] = useState(0);
@@ -60,7 +60,7 @@ export function Filter({ place, children }) {
   const status = place.status ?? statusOf(place.state);
   const setStatus = (word) => place.go({ state: null, status: word || null, after: null, before: null }, { replace: true });
   const clear = () => {
-    setCleared(cleared + 1); // new fields: what was typed last, and the address does not say yet, is over as well
+    setCleared(cleared + 1); // new fields, which also drops typed text that is not yet in the URL
     place.go(Object.fromEntries([...FILTERS, "after", "before"].map((name) => [name, null])));
   };
   const field = (Kind, name, label, props) => h(Kind, { key: `${name} ${cleared}`, label, value: place[name], onChange: set(name), ...props });

@@ -1,11 +1,11 @@
-/** What slows or threatens the queue, the worst first: a subject once, with all that was found of it. */
+/** Health findings by subject, the worst first. */
 import { h, To, UI } from "../airflow_globals.js";
 import { useLive } from "../polling.js";
 import { Empty, Shown, State, Title } from "../components.js";
 import { Rows } from "../table.js";
 import { plural, sentence } from "../format.js";
 
-/** The ways to what a finding is about. */
+/** Links to the topic, task and owner of a finding. */
 function About({ finding, place }) {
   const { topic, sequence, owner } = finding;
   const links = [
@@ -34,7 +34,7 @@ const columns = (place) => [
   { title: "Findings", show: (row) => h(Found, { findings: row.findings, place }) },
 ];
 
-/** Findings by subject, in the order of the worst of each; what is fine is left out where the same subject has worse. */
+/** Findings by subject, ordered by the worst of each. A fine finding is left out if its subject has a worse one. */
 function bySubject(findings) {
   const subjects = new Map();
   for (const finding of findings) {

@@ -1,7 +1,7 @@
-/** The ways from an owner that is a task instance to its DAG run and itself. */
+/** Links from an owner to its DAG run and task instance. */
 import { h, To, UI } from "../airflow_globals.js";
 
-/** Relative to Airflow's interface; the server made them of a name, escaped. */
+/** The server made and escaped the links; they are relative to Airflow's base URL. */
 const inside = (path) => `/${path}`;
 
 export function InAirflow({ links }) {

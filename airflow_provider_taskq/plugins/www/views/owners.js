@@ -2,14 +2,14 @@
 import { useActing } from "../actions/context.js";
 import { h, To, UI } from "../airflow_globals.js";
 import { useLive } from "../polling.js";
-import { Do, Empty, Facts, Part, Shown, State, Title, When } from "../components.js";
+import { ActionButton, Empty, Facts, Part, Shown, State, Title, When } from "../components.js";
 import { Search } from "../search.js";
 import { Pages, Rows } from "../table.js";
 import { count, distance, duration, moment } from "../format.js";
 import { InAirflow } from "./in_airflow.js";
 import { TaskRows } from "./task_rows.js";
 
-/** A lease: how long it goes on, or for how long it is over. */
+/** The end of a lease, and its distance from now. */
 function Lease({ owner, asOf }) {
   const words = `${owner.lapsed ? "lapsed" : "ends"} ${distance(owner.lease_until, asOf)}`;
   const time = h("time", { dateTime: owner.lease_until, title: moment(owner.lease_until) }, words);
@@ -34,7 +34,7 @@ export function Owners({ conn, place, focus }) {
   const look = (search) => place.go({ search, after: null }, { ifHere: true });
   const aside = [
     h(Search, { key: "search", label: "Search owners", value: place.search, onSearch: look }),
-    mayAct ? h(Do, { key: "expire", icon: "clock", onClick: expire }, "Expire lapsed leases") : null,
+    mayAct ? h(ActionButton, { key: "expire", icon: "clock", onClick: expire }, "Expire lapsed leases") : null,
   ];
   return h(
     UI.Stack,
@@ -76,7 +76,7 @@ export function Owner({ conn, place, focus }) {
   return h(
     UI.Stack,
     { gap: 3, minW: 0 },
-    h(Title, { focus, badge, aside: mayAct && there ? h(Do, { icon: "release", onClick: release }, "Release") : null }, name),
+    h(Title, { focus, badge, aside: mayAct && there ? h(ActionButton, { icon: "release", onClick: release }, "Release") : null }, name),
     h(Shown, { of: owner }, (data) => h(Held, { data, place })),
   );
 }

@@ -2,7 +2,7 @@
 import { useActing } from "../actions/context.js";
 import { h, UI, useEffect, useState } from "../airflow_globals.js";
 import { readable } from "../json.js";
-import { Do, Failure, Part, Verbatim } from "../components.js";
+import { ActionButton, Failure, Part, Verbatim } from "../components.js";
 import { post } from "../api.js";
 import { bytes } from "../format.js";
 
@@ -32,7 +32,7 @@ export function Payload({ conn, task }) {
       { gap: 3, "data-testid": "masked" },
       h(Part, null, "Payload"),
       h(UI.Text, { fontSize: "sm", color: "fg.muted" }, `Hidden: ${sizes.join(" and ")}. ${note}`),
-      mayAct ? h(Do, { icon: "eye", onClick: reveal, loading: state.loading, alignSelf: "start" }, "Reveal") : null,
+      mayAct ? h(ActionButton, { icon: "eye", onClick: reveal, loading: state.loading, alignSelf: "start" }, "Reveal") : null,
       state.error ? h(Failure, { error: state.error }) : null,
     );
   }
@@ -45,6 +45,6 @@ export function Payload({ conn, task }) {
     shown("Payload", payload),
     shown("Output", output),
     cut ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, "Only the first 64 KiB are shown.") : null,
-    h(Do, { onClick: () => setState({}), alignSelf: "start" }, "Hide"),
+    h(ActionButton, { onClick: () => setState({}), alignSelf: "start" }, "Hide"),
   );
 }

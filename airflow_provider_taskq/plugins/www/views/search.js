@@ -4,7 +4,7 @@ import { useLive } from "../polling.js";
 import { Empty, Shown, Title } from "../components.js";
 import { TaskRows } from "./task_rows.js";
 
-/** The field in the bar of every view: Enter leads to what it finds. */
+/** The search field in the bar of every view: Enter opens the results. */
 export function Find({ value = "", onFind }) {
   const [text, setText] = useState(value);
   useEffect(() => setText(value), [value]);

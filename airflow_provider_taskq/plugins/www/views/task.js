@@ -1,4 +1,4 @@
-/** One task: why it is not running, everything about it, its history, and its payload once it is asked for. */
+/** One task: why it is not running, its columns, its history, and its payload on request. */
 import { OF_WAITING, TaskButtons } from "../actions/toolbar.js";
 import { useActing } from "../actions/context.js";
 import { h, To, UI } from "../airflow_globals.js";
@@ -84,7 +84,7 @@ function Buttons({ task, reload }) {
   return h(TaskButtons, { target, onDone: reload, kinds });
 }
 
-/** A task that is held is let go by its owner, with whatever else that holds: the preview says how much. */
+/** Releases the owner of a held task with all its tasks; the preview shows their number. */
 function Release({ task, act, reload }) {
   const target = { action: "release", options: { owner: task.owner }, subject: `what ${task.owner} holds`, onDone: reload };
   return h(UI.Button, { size: "sm", variant: "outline", onClick: () => act(target) }, "Release its owner");

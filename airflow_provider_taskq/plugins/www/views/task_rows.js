@@ -4,7 +4,7 @@ import { State } from "../components.js";
 import { Rows } from "../table.js";
 import { attemptTimes, distance, moment } from "../format.js";
 
-/** When something happens to a task next, or happened last. */
+/** The next or last moment of a task: its end, the end of its lease, its due time or its push. */
 function Moment({ task, asOf }) {
   const [word, at] = task.completed
     ? ["ended", task.completed]
@@ -46,7 +46,7 @@ function columns(place, asOf, topics, owners) {
   ].filter(Boolean);
 }
 
-/** A table of tasks; `topics`, `owners`: with a column of theirs; `selection` as in table.js. */
+/** A table of tasks. `topics`, `owners`: whether it has these columns; `selection` as in table.js. */
 export function TaskRows({ label, tasks, asOf, place, topics = false, owners = true, selection, testid = "tasks" }) {
   return h(Rows, { label, testid, rows: tasks, keyOf: (task) => task.sequence, selection, columns: columns(place, asOf, topics, owners) });
 }

@@ -1,4 +1,4 @@
-/** Tasks of a topic: the filter, the page of them, and what can be done to some or all. */
+/** Tasks of a topic: the filter, a page of the list, and the actions. */
 import { Actions } from "../actions/toolbar.js";
 import { Fragment, h, UI, useMemo, useState } from "../airflow_globals.js";
 import { useLive } from "../polling.js";
@@ -12,7 +12,7 @@ import { TopicField } from "./topic_field.js";
 
 const SIZE = 50;
 
-/** The sequences that are ticked; forgotten when others are shown. */
+/** The selected sequences; cleared when other tasks are shown. */
 function useSelection(key) {
   const [kept, setKept] = useState({ key, keys: new Set() });
   const keys = kept.key === key ? kept.keys : new Set();
@@ -59,20 +59,20 @@ function Found({ data, place, filter, selection, reload, topic }) {
   );
 }
 
-/** The tasks of the topic that the URL names, without a heading: a part of the topic's own view as well. */
+/** The tasks of the topic in the URL, without a heading. The view of a topic contains it too. */
 export function TaskList({ conn, place, topic, children }) {
   const filter = filterOf(place);
   const { order, after, before } = place;
-  const asked = { topic, ...filter, order, after, before, size: SIZE };
-  const tasks = useLive(topic ? `${encodeURIComponent(conn.conn_id)}/tasks` : null, asked);
-  const selection = useSelection(JSON.stringify(asked));
+  const query = { topic, ...filter, order, after, before, size: SIZE };
+  const tasks = useLive(topic ? `${encodeURIComponent(conn.conn_id)}/tasks` : null, query);
+  const selection = useSelection(JSON.stringify(query));
   const list = topic
     ? h(Shown, { of: tasks }, (data) => h(Found, { data, place, filter, selection, reload: tasks.reload, topic }))
     : h(Empty, { title: "Choose a topic" }, "Tasks are listed topic by topic.");
   return h(UI.Stack, { gap: 3, minW: 0 }, h(Filter, { place }, children), list);
 }
 
-/** The tab of tasks, with its field for the topic. */
+/** The tab of tasks, with a field for the topic. */
 export function Tasks({ conn, place, focus }) {
   const field = h(TopicField, { conn, value: place.topic, onChoose: (topic) => place.go({ topic, after: null, before: null }) });
   return h(UI.Stack, { gap: 3 }, h(Title, { focus }, "Tasks"), h(TaskList, { conn, place, topic: place.topic }, field));

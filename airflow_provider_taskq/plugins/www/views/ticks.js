@@ -1,4 +1,4 @@
-/** Recurring tasks that are made ahead. */
+/** Recurring tasks that wait. */
 import { h, To, UI } from "../airflow_globals.js";
 import { useLive } from "../polling.js";
 import { Empty, Shown, Title, When } from "../components.js";

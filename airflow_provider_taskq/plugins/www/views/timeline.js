@@ -45,7 +45,7 @@ function describe(event) {
   return words[event.what] ?? event.what;
 }
 
-/** The verb for the run time of an attempt: a lapsed lease tells only how long the task was held. */
+/** The verb for the run time of an attempt. After a lapsed lease only the time that the task was held is known. */
 const RUN_VERBS = { held: "running for", lapsed: "held for" };
 
 function Times({ event }) {
@@ -53,7 +53,7 @@ function Times({ event }) {
   return times ? h(UI.Box, { fontSize: "sm", "data-testid": "times" }, times) : null;
 }
 
-/** The copy that a task was recreated as: only there is `other` the number of a task. */
+/** The copy of a recreated task. Only for this event `other` is a sequence. */
 function Copy({ event, place, task }) {
   if (event.what !== "recreated" || !event.other) return null;
   return h(To, { to: place.at({ topic: task.topic, sequence: event.other }) }, `#${event.other}`);
@@ -61,7 +61,7 @@ function Copy({ event, place, task }) {
 
 function Event({ event, asOf, place, task, last }) {
   const [icon, palette] = (event.what === "ended" && ENDS[event.state]) || (LOOKS[event.what] ?? ["next", "gray"]);
-  const by = [event.holder ? ["by", h(Holder, { name: event.holder, place })] : null, event.actor || event.role ? ["asked for by", person(event.actor, event.role)] : null];
+  const by = [event.holder ? ["by", h(Holder, { name: event.holder, place })] : null, event.actor || event.role ? ["requested by", person(event.actor, event.role)] : null];
   const people = by.filter(Boolean).map(([word, name]) => h(UI.Box, { key: word, fontSize: "sm", overflowWrap: "anywhere" }, `${word} `, name));
   return h(
     UI.Timeline.Item,
@@ -85,7 +85,7 @@ function Event({ event, asOf, place, task, last }) {
   );
 }
 
-/** The summary of an error, and the end of its traceback when asked for. */
+/** The summary of an error, and the end of its traceback on request. */
 function Reason({ error, summary }) {
   const look = { fontFamily: "mono", fontSize: "xs", overflowWrap: "anywhere", color: "fg.muted" };
   if (error.trim() === summary) return h(UI.Text, look, summary);

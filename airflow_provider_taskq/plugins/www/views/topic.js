@@ -3,7 +3,7 @@ import { useActing } from "../actions/context.js";
 import { Chart } from "../chart.js";
 import { Fragment, h, Link, To, UI } from "../airflow_globals.js";
 import { useLive } from "../polling.js";
-import { Do, Facts, Part, Shown, State, Title } from "../components.js";
+import { ActionButton, Facts, Part, Shown, State, Title } from "../components.js";
 import { Rows } from "../table.js";
 import { atLeast, count, distance, duration, moment } from "../format.js";
 import { Dags } from "./dags.js";
@@ -25,7 +25,7 @@ const DEPTHS = [
 
 function Depth({ title, of, to, palette }) {
   const some = atLeast(of) > 0;
-  const colour = some && palette ? `${palette}.fg` : some ? "fg" : "fg.subtle";
+  const color = some && palette ? `${palette}.fg` : some ? "fg" : "fg.subtle";
   return h(
     UI.Box,
     { asChild: true, borderWidth: "1px", borderRadius: "md", px: 3, py: 2, minW: 0, _hover: { borderColor: "border.emphasized", bg: "bg.subtle" } },
@@ -33,7 +33,7 @@ function Depth({ title, of, to, palette }) {
       Link,
       { to, "aria-label": `${title}: ${count(of)}` },
       h(UI.Text, { fontSize: "xs", fontWeight: "semibold", color: "fg.muted" }, title),
-      h(UI.Text, { fontSize: "xl", fontWeight: "semibold", fontVariantNumeric: "tabular-nums", color: colour }, count(of)),
+      h(UI.Text, { fontSize: "xl", fontWeight: "semibold", fontVariantNumeric: "tabular-nums", color }, count(of)),
     ),
   );
 }
@@ -69,7 +69,7 @@ function Consumers({ owners, asOf, place }) {
   return h(Rows, { label: "Consumers", rows: owners, keyOf: (row) => row.owner, columns, testid: "consumers" });
 }
 
-/** The parts of a policy in words; what the server tells beside them is shown as it is. */
+/** The fields of a policy in words; unknown ones are shown as they are. */
 function Policy({ policy }) {
   const facts = Object.entries(policy).map(([name, value]) => {
     const words = name.replace(/_seconds$/, "").replaceAll("_", " ");
@@ -100,7 +100,7 @@ function Overview({ data, conn, place }) {
   );
 }
 
-/** What is looked up seldom, below the tasks. */
+/** Details below the tasks. */
 function More({ topic, place }) {
   return h(
     UI.Stack,
@@ -119,12 +119,12 @@ function Buttons({ topic, paused, onDone }) {
   const { mayAct, act } = useActing();
   if (!mayAct || paused === undefined) return null; // the topic does not exist, or is not loaded yet
   const turn = paused ? "resume" : "pause";
-  const asked = { topic, onDone, subject: topic };
+  const target = { topic, onDone, subject: topic };
   return h(
     Fragment,
     null,
-    h(Do, { icon: "plus", onClick: () => act({ action: "push", ...asked }) }, "Push a task"),
-    h(Do, { icon: paused ? "play" : "pause", onClick: () => act({ action: turn, ...asked }) }, paused ? "Resume" : "Pause"),
+    h(ActionButton, { icon: "plus", onClick: () => act({ action: "push", ...target }) }, "Push a task"),
+    h(ActionButton, { icon: paused ? "play" : "pause", onClick: () => act({ action: turn, ...target }) }, paused ? "Resume" : "Pause"),
   );
 }
 

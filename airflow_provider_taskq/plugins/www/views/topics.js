@@ -7,7 +7,7 @@ import { Search } from "../search.js";
 import { Pages, Rows } from "../table.js";
 import { atLeast, count, duration, plural } from "../format.js";
 
-/** A count that leads to the tasks that it counts. */
+/** A count with a link to its tasks. */
 function Counted({ of, to, palette }) {
   const some = atLeast(of) > 0;
   if (!some) return h(UI.Text, { as: "span", color: "fg.subtle" }, "0");
@@ -47,7 +47,7 @@ function Name({ row, place }) {
   return row.paused ? h(UI.HStack, { gap: 2, wrap: "wrap" }, name, h(State, { name: "paused" })) : name;
 }
 
-/** What is sorted by, from the URL: names begin with a, numbers with the largest. */
+/** The sort key and order of the URL. Names start with a, numbers with the largest. */
 function sortingOf(place) {
   const key = place.sort ?? "topic";
   const order = place.order ?? (key === "topic" ? "asc" : "desc");
@@ -79,7 +79,7 @@ export function Topics({ conn, place, focus }) {
   const sorting = sortingOf(place);
   const { search, trouble, after } = place;
   const topics = useLive(`${path}/topics`, { search, trouble, after, sort: sorting.key, order: sorting.order });
-  const names = (topics.data?.topics ?? []).map(({ topic }) => topic).sort(); // the same question whatever the order
+  const names = (topics.data?.topics ?? []).map(({ topic }) => topic).sort(); // the same request for each sort order
   const throughput = useLive(names.length ? `${path}/throughput` : null, { topic: names });
   const look = (now) => place.go({ search: now, after: null }, { ifHere: true });
   const shown = columns(place, throughput.data);
