@@ -12,13 +12,13 @@ from airflow_provider_taskq.queue import connect
 
 @pytest.fixture
 def dsn(own_dsn: str) -> str:
-    """A database of its own, as the demonstration installs the schema."""
+    """A new database, as the demonstration installs the schema."""
     return own_dsn
 
 
 @pytest.fixture(scope="module")
 def metadata(server_dsn: str) -> Iterator[str]:
-    """Its URL; it goes when the module's tests are done."""
+    """The URL of a database for Airflow's metadata, which is dropped after the module's tests."""
     name = f"airflow_demo_{uuid4().hex[:8]}"
     with connect(server_dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

@@ -24,7 +24,7 @@ from airflow.sdk import DAG, task
 with DAG("greets", schedule=None):
     @task
     def greet(params, dag_run):
-        print("hello", dag_run.conf["whom"], os.environ["GREETING"], os.environ.get("SPARK_HOME"))
+        print("hello", dag_run.conf["name"], os.environ["GREETING"], os.environ.get("SPARK_HOME"))
     @task
     def twice(number):
         return number
@@ -82,7 +82,7 @@ def everything_of(site: AirflowSite) -> list[psutil.Process]:
 
 
 def words(process: psutil.Process) -> list[str]:
-    """A process's command line; none of one that has ended meanwhile."""
+    """The command line of a process; empty if the process has ended."""
     try:
         return process.cmdline()
     except psutil.NoSuchProcess:  # a zombie is one
@@ -90,13 +90,13 @@ def words(process: psutil.Process) -> list[str]:
 
 
 def listens_on(process: psutil.Process) -> set[str]:
-    """The addresses that a process listens on; none of one that has ended meanwhile."""
+    """The addresses that a process listens on; empty if the process has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return {each.laddr.ip for each in process.net_connections("inet") if each.status == "LISTEN"}
     return set()
 
 
-def test_all_four_are_up_and_none_listens_beyond_this_machine(site: AirflowSite) -> None:
+def test_the_components_are_healthy_and_listen_on_the_loopback_address_only(site: AirflowSite) -> None:
     assert set(site.pids) == COMPONENTS
     assert {part["status"] for part in site.health().values()} == {"healthy"}
     assert set().union(*map(listens_on, everything_of(site))) == {"127.0.0.1"}
@@ -104,13 +104,13 @@ def test_all_four_are_up_and_none_listens_beyond_this_machine(site: AirflowSite)
 
 def test_a_run_goes_from_trigger_to_success(site: AirflowSite) -> None:
     site.wait_dags("greets")
-    run = site.trigger("greets", "first", {"whom": "world"})
+    run = site.trigger("greets", "first", {"name": "world"})
     assert site.wait_run("greets", run, {"success"}, 90) == site.run_state("greets", "first") == "success"
     assert site.task_states("greets", run) == {"greet": "success", "twice[0]": "success", "twice[1]": "success"}
     assert "hello world from env None" in site.log_text()
 
 
-def test_waiting_for_what_cannot_come_ends_at_once(site: AirflowSite) -> None:
+def test_a_wait_for_a_state_that_cannot_come_fails_at_once(site: AirflowSite) -> None:
     run = site.trigger("fails")
     assert site.wait_task("fails", run, "fail", {"failed"}, 90) == "failed"
     with pytest.raises(AirflowError, match="ended as failed, not as success"):
@@ -127,7 +127,7 @@ def test_a_dag_that_cannot_be_imported_is_named(site: AirflowSite, place: Path) 
     broken.unlink()
 
 
-def test_a_killed_scheduler_takes_its_tasks_along_and_comes_back(site: AirflowSite) -> None:
+def test_killing_the_scheduler_kills_its_tasks_and_it_can_be_restarted(site: AirflowSite) -> None:
     run = site.trigger("hangs")
     site.wait_task("hangs", run, "hang", {"running"}, 90)
     before = family(site.pids["scheduler"])
@@ -135,7 +135,7 @@ def test_a_killed_scheduler_takes_its_tasks_along_and_comes_back(site: AirflowSi
     while not any("987" in words(process) for process in before):
         assert time.monotonic() < deadline
         before = family(site.pids["scheduler"])
-        time.sleep(0.2)  # between two looks
+        time.sleep(0.2)  # between two checks
     site.kill("scheduler")
     assert not any(alive(process) for process in before)
     assert "scheduler" not in site.pids
@@ -160,7 +160,7 @@ def test_a_component_that_dies_by_itself_is_named_with_its_log(site: AirflowSite
     assert set(site.pids) == COMPONENTS
 
 
-def test_stop_leaves_nothing_and_a_second_start_knows_the_runs(site: AirflowSite) -> None:
+def test_stop_ends_all_processes_and_a_second_start_knows_the_runs(site: AirflowSite) -> None:
     everything = everything_of(site)
     site.stop()
     assert not any(alive(process) for process in everything)
@@ -169,13 +169,13 @@ def test_stop_leaves_nothing_and_a_second_start_knows_the_runs(site: AirflowSite
     assert site.run_state("greets", "first") == "success"
 
 
-def test_a_wrong_metadata_database_is_said_in_its_words(place: Path) -> None:
+def test_a_wrong_metadata_database_is_reported_with_the_error_of_the_migration(place: Path) -> None:
     wrong = AirflowSite(place / "second", place / "dags", metadata_dsn="postgresql://u:p@127.0.0.1:1/none")
     with pytest.raises(AirflowError, match=r"db migrate failed(.|\n)*Connection refused"):
         wrong.start()
 
 
-def test_with_metadata_in_postgres_it_ends_when_its_program_is_killed(place: Path) -> None:
+def test_airflow_ends_when_its_program_is_killed(place: Path) -> None:
     with EmbeddedPostgres(settings={"fsync": "off"}) as server:
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(place / "third"), str(place / "dags"), server.create_database("airflow")],

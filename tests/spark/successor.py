@@ -1,4 +1,4 @@
-"""A successor, which takes over the name of a drain while its executors work."""
+"""A successor, which takes over the owner of a drain while its executors work."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from tests.queue.conftest import until
 
 @contextmanager
 def taken_over(dsn: str, gate: Path) -> Iterator[None]:
-    """Takes the name `me` over once something is staged; in the end the executors that wait for the gate go on."""
+    """Registers the owner `me` again when rows are staged; then opens the gate that the executors wait for."""
 
     def take_over() -> None:
         with connect(dsn, autocommit=True) as conn:

@@ -1,4 +1,4 @@
-"""The drain as a program, and what is left when it is killed."""
+"""The drain as a program, and its state in the queue after a kill."""
 
 import os
 import signal
@@ -42,8 +42,8 @@ def run(
         ({"transform": "transforms:NOTHING"}, "module transforms has no function 'NOTHING'"),
         ({"topic": "nowhere"}, "topic 'nowhere' is not known"),
         ({"dsn": None}, "no database is named: set TASKQ_DSN"),
-        ({"dsn": "postgresql://nobody:sesame@127.0.0.1:1/nowhere"}, "cannot connect to the queue's database"),
-        ({"dsn": "postgresql://nobody:sesame@[h/d"}, "the DSN of the queue's database is malformed"),
+        ({"dsn": "postgresql://absent:sesame@127.0.0.1:1/nowhere"}, "cannot connect to the queue's database"),
+        ({"dsn": "postgresql://absent:sesame@[h/d"}, "the DSN of the queue's database is malformed"),
         ({"dsn": "empty"}, "the schema taskq"),
         ({"option": "no-equals-sign"}, "--option must be key=value, not 'no-equals-sign'"),
     ],
@@ -82,7 +82,9 @@ def test_a_missing_java_is_reported(dsn: str, python_environment: Mapping[str, s
 
 
 @pytest.mark.slow
-def test_rounds_and_progress(dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]) -> None:
+def test_the_program_drains_in_rounds_and_logs_its_progress(
+    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]
+) -> None:
     push(25)
     done = run({**python_environment, "TASKQ_DSN": dsn}, "--size", "10", "--rounds", "9", "--option", "note=hello")
     assert done.returncode == 0, done.stderr
@@ -124,7 +126,7 @@ def test_an_error_of_the_transform_is_reported_in_one_line(
 
 
 @pytest.mark.slow
-def test_spark_submit_takes_the_file(
+def test_spark_submit_runs_the_application_file(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     push(5)
@@ -200,7 +202,7 @@ def test_the_next_driver_continues_the_work_of_a_terminated_one(
 
 
 @pytest.mark.slow
-def test_speculation_on_executors_without_a_database_in_their_environment(
+def test_speculative_executors_without_a_database_in_their_environment_decide_once(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     push(100)

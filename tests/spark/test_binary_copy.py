@@ -1,4 +1,4 @@
-"""Binary COPY and Arrow: every value crosses as it is, both ways."""
+"""Binary COPY to and from Arrow keeps every value."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -94,7 +94,7 @@ def test_values_are_copied_out_unchanged(conn: psycopg.Connection, given: pa.Tab
 
 
 @pytest.mark.parametrize("columns", [READABLE.names, ["whole"]])
-def test_no_rows_are_no_batch(conn: psycopg.Connection, columns: list[str]) -> None:
+def test_an_empty_result_yields_no_batch(conn: psycopg.Connection, columns: list[str]) -> None:
     schema = pa.schema([READABLE.field(name) for name in columns])
     with conn.cursor().copy(
         f"COPY (SELECT {', '.join(columns)} FROM kinds) TO STDOUT (FORMAT binary)".encode()

@@ -1,4 +1,4 @@
-"""The drain on a standalone cluster, whose executors lack this package, and one of which is killed."""
+"""The drain on a standalone cluster: its executors lack this package, and one of them is killed."""
 
 import shutil
 import subprocess
@@ -141,7 +141,7 @@ def test_killing_an_executor_during_a_task_changes_no_decision(
 
 
 def objects(values: Iterable[Json]) -> list[dict[str, Any]]:
-    """JSON objects, all of them."""
+    """Checks that all values are JSON objects, and returns them."""
     found = list(values)
     assert all(isinstance(value, dict) for value in found)
     return cast("list[dict[str, Any]]", found)
@@ -154,9 +154,9 @@ def executor_of(note: Path) -> psutil.Process:
 
 
 def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Looks until something has happened."""
+    """Waits until a condition holds."""
     deadline = time.monotonic() + 600
     while not happened():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)  # between two checks

@@ -1,4 +1,4 @@
-"""Spark Connect: what of the data source and the drain works through it."""
+"""Spark Connect: the data source works through it, and the drain does not."""
 
 import json
 import subprocess

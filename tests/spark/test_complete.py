@@ -56,7 +56,9 @@ def test_a_job_ends_its_tasks(
     assert staged(conn) == 0
 
 
-def test_results_by_number_and_a_snooze(tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue) -> None:
+def test_results_may_be_numbers_and_a_suspension_may_have_a_delay(
+    tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue
+) -> None:
     options = held(10)
     result = f"if({NUMBER} < 4, 1, 3) AS result"
     delay = f"if({NUMBER} < 4, INTERVAL '0 01:00:00' DAY TO SECOND, null) AS delay"
@@ -76,7 +78,7 @@ def test_an_attempt_that_fails_after_staging_has_no_effect(
     spark: SparkSession, dsn: str, tasks: Tasks, held: Held, queue: TaskQueue, conn: psycopg.Connection[Any]
 ) -> None:
     class FailingOnce(CompleteWriter):
-        """Stages and commits like the real one, and then fails, at the first try of every task."""
+        """Stages and commits a partition, and fails at the first try of every Spark task."""
 
         def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
             from pyspark import TaskContext
@@ -151,7 +153,9 @@ def held_beside(queue: TaskQueue, conn: psycopg.Connection[Any], held: Held) -> 
     return held(10)
 
 
-def test_the_first_result_of_a_task_stands(tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue) -> None:
+def test_the_first_of_several_results_of_a_task_wins(
+    tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue
+) -> None:
     options = held(10)
     frame = tasks(options)
     both = frame.selectExpr("sequence", "'SUCCESS' AS result").union(

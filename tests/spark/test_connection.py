@@ -1,4 +1,4 @@
-"""Connection parameters are resolved completely, and shown nowhere."""
+"""Connection parameters are resolved completely, and never printed."""
 
 import pickle
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_parameters_that_libpq_found_on_this_machine_are_resolved(
 
 
 def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = ConnectionInfo("postgresql://nobody@127.0.0.1:1/nowhere")
+    elsewhere = ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere")
     monkeypatch.setenv("TASKQ_DSN", dsn)
     with elsewhere.connect_executor() as conn:
         assert conn.info.dbname == conninfo_to_dict(dsn)["dbname"]
@@ -67,7 +67,7 @@ def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest
         ConnectionInfo(elsewhere.conninfo, executors_may_override=False).connect_executor()
 
 
-def test_nothing_prints_a_connections_parameters() -> None:
+def test_the_parameters_of_a_connection_are_never_printed() -> None:
     connection_info = ConnectionInfo("postgresql://u:sesame@h/d")
     bound = TaskQDataSource.with_connection(connection_info)({})
     for shown in (

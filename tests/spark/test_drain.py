@@ -179,7 +179,7 @@ def test_a_drain_keeps_its_lease_while_it_expires_those_of_others(
         deadline = time.monotonic() + 600
         while len(ends) < 2 and time.monotonic() < deadline:
             ends.update(queue.conn.execute("SELECT lease_until FROM taskq_internal.owner WHERE name = 'me'").fetchall())
-            time.sleep(0.05)  # between two looks
+            time.sleep(0.05)  # between two checks
         extended.append(len(ends) == 2 and queue.conn.execute(freeing).fetchone() is not None)
         busy.rollback()
 
@@ -199,7 +199,7 @@ def test_the_database_may_be_set_after_spark_has_started(
     push(10)
     monkeypatch.setenv("TASKQ_DSN", dsn)
     assert drain(spark, "work", "me", succeed, size=5).done == 5
-    monkeypatch.setenv("TASKQ_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    monkeypatch.setenv("TASKQ_DSN", "postgresql://absent@127.0.0.1:1/nowhere")
     with connect(dsn) as conn:
         assert drain(spark, "work", "me", succeed, dsn=conn).done == 5
     assert states(queue) == {"SUCCEEDED": 10}

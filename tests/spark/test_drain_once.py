@@ -1,4 +1,4 @@
-"""Exactly once at the queue: whatever Spark and its driver go through, a task is decided once and followed once."""
+"""Exactly once: each task is decided once and followed once, whatever happens to Spark and its driver."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def check_once(queue: TaskQueue, sequences: list[int], *results: DrainResult) ->
             assert result.claimed + result.resumed == result.done + result.undecided
 
 
-def test_several_actions_on_one_dataframe(
+def test_several_actions_on_a_dataframe_decide_each_task_once(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sequences = push(100)
@@ -79,7 +79,7 @@ def test_several_actions_on_one_dataframe(
     assert "item-0" in capfd.readouterr().out
 
 
-def test_spark_tasks_that_fail_and_are_retried(
+def test_retried_spark_tasks_decide_each_task_once(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
 ) -> None:
     sequences = push(100)
@@ -102,7 +102,7 @@ def test_spark_tasks_that_fail_and_are_retried(
     check_once(queue, sequences, result)
 
 
-def test_an_attempt_that_fails_after_staging_all_rows(
+def test_an_attempt_that_fails_after_staging_all_rows_decides_no_task_twice(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_taskq.spark import follow_ups
@@ -117,7 +117,7 @@ def test_an_attempt_that_fails_after_staging_all_rows(
             context = TaskContext.get()
             assert context is not None
             if context.attemptNumber() == 0:
-                raise RuntimeError("what was staged is committed, and this try has failed")
+                raise RuntimeError("the staged rows are committed, and this try has failed")
             return staged
 
     from airflow_provider_taskq.spark import data_source
@@ -135,7 +135,9 @@ def test_an_attempt_that_fails_after_staging_all_rows(
     check_once(queue, sequences, drain(spark, "work", "me", follow, dsn=dsn, partitions=4))
 
 
-def test_no_tasks_and_no_decisions(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+def test_a_drain_without_tasks_or_decisions_changes_nothing(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
     result = drain(spark, "work", "me", follow, dsn=dsn, rounds=None)
     assert (result.claimed, result.done, result.pushed, result.rounds) == (0, 0, 0, 0)
     sequences = push(10)
@@ -144,7 +146,7 @@ def test_no_tasks_and_no_decisions(spark: SparkSession, dsn: str, queue: TaskQue
     check_once(queue, sequences, drain(spark, "work", "me", follow, dsn=dsn, rounds=None))
 
 
-def test_one_identifier_with_nine_tasks_of_ten(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+def test_each_task_is_decided_once_if_most_have_one_identifier(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
     pushed = queue.push("work", [NewTask("hot" if number % 10 else f"cold-{number}") for number in range(2_000)])
 
     def work(task: Task) -> TaskOutcome:
@@ -182,12 +184,12 @@ def test_losing_the_lease_during_a_job(
 
 
 def wait_until(conn: Connection, question: str, process: subprocess.Popen[bytes] | None = None) -> None:
-    """Looks until the database says yes."""
+    """Waits until a query of the database returns true."""
     deadline = time.monotonic() + 600
     while conn.execute(question.encode()).fetchall() != [(True,)]:
         assert time.monotonic() < deadline, question
         assert process is None or process.poll() is None
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)  # between two checks
 
 
 BEFORE = "SELECT count(*) > 0 FROM taskq.staged"
@@ -196,7 +198,7 @@ BLOCKED = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lo
 
 @contextmanager
 def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Holds the driver up before, during or after its commit, by a row that it needs there."""
+    """Blocks the driver before, during or after its commit, by a lock on a row that it needs."""
     with connect(dsn) as blocker, connect(dsn, autocommit=True) as conn:
         wait_until(conn, BEFORE, process)
         if when == "during":

@@ -229,7 +229,7 @@ def test_the_jobs_of_a_later_round_show_the_progress_of_the_drain_in_the_ui(
 
 
 def shown(spark: SparkSession, owner: str, *fields: str) -> list[dict[str, Any]]:
-    """What the UI shows of the jobs of an owner's drains, the oldest first."""
+    """The descriptions of the jobs of an owner's drains in the UI, the oldest first."""
     context = spark.sparkContext
     url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/jobs"
     with urllib.request.urlopen(url) as answer:  # noqa: S310

@@ -1,4 +1,4 @@
-"""Drains under a condition: an identifier in order, by one worker, and nothing behind what did not end well."""
+"""Drains under a condition: one worker decides an identifier in order, and stops after a task that ends badly."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -132,14 +132,14 @@ def test_concurrent_claims_never_share_an_identifier(dsn: str, queue: TaskQueue)
 
 
 def recorded(folder: Path) -> dict[str, list[str]]:
-    """What each worker wrote down, in its order, by identifier and partition."""
+    """The notes of the workers, in their order, by identifier and partition."""
     return {file.name: file.read_text().split() for file in sorted(folder.iterdir())}
 
 
 def writing(
     folder: Path, decide: Callable[[str], Decision | Result | None]
 ) -> Callable[[Task], Decision | Result | None]:
-    """A function that writes down which task it was called with, in which partition."""
+    """Makes a function that notes its task and its partition."""
 
     def work(task: Task) -> Decision | Result | None:
         from pyspark import TaskContext
@@ -204,7 +204,9 @@ def test_decisions_that_overtake_an_earlier_task_are_given_back(
 
 @slow
 @PANDAS
-def test_a_topic_whose_tasks_nearly_all_have_one_identifier(spark: SparkSession, dsn: str, queue: TaskQueue) -> None:
+def test_a_topic_is_drained_in_order_if_most_tasks_have_one_identifier(
+    spark: SparkSession, dsn: str, queue: TaskQueue
+) -> None:
     total = 60_000
     queue.push_stream("work", (NewTask("hot" if n % 10 else f"cold-{n}", n) for n in range(total)))
 

@@ -1,4 +1,4 @@
-"""Follow-ups: pushed and released with the decisions they belong to, once, for continued tasks only."""
+"""Follow-ups are pushed and released once, with the decisions of continued tasks."""
 
 import json
 from collections.abc import Callable

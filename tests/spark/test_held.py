@@ -42,7 +42,7 @@ def test_reading_a_few_rows_changes_nothing(
     assert queue.count("work")["work"][State.ACTIVE].count == 100
 
 
-def test_nothing_held_is_an_empty_frame(tasks: Tasks, held: Held) -> None:
+def test_an_owner_without_tasks_reads_an_empty_dataframe(tasks: Tasks, held: Held) -> None:
     frame = tasks(held(0))
     assert frame.count() == 0
     assert frame.collect() == []
@@ -88,8 +88,8 @@ def test_without_fence_and_topic_all_held_tasks_are_read(
 
 def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
     with pytest.raises(PySparkException) as failed:
-        tasks({"owner": "nobody"}).count()
-    assert describe_error(failed.value) == "format taskq, mode held: owner 'nobody' has no lease"
+        tasks({"owner": "absent"}).count()
+    assert describe_error(failed.value) == "format taskq, mode held: owner 'absent' has no lease"
 
 
 @pytest.mark.parametrize(

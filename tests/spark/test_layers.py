@@ -1,4 +1,4 @@
-"""What may be imported where, each in an interpreter of its own."""
+"""The imports of each module, checked in an interpreter of its own."""
 
 import os
 import subprocess

@@ -41,7 +41,7 @@ def test_a_lease_that_was_taken_over_is_reported_at_the_next_heartbeat(
 def test_two_thirds_of_a_lease_without_a_heartbeat_is_lost(brief: Owner) -> None:
     lost = threading.Event()
     began = time.monotonic()
-    with DrainLease(brief, ConnectionInfo("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set) as keeper:
+    with DrainLease(brief, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"), lost.set) as keeper:
         assert lost.wait(30)
         assert 5.3 < time.monotonic() - began < 8
         assert "reached the queue for 5.3 seconds of its lease of 8 seconds" in str(keeper.lost)
@@ -49,8 +49,8 @@ def test_two_thirds_of_a_lease_without_a_heartbeat_is_lost(brief: Owner) -> None
 
 def test_a_lease_counts_from_when_its_registration_began(brief: Owner) -> None:
     lost = threading.Event()
-    since = time.monotonic() - 6  # so long did the answer take
-    with DrainLease(brief, ConnectionInfo("postgresql://nobody@127.0.0.1:1/nowhere"), lost.set, since):
+    since = time.monotonic() - 6  # the answer took 6 seconds
+    with DrainLease(brief, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"), lost.set, since):
         assert lost.wait(30)
         assert time.monotonic() - since < 8
 
@@ -58,7 +58,7 @@ def test_a_lease_counts_from_when_its_registration_began(brief: Owner) -> None:
 def test_a_server_that_accepts_and_never_answers_does_not_hide_the_loss(brief: Owner) -> None:
     lost = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        connection_info = ConnectionInfo(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nowhere")
+        connection_info = ConnectionInfo(f"postgresql://absent@127.0.0.1:{silent.getsockname()[1]}/nowhere")
         began = time.monotonic()
         with DrainLease(brief, connection_info, lost.set):
             assert lost.wait(30)  # while a connect is under way, its second

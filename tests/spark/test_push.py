@@ -36,8 +36,8 @@ def write(source: str) -> Push:
     """Pushes a DataFrame, to the topic `work` unless the options say otherwise."""
 
     def written(frame: DataFrame, **options: str) -> None:
-        asked = {"topic": "work", **options}
-        given = {name: value for name, value in asked.items() if value}
+        wanted = {"topic": "work", **options}
+        given = {name: value for name, value in wanted.items() if value}
         frame.write.format(source).mode("append").options(mode="push", **given).save()
 
     return written
@@ -221,14 +221,14 @@ def test_options_are_checked(
     assert everything(queue) == []
 
 
-def test_no_rows_push_nothing(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
+def test_an_empty_dataframe_pushes_nothing(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
     write(spark.range(0).selectExpr("string(id) AS identifier"))
     write(spark.range(10).where("id > 20").selectExpr("string(id) AS identifier"))
     assert everything(queue) == []
 
 
 class FailingOnce(PushWriter):
-    """Stages and commits its try like the real one, and then fails, at the first try of every task."""
+    """Stages and commits a partition, and fails at the first try of every Spark task."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
         done = super().write(iterator)
@@ -238,7 +238,7 @@ class FailingOnce(PushWriter):
 
 
 class CommittingTwice(PushWriter):
-    """Commits, and then once more, as if the first answer had been lost."""
+    """Commits twice, as if the first answer had been lost."""
 
     def commit(self, messages: Any) -> None:
         super().commit(messages)
@@ -291,7 +291,7 @@ def test_rows_lost_in_a_server_crash_are_noticed(dsn: str, queue: TaskQueue) -> 
 def test_a_stage_that_is_pruned_during_its_push_pushes_nothing(
     dsn: str, conn: psycopg.Connection[Any], queue: TaskQueue
 ) -> None:
-    """As an expire() does after a day."""
+    """Prunes as expire() does after a day."""
     stage = uuid4()
     body = conn.execute("SELECT pg_get_functiondef('taskq_internal.check_staged_tasks'::regproc)").fetchall()[0][0]
     conn.execute("    DELETE FROM taskq.staged_task;\nEND".join(body.rsplit("END", 1)).encode())

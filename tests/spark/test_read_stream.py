@@ -23,7 +23,7 @@ pytestmark = [
 
 
 class Seen:
-    """The batches that a stream has handed out."""
+    """The batches that a stream has returned."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[int]] = {}
@@ -37,7 +37,7 @@ class Seen:
 
 @pytest.fixture
 def run(spark: SparkSession, source: str, tmp_path: Path) -> Callable[..., Seen]:
-    """Runs a stream over what the log of `work` has now, under a checkpoint, and returns what came."""
+    """Runs a stream over the current log of `work`, under a checkpoint, and returns its batches."""
 
     def ran(checkpoint: str = "checkpoint", handler: Seen | None = None, **options: str) -> Seen:
         seen = handler or Seen()
@@ -58,9 +58,9 @@ def reader(dsn: str, **options: str) -> LogReader:
     return LogReader(LogOptions.parse(given), ConnectionInfo.resolve(dsn))
 
 
-def rows_of(asked: LogReader, start: int, end: int) -> list[int]:
-    parts = asked.partitions({"sequence": start}, {"sequence": end})
-    return [row["sequence"] for part in parts for batch in asked.read(part) for row in batch.to_pylist()]
+def rows_of(log_reader: LogReader, start: int, end: int) -> list[int]:
+    parts = log_reader.partitions({"sequence": start}, {"sequence": end})
+    return [row["sequence"] for part in parts for batch in log_reader.read(part) for row in batch.to_pylist()]
 
 
 @LIMITED
@@ -105,27 +105,27 @@ def test_a_stream_starts_at_the_cursor_of_its_group_and_advances_it(
 
 
 def test_a_stream_never_passes_an_open_push(dsn: str, queue: TaskQueue) -> None:
-    asked = reader(dsn)
+    log_reader = reader(dsn)
     [before] = queue.push("work", ["before"])
     with connect(dsn) as conn:
         TaskQueue(conn).push("work", ["open"])
         [after] = queue.push("work", ["after"])
-        assert asked.latestOffset({"sequence": 0}) == {"sequence": before.sequence}
-    end = asked.latestOffset({"sequence": before.sequence})
+        assert log_reader.latestOffset({"sequence": 0}) == {"sequence": before.sequence}
+    end = log_reader.latestOffset({"sequence": before.sequence})
     assert end == {"sequence": after.sequence}
-    assert len(rows_of(asked, before.sequence, after.sequence)) == 2
+    assert len(rows_of(log_reader, before.sequence, after.sequence)) == 2
 
 
 def test_a_planned_range_returns_the_same_rows_at_every_read(dsn: str, queue: TaskQueue, push: Any) -> None:
     pushed = push(10)
-    asked = reader(dsn)
-    end = asked.latestOffset({"sequence": 0})["sequence"]
-    owner = queue.register("somebody")
+    log_reader = reader(dsn)
+    end = log_reader.latestOffset({"sequence": 0})["sequence"]
+    owner = queue.register("owner")
     queue.poll("work", owner, 5)
     push(10)
-    assert rows_of(asked, 0, end) == pushed
+    assert rows_of(log_reader, 0, end) == pushed
     queue.purge_all("work")
-    assert rows_of(asked, 0, end) == [], "what is purged has left the log"
+    assert rows_of(log_reader, 0, end) == [], "what is purged has left the log"
 
 
 @LIMITED
@@ -133,18 +133,18 @@ def test_batches_respect_the_limit_of_tasks(dsn: str, push: Any) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
     pushed = push(10)
-    asked = reader(dsn, maxTasksPerTrigger="4")
-    assert asked.getDefaultReadLimit() == ReadMaxRows(4)
-    start: dict[str, Any] = asked.initialOffset()
+    log_reader = reader(dsn, maxTasksPerTrigger="4")
+    assert log_reader.getDefaultReadLimit() == ReadMaxRows(4)
+    start: dict[str, Any] = log_reader.initialOffset()
     assert start == {"sequence": 0}
-    assert asked.latestOffset(start, ReadMaxRows(4)) == {"sequence": pushed[3]}
-    assert asked.latestOffset({"sequence": pushed[7]}, ReadMaxRows(4)) == {"sequence": pushed[9]}
-    assert asked.latestOffset(start, ReadAllAvailable()) == {"sequence": pushed[9]}
-    assert asked.reportLatestOffset() == {"sequence": pushed[9]}
-    asked.prepareForTriggerAvailableNow()
+    assert log_reader.latestOffset(start, ReadMaxRows(4)) == {"sequence": pushed[3]}
+    assert log_reader.latestOffset({"sequence": pushed[7]}, ReadMaxRows(4)) == {"sequence": pushed[9]}
+    assert log_reader.latestOffset(start, ReadAllAvailable()) == {"sequence": pushed[9]}
+    assert log_reader.reportLatestOffset() == {"sequence": pushed[9]}
+    log_reader.prepareForTriggerAvailableNow()
     push(5)
-    assert asked.latestOffset({"sequence": pushed[9]}, ReadAllAvailable()) == {"sequence": pushed[9]}
-    assert asked.partitions({"sequence": pushed[9]}, {"sequence": pushed[9]}) == []
+    assert log_reader.latestOffset({"sequence": pushed[9]}, ReadAllAvailable()) == {"sequence": pushed[9]}
+    assert log_reader.partitions({"sequence": pushed[9]}, {"sequence": pushed[9]}) == []
 
 
 def test_a_stream_without_a_limit_continues_from_its_checkpoint_after_a_failure(
@@ -167,7 +167,7 @@ def test_a_stream_without_a_limit_continues_from_its_checkpoint_after_a_failure(
     assert again == ([{1: second, 2: third}, {}] if ADMISSION_CONTROL else [{1: second}, {2: third}])
     place = queue.progress("readers", "work")
     assert place is not None
-    assert place.place in (second[-1], third[-1]), "the last batch is told as done with the next one at the latest"
+    assert place.place in (second[-1], third[-1]), "the last batch is reported as done with the next one at the latest"
 
 
 def test_a_stream_that_starts_after_the_end_of_the_log_waits_for_it(
@@ -184,11 +184,11 @@ def test_an_offset_never_goes_back_although_spark_does_not_pass_the_start(
     dsn: str, queue: TaskQueue, push: Any
 ) -> None:
     pushed = push(3)
-    asked = reader(dsn)
-    assert asked.latestOffset() == {"sequence": pushed[-1]}
-    assert len(asked.partitions({"sequence": 0}, {"sequence": pushed[-1]})) == 2
+    log_reader = reader(dsn)
+    assert log_reader.latestOffset() == {"sequence": pushed[-1]}
+    assert len(log_reader.partitions({"sequence": 0}, {"sequence": pushed[-1]})) == 2
     queue.purge_all("work")
-    assert asked.latestOffset() == {"sequence": pushed[-1]}
+    assert log_reader.latestOffset() == {"sequence": pushed[-1]}
     resumed = reader(dsn)
     assert resumed.partitions({"sequence": pushed[1]}, {"sequence": pushed[1]}) == []
     assert resumed.latestOffset() == {"sequence": pushed[1]}
@@ -210,10 +210,10 @@ def test_if_spark_does_not_pass_the_start_the_end_waits_for_all_visible_tasks(
             reader(dsn).latestOffset()
         monkeypatch.setattr(streams, "HORIZON_SECONDS", 30.0)
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(reader(dsn).latestOffset)
-            assert not wait([asked], timeout=0.5).done
+            latest = pool.submit(reader(dsn).latestOffset)
+            assert not wait([latest], timeout=0.5).done
             holding.commit()
-            assert asked.result(20) == {"sequence": last.sequence}
+            assert latest.result(20) == {"sequence": last.sequence}
 
 
 def test_a_stream_may_begin_at_the_end(dsn: str, push: Any) -> None:

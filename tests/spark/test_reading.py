@@ -1,4 +1,4 @@
-"""Slices of what is held, as Arrow batches, read without Spark."""
+"""Slices of held tasks are read as Arrow batches, without Spark."""
 
 import json
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_a_row_may_be_larger_than_a_batch(dsn: str, queue: TaskQueue, owner: Own
     assert [len(str(row["payload"])) for row in all_rows(reader(dsn, options))] == [250_002, 4]
 
 
-def test_nothing_held_is_no_slice(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+def test_an_owner_without_tasks_has_no_slice(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     asked = reader(dsn, {"topic": "work", "owner": owner.name, "fence": str(owner.fence)})
     assert asked.partitions() == []
     assert list(asked.read(SequenceRange(1, 10))) == []

@@ -1,4 +1,4 @@
-"""Neither the database's password nor a payload is anywhere to be seen."""
+"""Spark shows neither the database's password nor a payload."""
 
 import subprocess
 import urllib.request
@@ -37,7 +37,7 @@ def marked_dsn(dsn: str) -> Iterator[str]:
 
 
 def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
-    """What Spark's UI and the process table show to every user."""
+    """The pages of Spark's UI and the process table, which every user can read."""
     context = spark.sparkContext
     for page in PAGES:
         url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{page}"
@@ -48,7 +48,7 @@ def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("queue")
-def test_nothing_shows_the_password_or_a_payload(
+def test_spark_shows_neither_the_password_nor_a_payload(
     spark: SparkSession, spark_log: Path, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
 ) -> None:
     queue.push("work", [NewTask(f"item-{number}", {"secret": MARK}) for number in range(10)])

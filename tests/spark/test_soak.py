@@ -65,7 +65,7 @@ class Pusher:
         self._thread.join()
 
     def _push(self) -> None:
-        """What is late is made up for, so that the rate is kept on average."""
+        """Pushes late tasks at once, so that the average rate stays the same."""
         with connect(self._dsn, autocommit=True) as conn:
             queue, began = TaskQueue(conn), time.monotonic()
             while not self._stopped.wait(max(0.0, began + self.pushed / RATE - time.monotonic())):
@@ -77,7 +77,7 @@ class Pusher:
 
 @contextmanager
 def driver(dsn_file: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A streaming driver in a process group of its own, all of which is killed at the end."""
+    """A streaming driver in its own process group, which is killed at the end."""
     command = [sys.executable, str(PROGRAM), str(dsn_file), str(dsn_file.with_name("checkpoint")), *arguments]
     with (
         dsn_file.with_name("log").open("ab") as log,
@@ -95,7 +95,7 @@ def number(conn: psycopg.Connection[Any], query: str) -> int:
 
 
 def wait_until(conn: psycopg.Connection[Any], query: str, least: int, process: subprocess.Popen[bytes]) -> None:
-    """Waits for a figure of the database."""
+    """Waits until a query of the database returns enough."""
     deadline = time.monotonic() + PATIENCE
     while number(conn, query) < least:
         assert process.poll() is None, "the streaming driver ended by itself: see its log"

@@ -1,4 +1,4 @@
-"""What executors staged is carried out whole, once, by the living owner (sql/api/stages.sql)."""
+"""Staged decisions are committed once, all together, by the current owner (sql/api/stages.sql)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

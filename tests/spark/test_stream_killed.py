@@ -1,4 +1,4 @@
-"""writeStream with mode=complete, its driver killed with -9 behind a commit."""
+"""writeStream with mode=complete, its driver killed with -9 after a commit."""
 
 import subprocess
 import sys
@@ -60,12 +60,12 @@ def test_a_stream_of_decisions_killed_after_a_commit_ends_each_task_once(
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     assert conn.execute("SELECT count(*), max(batch) FROM taskq_internal.stream").fetchall() == [(1, 2)]
     queue.release(owner)
-    queue.expire()  # takes what the killed driver left staged
+    queue.expire()  # deletes what the killed driver has staged
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
 
 
 def noted_batches(checkpoint: Path) -> list[str]:
-    """The batches that Spark knows to be done."""
+    """The batches that Spark has noted as done."""
     return sorted(path.name for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
 
 
@@ -74,7 +74,7 @@ def states(queue: TaskQueue) -> dict[str, int]:
 
 
 def hold_a_task_of_the_second_batch(conn: Connection) -> None:
-    """Whoever ends the seventh task has to wait."""
+    """Locks the seventh task, so that its completion waits."""
     conn.execute(
         "SELECT FROM taskq_internal.live WHERE sequence = (SELECT min(sequence) + 6"
         " FROM taskq_internal.task) FOR UPDATE"
@@ -96,9 +96,9 @@ def killed_at_the_end(command: list[str], environment: Mapping[str, str]) -> Ite
 
 
 def wait_until(conn: Connection, question: str, process: psutil.Popen | None = None) -> None:
-    """Looks until the database says yes."""
+    """Waits until a query of the database returns true."""
     deadline = time.monotonic() + 600
     while conn.execute(question.encode()).fetchall() != [(True,)]:
         assert time.monotonic() < deadline, question
         assert process is None or process.poll() is None
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)  # between two checks

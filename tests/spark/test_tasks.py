@@ -1,4 +1,4 @@
-"""mode=tasks on Spark: what a topic holds, narrowed by the database, changing nothing."""
+"""mode=tasks on Spark: it reads the tasks of a topic with filters of the database, and changes nothing."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,7 +48,7 @@ def mixed(queue: TaskQueue, owner: Owner) -> list[int]:
 
 @pytest.fixture
 def pushdown(spark: SparkSession) -> Any:
-    """Switches the pushing down of filters on."""
+    """Enables the pushdown of filters."""
     spark.conf.set(PUSHDOWN, "true")
     yield
     spark.conf.unset(PUSHDOWN)
@@ -113,7 +113,7 @@ def test_filters_return_the_same_in_spark_and_in_the_database(
 
 
 def plan(tasks: DataFrame) -> str:
-    """What Spark is going to do."""
+    """The plan of Spark."""
     return str(tasks._jdf.queryExecution().executedPlan().toString())
 
 

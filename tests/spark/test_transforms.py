@@ -129,7 +129,7 @@ def test_batches_that_are_not_decisions_are_refused(batch: dict[str, list[Any]],
 
 @pytest.mark.slow
 @PANDAS
-def test_one_task_after_another(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+def test_by_task_decides_one_task_after_another(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
     push(100)
 
     def work(task: Task) -> Decision | Result | None:
@@ -154,7 +154,9 @@ def test_one_task_after_another(spark: SparkSession, dsn: str, queue: TaskQueue,
 
 @pytest.mark.slow
 @PANDAS
-def test_batches_of_arrow_and_of_pandas(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+def test_batches_of_arrow_and_of_pandas_become_decisions(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
     push(20)
 
     def arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

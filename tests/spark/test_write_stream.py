@@ -50,7 +50,7 @@ def run(source: str, tmp_path: Path) -> Run:
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """Puts a checkpoint back to where Spark had planned its last batch and not yet noted its end."""
+    """Resets a checkpoint to the moment at which Spark has planned its last batch and not noted its end."""
     commits = sorted(
         (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
     )
@@ -100,7 +100,7 @@ def test_a_new_checkpoint_is_another_stream(run: Run, logged: DataFrame, push: A
 def test_the_name_of_a_stream_belongs_to_one_checkpoint_until_it_is_forgotten(
     run: Run, logged: DataFrame, push: Any, queue: TaskQueue, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
-    """Else the batches of the new one, which count from 0, would be taken for replays, and their tasks lost."""
+    """Otherwise the batches of the new one, which count from 0, would look like replays, and their tasks be lost."""
     queue.create_topic("copies")
     push(4)
     named = {"mode": "push", "topic": "copies", "stream": "named"}

@@ -42,7 +42,7 @@ def wait_and_note(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
         note.with_suffix(".new").write_text(str(os.getpid()))
         note.with_suffix(".new").rename(note)  # atomic: a reader never sees half of it
         while part > 0 and not (Path(notes) / "gate").exists():
-            time.sleep(0.05)  # between two looks at the gate
+            time.sleep(0.05)  # between two checks at the gate
 
     following = (
         """to_json(array(named_struct('topic', 'next', 'identifier', identifier, 'payload', payload))) AS push"""

@@ -26,7 +26,7 @@ def wait_for_gate(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
 
         context = TaskContext.get()
         while context is not None and context.partitionId() > 0 and not Path(gate).exists():
-            time.sleep(0.05)  # between two looks at the gate
+            time.sleep(0.05)  # between two checks at the gate
         yield from batches
 
     return tasks.selectExpr("sequence", "'SUCCESS' AS result").mapInArrow(waiting, "sequence long, result string")
