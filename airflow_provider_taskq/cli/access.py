@@ -1,9 +1,7 @@
-"""access: grant a database role what it needs, revoke it, and list who was granted what."""
-
-from typing import Any
+"""taskq access: grant a database role access to the queue, revoke it, and list the grants."""
 
 import click
-import psycopg
+from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.cli._output import table
 from airflow_provider_taskq.cli._session import Session
@@ -17,14 +15,15 @@ topic_option = click.option(
 )
 
 
-@click.group(help="Grant database roles access to the queue, revoke it, and list it. For the owner of the schema.")
+@click.group(
+    help="Grant database roles access to the queue, revoke it, and list the grants. For the owner of the schema."
+)
 def access() -> None:
-    """Groups the commands."""
+    pass
 
 
 @access.command(
-    name="grant",
-    help="Grant ROLE what a KIND of user needs, for every topic or for those that --topic names. Grants add up.",
+    help="Grant ROLE access as KIND, to every topic or to those that --topic names. Grants add up.",
 )
 @click.argument("role")
 @click.argument("kind", type=click.Choice(KINDS))
@@ -33,13 +32,12 @@ def access() -> None:
     "--allow-delete/--forbid-delete",
     "may_delete",
     default=None,
-    help="Whether a producer may push with DELETE. By default one of every topic may, and one of some topics may not.",
+    help="Whether a producer may push with DELETE. By default only a producer of every topic may.",
 )
 @click.pass_obj
 def grant(session: Session, role: str, kind: str, topics: tuple[str, ...], may_delete: bool | None) -> None:
-    """Grants one kind of access."""
     if may_delete is not None and kind != "producer":
-        raise click.UsageError("--allow-delete and --forbid-delete go with the kind producer")
+        raise click.UsageError("--allow-delete and --forbid-delete need the kind producer")
     with session.connection() as conn, translate_errors():
         conn.execute(
             "SELECT taskq.grant_access(%s::text, %s::text, %s::text[], %s::boolean)",
@@ -52,14 +50,13 @@ def grant(session: Session, role: str, kind: str, topics: tuple[str, ...], may_d
 
 
 @access.command(
-    name="revoke", help="Revoke all access of ROLE, or only KIND, or only KIND for the topics that --topic names."
+    help="Revoke all access of ROLE, only its access as KIND, or only that to the topics that --topic names."
 )
 @click.argument("role")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @topic_option
 @click.pass_obj
 def revoke(session: Session, role: str, kind: str | None, topics: tuple[str, ...]) -> None:
-    """Revokes access."""
     if topics and kind is None:
         raise click.UsageError("--topic needs a kind: taskq access revoke ROLE KIND --topic TOPIC")
     with session.connection() as conn, translate_errors():
@@ -68,24 +65,22 @@ def revoke(session: Session, role: str, kind: str | None, topics: tuple[str, ...
     session.answer({"role": role, "kind": kind, "topics": list(topics) or None}, f"Revoked {revoked} from {role}.")
 
 
-@access.command(name="list", help="List which role was granted what.")
+@access.command(name="list", help="List the roles with their grants.")
 @click.pass_obj
 def list_access(session: Session) -> None:
-    """Lists the grants."""
-    with session.connection() as conn:
-        grants = _grants(conn)
+    with (
+        session.connection() as conn,
+        translate_errors(),
+        conn.cursor(row_factory=tuple_row) as cursor,
+    ):
+        grants = cursor.execute(
+            "SELECT role::text, kind, topic, may_delete FROM taskq_internal.access ORDER BY role, kind, topic"
+        ).fetchall()
     rows = [
         (role, kind, topic or "every topic", "yes" if may_delete else "") for role, kind, topic, may_delete in grants
     ]
     documents = [dict(zip(("role", "kind", "topic", "may_delete"), found, strict=True)) for found in grants]
     session.answer({"grants": documents}, table(COLUMNS, rows) if rows else "No role was granted access.")
-
-
-def _grants(conn: psycopg.Connection[Any]) -> list[tuple[str, str, str | None, bool]]:
-    with translate_errors(), conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-        return cursor.execute(
-            "SELECT role::text, kind, topic, may_delete FROM taskq_internal.access ORDER BY role, kind, topic"
-        ).fetchall()
 
 
 def _named(topics: tuple[str, ...]) -> str:

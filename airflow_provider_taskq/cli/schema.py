@@ -57,7 +57,7 @@ def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -
     parts = [
         _HEAD.format(version=__version__, what=what),
         "" if bare else "BEGIN;\n",
-        "" if begin else _ledger(),
+        "" if begin else _LEDGER,
         _GUARD.format(lock=schema.LOCK, steps=before),
         *map(_recorded_step, missing),
         schema._DROP_FUNCTIONS + ";\n" if begin else "",  # noqa: SLF001  the statement of install
@@ -69,10 +69,6 @@ def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -
         "" if bare else "COMMIT;\n",
     ]
     return "\n".join(filter(None, parts))
-
-
-def _ledger() -> str:
-    return _LEDGER
 
 
 def _recorded_step(step: SchemaStep) -> str:
@@ -131,8 +127,10 @@ def uninstall(session: Session, dry_run: bool, yes: bool) -> None:
         if not dry_run:
             ask(f"This drops the schema taskq of database {conn.info.dbname!r} with {contents}.", yes=yes)
             uninstall_schema(conn)
-    said = f"Would drop the schema taskq with {contents}." if dry_run else f"Dropped the schema taskq with {contents}."
-    session.answer({"dropped": not dry_run, "dry_run": dry_run, "contents": contents}, said)
+    sentence = (
+        f"Would drop the schema taskq with {contents}." if dry_run else f"Dropped the schema taskq with {contents}."
+    )
+    session.answer({"dropped": not dry_run, "dry_run": dry_run, "contents": contents}, sentence)
 
 
 @click.command(help="Print the DDL of this release, for the schema's owner to run with psql -1 -f or another tool.")

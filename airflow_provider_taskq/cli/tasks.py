@@ -128,7 +128,7 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
         depends_on = queue.dependencies(topic, task.sequence)
         texts = queue.task_texts(topic, task.sequence, MAX_TEXT) if payload else None
     document = {
-        "task": {**task_document(task), **({} if texts is None else _text_values(texts))},
+        "task": {**task_document(task), **_text_values(texts)},
         "why": reason,
         "depends_on": [asdict(dependency) for dependency in depends_on],
         "timeline": [{**asdict(event), "state": _state_name(event)} for event in timeline],
@@ -218,7 +218,9 @@ def _sections(task: TaskSummary, texts: TaskTexts | None) -> Iterator[str]:
             yield f"\n{name}\n{text.rstrip()}"
 
 
-def _text_values(texts: TaskTexts) -> dict[str, Any]:
+def _text_values(texts: TaskTexts | None) -> dict[str, Any]:
+    if texts is None:
+        return {}
     return {**_text_value("payload", texts.payload), **_text_value("output", texts.output)}
 
 

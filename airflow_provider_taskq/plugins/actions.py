@@ -160,25 +160,22 @@ def _reassign(queue: TaskQueue, request: ActionRequest) -> PageResult:
     return _change_tasks(queue, request, selection.reassign(result), f"Give {{}} the result {result.name}")
 
 
-def _purge(queue: TaskQueue, request: ActionRequest) -> PageResult:
-    _options(NoOptions, request)
-    return _change_tasks(queue, request, selection.purge(), "Purge {} for good; running tasks stay")
-
-
-def _run_now(queue: TaskQueue, request: ActionRequest) -> PageResult:
-    _options(NoOptions, request)
-    return _change_tasks(queue, request, selection.run_now(), "Make {} due now; due tasks stay as they are")
-
-
 def _set_priority(queue: TaskQueue, request: ActionRequest) -> PageResult:
     priority = _options(PriorityOptions, request).priority
     return _change_tasks(queue, request, selection.set_priority(priority), f"Give {{}} the priority {priority}")
 
 
-def _cancel(queue: TaskQueue, request: ActionRequest) -> PageResult:
+# The actions on tasks that have no options, with {} for the tasks.
+_WITHOUT_OPTIONS = {
+    "purge": (selection.purge(), "Purge {} for good; running tasks stay"),
+    "run_now": (selection.run_now(), "Make {} due now; due tasks stay as they are"),
+    "cancel": (selection.cancel(), "Cancel {}: FILTERED without a run; a retry takes it back"),
+}
+
+
+def _change_without_options(queue: TaskQueue, request: ActionRequest) -> PageResult:
     _options(NoOptions, request)
-    sentence = "Cancel {}: FILTERED without a run; a retry takes it back"
-    return _change_tasks(queue, request, selection.cancel(), sentence)
+    return _change_tasks(queue, request, *_WITHOUT_OPTIONS[request.action])
 
 
 def _change_tasks(queue: TaskQueue, request: ActionRequest, action: Action, sentence: str) -> PageResult:
@@ -268,19 +265,15 @@ def _older_tasks(queue: TaskQueue, topic: str, given: PushFormOptions) -> str:
     return f"; of {older:,} older tasks of this identifier the {which} ones {effect}" if older else ""
 
 
-def _pause(queue: TaskQueue, request: ActionRequest) -> PageResult:
+def _set_paused(queue: TaskQueue, request: ActionRequest) -> PageResult:
     topic = _topic(request)
     _options(NoOptions, request)
-    changed = AuditedQueue(queue).pause(topic)
-    sentence = f"Pause {topic}: it hands out no task until it is resumed" + ("" if changed else " (paused already)")
-    return PageResult(int(changed), sentence)
-
-
-def _resume(queue: TaskQueue, request: ActionRequest) -> PageResult:
-    topic = _topic(request)
-    _options(NoOptions, request)
-    changed = AuditedQueue(queue).resume(topic)
-    sentence = f"Resume {topic}: it hands out tasks again" + ("" if changed else " (not paused)")
+    if request.action == "pause":
+        changed = AuditedQueue(queue).pause(topic)
+        sentence = f"Pause {topic}: it hands out no task until it is resumed" + ("" if changed else " (paused already)")
+    else:
+        changed = AuditedQueue(queue).resume(topic)
+        sentence = f"Resume {topic}: it hands out tasks again" + ("" if changed else " (not paused)")
     return PageResult(int(changed), sentence)
 
 
@@ -291,13 +284,13 @@ def _count_tasks(count: int) -> str:
 ACTIONS: dict[str, Callable[[TaskQueue, ActionRequest], PageResult]] = {
     "retry": _retry,
     "reassign": _reassign,
-    "purge": _purge,
-    "run_now": _run_now,
+    "purge": _change_without_options,
+    "run_now": _change_without_options,
     "set_priority": _set_priority,
-    "cancel": _cancel,
+    "cancel": _change_without_options,
     "release": _release,
     "expire": _expire,
     "push": _push,
-    "pause": _pause,
-    "resume": _resume,
+    "pause": _set_paused,
+    "resume": _set_paused,
 }

@@ -1,22 +1,28 @@
 """Answers of the API as JSON documents."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import Any, Literal, get_args
 from urllib.parse import quote
 
+from airflow_provider_taskq.plugins.dags import TopicUse
 from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, Throughput, TopicPolicy
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
+from airflow_provider_taskq.queue.policies import policy_fields
 from airflow_provider_taskq.queue.reports import OwnerSummary, TaskSummary, TopicHolder, TopicSummary
-
-if TYPE_CHECKING:
-    from airflow_provider_taskq.plugins.dags import TopicUse
-from collections.abc import Callable, Sequence
-from typing import Literal
 
 Document = dict[str, Any]
 HOLDERS_CAP = 10_000
 HELD_CAP = 1000
+DURATIONS = ("waited", "ran")
+OVERDUE_SECONDS = 300  # the health check reports a due task after the same time
+_Count = Literal[
+    "ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired"
+]
+COUNTS: tuple[_Count, ...] = get_args(_Count)
+SortKey = _Count | Literal["topic", "oldest", "consumers"]
 
 
 def moment(value: datetime | None) -> str | None:
@@ -39,6 +45,21 @@ def count(number: int, cap: int) -> Document:
     return {"count": number, "capped": number >= cap}
 
 
+def row(found: Any) -> Document:
+    """A row of the queue as a document: moments in ISO 8601, enums by name, a duration `ran` as `ran_seconds`."""
+    document: Document = {}
+    for name in (each.name for each in fields(found)):
+        value = getattr(found, name)
+        if name in DURATIONS:
+            name, value = f"{name}_seconds", seconds(value)  # noqa: PLW2901
+        elif isinstance(value, datetime):
+            value = moment(value)
+        elif isinstance(value, Enum):
+            value = value.name
+        document[name] = value
+    return document
+
+
 def topic(summary: TopicSummary, cap: int) -> Document:
     """A topic with its counts."""
     names = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "failed", "suspended", "expired")
@@ -56,13 +77,8 @@ def topic(summary: TopicSummary, cap: int) -> Document:
 
 def policy(given: TopicPolicy) -> Document:
     """A topic's policy, durations in seconds."""
-    fields = {
-        name: getattr(part, name)
-        for part in (given.retry, given)
-        for name in part.__dataclass_fields__
-        if name != "retry"
-    }
-    return {name: seconds(value) if isinstance(value, timedelta) else value for name, value in fields.items()}
+    values = policy_fields(given).items()
+    return {name: seconds(value) if isinstance(value, timedelta) else value for name, value in values}
 
 
 def spans(ended: Iterable[Throughput], number: int) -> list[Document]:
@@ -86,51 +102,13 @@ def bars(ended: Iterable[Throughput], number: int) -> list[list[int]]:
 
 def task(line: TaskSummary) -> Document:
     """A task without payload and output."""
-    return {
-        "sequence": line.sequence,
-        "topic": line.topic,
-        "identifier": line.identifier,
-        "reference": line.reference,
-        "state": line.state.name,
-        "descent": None if line.descent is None else line.descent.name,
-        "status": line.status,
-        "attempt": line.attempt,
-        "crashes": line.crashes,
-        "redelivered": line.redelivered,
-        "priority": line.priority,
-        "created": moment(line.created),
-        "available_at": moment(line.available_at),
-        "completed": moment(line.completed),
-        "owner": line.owner,
-        "lease_until": moment(line.lease_until),
-        "error": line.error,
-        "error_summary": line.error_summary,
-        "payload_bytes": line.payload_bytes,
-        "output_bytes": line.output_bytes,
-        "waited_seconds": seconds(line.waited),
-        "ran_seconds": seconds(line.ran),
-        "links": links(line.owner),
-    }
+    return {**row(line), "links": links(line.owner)}
 
 
-def history_event(each: HistoryEvent) -> Document:
+def history_event(event: HistoryEvent) -> Document:
     """An event of a task's history. Of a reassigned task, `other` names the state."""
-    other = State(each.other).name if each.what == "reassigned" and each.other is not None else each.other
-    return {
-        "happened": moment(each.happened),
-        "what": each.what,
-        "state": None if each.state is None else each.state.name,
-        "attempt": each.attempt,
-        "holder": each.holder,
-        "actor": each.actor,
-        "role": each.role,
-        "other": other,
-        "error": each.error,
-        "error_summary": each.error_summary,
-        "waited_seconds": seconds(each.waited),
-        "ran_seconds": seconds(each.ran),
-        "links": links(each.holder),
-    }
+    other = State(event.other).name if event.what == "reassigned" and event.other is not None else event.other
+    return {**row(event), "other": other, "links": links(event.holder)}
 
 
 def owner(line: OwnerSummary) -> Document:
@@ -159,7 +137,7 @@ def holder(line: TopicHolder) -> Document:
     }
 
 
-def use(each: "TopicUse") -> Document:
+def use(each: TopicUse) -> Document:
     """A task of a DAG, or a DAG's schedule, that uses a topic."""
     dag = f"dags/{quote(each.dag_id, safe='')}"
     task = None if each.task_id is None else f"{dag}/tasks/{quote(each.task_id, safe='')}"
@@ -180,13 +158,6 @@ def links(name: str | None) -> Mapping[str, str] | None:
     mapped = f"/mapped/{found.map_index}" if found.map_index >= 0 else ""
     return {"dag_run": dag_run, "task_instance": f"{dag_run}/tasks/{quote(found.task_id, safe='')}{mapped}"}
 
-
-OVERDUE_SECONDS = 300  # the health check reports a due task after the same time
-COUNTS = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired")
-_Status = Literal[
-    "ready", "scheduled", "retrying", "blocked", "paused_tasks", "running", "failed", "suspended", "expired"
-]
-SortKey = _Status | Literal["topic", "oldest", "consumers"]
 
 _KEYS: dict[str, Callable[[TopicSummary], Any]] = {
     "topic": lambda summary: summary.topic,

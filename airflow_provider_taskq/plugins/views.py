@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query
 
@@ -166,7 +166,7 @@ def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, 
             "why": why.reason if why else None,
             "waits_normally": why.waits_normally if why else None,
             "timeline": [serializers.history_event(each) for each in queue.timeline(topic, sequence)],
-            "depends_on": [_plain(each) for each in queue.dependencies(topic, sequence)],
+            "depends_on": [serializers.row(each) for each in queue.dependencies(topic, sequence)],
             **serializers.stamp(queue),
         }
 
@@ -204,7 +204,11 @@ def locks(conn_id: ConnId, after: Text = None, size: Size = 100) -> Document:
     with looking(conn_id) as queue:
         found = queue.browse_locks(after, size + 1)
         following = found[size - 1].name if len(found) > size else None
-        return {"locks": [_plain(each) for each in found[:size]], "next": following, **serializers.stamp(queue)}
+        return {
+            "locks": [serializers.row(each) for each in found[:size]],
+            "next": following,
+            **serializers.stamp(queue),
+        }
 
 
 @router.get("/{conn_id}/consumer_groups")
@@ -224,7 +228,9 @@ def consumer_groups(conn_id: ConnId) -> Document:
             }
             for each in found
         ]
-        holders = [{"topic": name, **_plain(each)} for name in names[:LOG_TOPICS] for each in queue.log_blockers(name)]
+        holders = [
+            {"topic": name, **serializers.row(each)} for name in names[:LOG_TOPICS] for each in queue.log_blockers(name)
+        ]
         return {"consumer_groups": shown, "holders": holders, "capped": len(found) == 100, **serializers.stamp(queue)}
 
 
@@ -236,7 +242,7 @@ def ticks(conn_id: ConnId, topic: Text = None) -> Document:
         shown, capped = [], len(names) > TICK_TOPICS
         for name in names[:TICK_TOPICS]:
             found, more = queue.browse_ticks(name) if topic else queue.browse_ticks(name, TICK_STEPS)
-            shown += [{"topic": name, **_plain(each)} for each in found]
+            shown += [{"topic": name, **serializers.row(each)} for each in found]
             capped = capped or more
         return {"ticks": shown, "capped": capped, **serializers.stamp(queue)}
 
@@ -245,7 +251,7 @@ def ticks(conn_id: ConnId, topic: Text = None) -> Document:
 def health(conn_id: ConnId) -> Document:
     """Health findings, the worst first."""
     with looking(conn_id) as queue:
-        found = [{**_plain(each), "severity": each.severity.name.lower()} for each in queue.health()]
+        found = [{**serializers.row(each), "severity": each.severity.name.lower()} for each in queue.health()]
         return {"findings": found, **serializers.stamp(queue)}
 
 
@@ -253,7 +259,10 @@ def health(conn_id: ConnId) -> Document:
 def errors(conn_id: ConnId, topic: Name, size: Size = 20) -> Document:
     """The failures of a topic, grouped by error, the largest group first."""
     with looking(conn_id) as queue:
-        return {"errors": [_plain(each) for each in queue.error_groups(topic, size)], **serializers.stamp(queue)}
+        return {
+            "errors": [serializers.row(each) for each in queue.error_groups(topic, size)],
+            **serializers.stamp(queue),
+        }
 
 
 @router.get("/{conn_id}/audit")
@@ -263,7 +272,7 @@ def audit(conn_id: ConnId, topic: Text = None, after: Place = None, size: Size =
         found = queue.audit_trail(topic or None, after=after, size=size + 1)
         lines = []
         for each in found[:size]:
-            line = _plain(each)
+            line = serializers.row(each)
             lines.append({"id": line.pop("audit_id"), **line})
         return {"audit": lines, "next": lines[-1]["id"] if len(found) > size else None, **serializers.stamp(queue)}
 
@@ -273,11 +282,3 @@ def _charts(topic: str, minutes: Sequence[Throughput], hours: Sequence[Throughpu
     hour, day = ([each for each in ended if each.topic == topic] for ended in (minutes, hours))
     sampled = min((each.sampled for each in (*hour, *day)), default=1.0)
     return {"hour": serializers.spans(hour, 60), "day": serializers.spans(day, 24), "sampled": sampled}
-
-
-def _plain(line: Any) -> Document:
-    """A dataclass as a document, its moments in ISO 8601."""
-    fields = {name: getattr(line, name) for name in line.__dataclass_fields__}
-    return {
-        name: serializers.moment(value) if hasattr(value, "astimezone") else value for name, value in fields.items()
-    }

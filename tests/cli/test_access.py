@@ -44,7 +44,7 @@ def test_a_role_is_granted_topics_and_loses_them(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("grant", "ROLE", "reader", "--allow-delete"), "go with the kind producer"),
+        (("grant", "ROLE", "reader", "--allow-delete"), "need the kind producer"),
         (("revoke", "ROLE", "--topic", "orders"), "--topic needs a kind"),
         (("grant", "ROLE", "operator", "--topic", "orders"), "cannot be limited to topics"),
         (("grant", "no such role", "reader"), "is not known to this server"),

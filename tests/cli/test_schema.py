@@ -89,7 +89,7 @@ def test_a_dba_upgrades_with_psql_from_an_older_step(
 ) -> None:
     older = [step for step in migrations() if step.number <= 2]
     with connect(empty_dsn) as conn:
-        conn.execute(schema_commands._ledger().encode())
+        conn.execute(schema_commands._LEDGER.encode())
         for step in older:
             conn.execute(schema_commands._recorded_step(step).encode())
         conn.execute("CREATE FUNCTION taskq.of_old() RETURNS int LANGUAGE sql AS 'SELECT 1'")
