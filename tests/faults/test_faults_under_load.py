@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import State
-from tests.faults.two_minutes import Ledger, poison_payloads, read_only_servers, silent_connections
+from tests.faults.faults_under_load import Ledger, poison_payloads, read_only_servers, silent_connections
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
